@@ -21,7 +21,7 @@ DRAWER := .cache/mermaid-$(MERMAID).min.js
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help dist docs docs-serve docs-reference setup engine clients environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help dist docs docs-serve docs-reference setup engine clients environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -105,6 +105,9 @@ demo-environments: setup engine ## train through --env reasoning-gym:chain_sum, 
 
 report-algorithms: setup ## algorithms side by side on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
 	$(BIN)/python -m examples.frozen_lake.algorithms
+
+report-failures: setup ## what failures cost that are taken for rewards of 0: one tool call in ten fails on FrozenLake, three seeds
+	$(BIN)/python -m examples.frozen_lake.failures
 
 report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each
 	$(BIN)/python -m scheduler.simulate.report

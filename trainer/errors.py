@@ -63,6 +63,10 @@ class NotFinite(TrainerError):
     """Too many steps in a row were skipped, because their loss or gradient was not finite."""
 
 
+class TooManyExcluded(TrainerError):
+    """Too many episodes failed: what is left is no fair sample of the tasks."""
+
+
 class PublishFailed(TrainerError):
     """The engines could not be brought to the published version."""
 

@@ -46,13 +46,13 @@ def train(
 ) -> dict[str, Any]:
     """One run: the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
     lr = 0.0 if algorithm == FROZEN else lr
-    learner = _learner(model, algorithm, seed, steps, lr)
+    learner = learner_of(model, algorithm, seed, steps, lr)
     walker = Walker(model, seed)
     maps = tasks.tasks("train", seed)
     before, rewards = heldout_reward(walker), []
     bar = progress.add_task("", total=steps)
     for _ in range(steps):
-        groups = sample(walker, list(itertools.islice(maps, MAPS)), learner.version)
+        groups, _ = sample(walker, list(itertools.islice(maps, MAPS)), learner.version)
         rewards.append(learner.train(groups)["reward_mean"])
         walker.take(learner.model)
         progress.update(bar, advance=1, description=f"{algorithm}, seed {seed}: reward {rewards[-1]:.2f}")
@@ -68,7 +68,8 @@ def train(
     }
 
 
-def _learner(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> Learner:
+def learner_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> Learner:
+    """A learner with the model's weights."""
     settings = Settings.parse({
         "run": {"dir": model.parent / "run", "steps": steps, "seed": seed, "device": "cpu", "threads": 1},
         "gateway": {"url": "http://127.0.0.1:8000"},
@@ -80,17 +81,17 @@ def _learner(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> L
     return Learner(settings, parallel.join(settings.parallel, "cpu"))
 
 
-def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> list[Group]:
-    """`MEMBERS` walks on each map, as groups."""
+def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tuple[list[Group], set[str]]:
+    """`MEMBERS` walks on each map, as groups, and the ids of those that failed."""
     walks = iter(walker.walk([lake["map"] for lake in lakes for _ in range(MEMBERS)]))
-    groups = []
+    groups, failed = [], set()
     for lake in lakes:
         name = lake["task_id"]
-        episodes = (
-            walk.episode(f"{name}-{i}", version) for i, walk in enumerate(itertools.islice(walks, MEMBERS))
-        )
-        groups.append(Group(name, name, version, tuple(episodes)))
-    return groups
+        members = [(f"{name}-{i}", walk) for i, walk in enumerate(itertools.islice(walks, MEMBERS))]
+        failed |= {member for member, walk in members if walk.failed}
+        episodes = tuple(walk.episode(member, version) for member, walk in members)
+        groups.append(Group(name, name, version, episodes))
+    return groups, failed
 
 
 def heldout_reward(walker: Walker) -> float:

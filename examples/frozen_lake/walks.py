@@ -6,6 +6,7 @@ that the gateway records. One thing differs from the agent: a reply without a va
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,8 @@ class Walk:
     logprobs: list[list[float]] = field(default_factory=list)
     """In nats, of each sampled turn."""
     gave_up: bool = False
+    failed: bool = False
+    """A tool call of it failed, by no fault of the model."""
 
     @property
     def ids(self) -> list[int]:
@@ -47,7 +50,7 @@ class Walk:
     @property
     def over(self) -> bool:
         """True if the agent calls the model no more."""
-        return self.gave_up or self.crossing.over or len(self.logprobs) == MAX_STEPS
+        return self.gave_up or self.failed or self.crossing.over or len(self.logprobs) == MAX_STEPS
 
     def episode(self, name: str, version: int) -> Episode:
         """The walk as the trainer sees it, sampled by one version at temperature 1."""
@@ -64,7 +67,10 @@ class Walk:
 class Walker:
     """A model that walks; its weights are its own, and are replaced by `take`."""
 
-    def __init__(self, model: Path, seed: int) -> None:
+    def __init__(self, model: Path, seed: int, fails: float = 0.0) -> None:
+        """`fails`: the share of tool calls that fail, which ends their walks; greedy walks are spared."""
+        self._fails = fails
+        self._failures = random.Random(f"failures {seed}")
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         fast = PreTrainedTokenizerFast(
             tokenizer_object=self._tokenizer, eos_token=END, pad_token="<|endoftext|>"
@@ -84,7 +90,9 @@ class Walker:
         while under_way := [walk for walk in walks if not walk.over]:
             self._speak(under_way, greedy)
             for walk in under_way:
-                self._act(walk)
+                walk.failed = not greedy and self._failures.random() < self._fails
+                if not walk.failed:
+                    self._act(walk)
         return walks
 
     def _begin(self, crossing: Crossing) -> Walk:

@@ -21,6 +21,15 @@ _GIVEN_UP = frozenset(
     )
 )
 """The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
+NO_FAILURE = _GIVEN_UP | {
+    "driver_stopped",
+    "members_missing",
+    "skipped",
+    "group_finished",
+    "group_closed",
+    "group_full",
+}
+"""The reasons for which episodes end without a reward although nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,12 @@ def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
+def ended(connection: Connection, model: str) -> dict[str, int]:
+    """The number of a model's closed training episodes by reason, without those that were deleted."""
+    counts = tallies.tallies(connection, [model])
+    return {reason: n for (mode, state, reason), n in counts.items() if (mode, state) == ("train", "closed")}
+
+
 def count_by_state(connection: Connection, models: Sequence[str] | None = None) -> dict[str, int]:
     """Counts episodes by state, mode and reason; `models`: of these alone."""
     counts = tallies.tallies(connection, models)

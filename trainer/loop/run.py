@@ -61,6 +61,7 @@ from trainer.loop.children import (
 )
 from trainer.loop.clock import Clock
 from trainer.loop.evaluations import Evaluations
+from trainer.loop.excluded import Excluded
 from trainer.loop.feed import Feed
 from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Memory, Nodes
@@ -164,6 +165,7 @@ class Trainer:
         self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
         self.details = Details(settings)
         self.step_events = StepEvents(client, settings.gateway.model, metrics.say)
+        self.excluded = Excluded(settings.run.max_excluded)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
         self._warned: set[str] = set()
@@ -233,6 +235,7 @@ class Trainer:
     async def train(self) -> None:
         """Leases and trains until the run is over."""
         await self.evaluations.resume()
+        await self._look_at_failures()
         while True:
             self.metrics.waiting(self.learner.version, self.learner.steps)
             await self.nodes.release(self._busy_s)
@@ -263,8 +266,10 @@ class Trainer:
         try:
             with _naming("stream"):
                 batch = await self.stream(clock)
+            await self._look_at_failures()
             with clock.on("step", "compute"):
                 measured = await in_thread(self.learner.step, batch)
+            measured |= self.excluded.figures()
             self._busy_s = clock.seconds["compute"] - clock.seconds["step"]
             self._warn(measured)
         finally:
@@ -284,6 +289,10 @@ class Trainer:
         figures = self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
         self.step_events.tell(self.learner.steps, version + 1, figures)
         self._check_skipped()
+
+    async def _look_at_failures(self) -> None:
+        """Counts the episodes that ended. Raises TooManyExcluded."""
+        self.excluded.look((await self.feed.status()).get("ended", {}))
 
     def _check_skipped(self) -> None:
         """Says that the step was skipped, if it was. Raises NotFinite once too many in a row were."""
@@ -364,6 +373,8 @@ class Trainer:
                 return batch
             if came:
                 waits = ["stream", "idle"]
+            if not fetched.groups:
+                await self._look_at_failures()
             if not fetched.groups and time.monotonic() > deadline:
                 got = f"{came} of {self.feed.held.size} groups came"
                 raise StepTimeout("stream", limit, got)

@@ -4,7 +4,8 @@ Owns the file under `[run] dir`; a resumed run appends to it. One record per tra
 `trainer.data.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the trained tokens of staleness S,
 `masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups without gradient, because their rewards are
 equal (`equal_reward_groups` is the groups' share). `truncated_episodes` is the share of episodes with a call that was cut at its
-token limit. A figure that is not finite is left out.
+token limit. `excluded_share` is the share of the episodes that ended since the step before and failed, `excluded/REASON` their
+numbers; the reward is of the others alone. A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 On a GPU, `memory_peak_gib` is the most that the first rank's tensors took so far, and `memory_reserved_gib` what its allocator
 held.
@@ -47,6 +48,7 @@ Span = tuple[str, float, float]
 _TAIL = 4096
 _SHOWN = (
     ("reward", "reward_mean", "{:.3f}"),
+    ("episodes left out, because they failed", "excluded_share", "{:.1%}"),
     ("loss", "loss", "{:.4f}"),
     ("entropy", "entropy", "{:.3f}"),
     ("KL to the sampler (k3)", "kl_recorded_k3", "{:.5f}"),

@@ -25,6 +25,9 @@ class RunSettings(Section):
     """PyTorch's threads for one operation; its own choice if absent."""
     deterministic: bool = False
     """Refuse PyTorch operations whose result may differ from run to run."""
+    max_excluded: float = Field(0.5, ge=0, le=1)
+    """The run stops when a greater share of the episodes that ended lately failed (crashes, tools, graders, deadlines), whoever
+    runs them; 1: it goes on whatever happens."""
     batch_wait_s: Seconds = 3600.0
     """How long a leased buffer may take until no more groups of it are to come."""
 

@@ -1,0 +1,61 @@
+"""Episodes that failed and are left out of training: their share beside the reward, and the bound beyond which a run stops.
+
+Counts the training episodes that ended since the last step, by the gateway's reasons. Pure: no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gateway.client.failures import LEAST
+from gateway.client.outcomes import NO_FAILURE
+from trainer.errors import TooManyExcluded
+
+REWARDED = "rewarded"
+
+
+class Excluded:
+    """The rewarded and the failed episodes of a run, step by step; `most`: the share of failures that stops it, 1: none does."""
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+        self._before: Mapping[str, int] | None = None
+        self._ended: Counter[str] = Counter()
+        """Since the last step."""
+        self._unjudged: Counter[str] = Counter()
+        """Since the bound was last held against a number of episodes that says something."""
+
+    def look(self, ended: Mapping[str, int]) -> None:
+        """Takes the number of ended episodes by reason, of all time. Raises TooManyExcluded."""
+        before = ended if self._before is None else self._before
+        self._before = dict(ended)
+        # Retention may have deleted more than ended.
+        new = Counter({reason: max(0, count - before.get(reason, 0)) for reason, count in ended.items()})
+        for reason in NO_FAILURE:
+            del new[reason]
+        self._ended += new
+        self._unjudged += new
+        if self._unjudged.total() >= LEAST:
+            judged, self._unjudged = self._unjudged, Counter()
+            self._judge(judged)
+
+    def figures(self) -> dict[str, float]:
+        """The share of episodes that were left out since the last step, and their number by reason; starts the next step."""
+        ended, self._ended = self._ended, Counter()
+        if not ended:
+            return {}
+        failed = {reason: float(count) for reason, count in sorted(ended.items()) if reason != REWARDED}
+        share = sum(failed.values()) / ended.total()
+        return {"excluded_share": share, **{f"excluded/{reason}": n for reason, n in failed.items()}}
+
+    def _judge(self, ended: Counter[str]) -> None:
+        failed = Counter({reason: count for reason, count in ended.items() if reason != REWARDED})
+        if failed.total() <= self._most * ended.total():
+            return
+        reasons = ", ".join(f"{count} {reason}" for reason, count in failed.most_common())
+        raise TooManyExcluded(
+            f"stopped, because {failed.total()} of the last {ended.total()} episodes failed and are left out of training"
+            f" ({reasons}), and [run] max_excluded is {self._most:g}; `gateway episodes list` and `gateway episodes why"
+            " EPISODE` tell what their agents said; mend it, and the next start goes on from the newest checkpoint"
+        )
