@@ -17,11 +17,14 @@ TORCH := torch==2.13.0
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
+CONSOLE := gateway/console/dist/index.html
+CONSOLE_SOURCES := $(shell find console/src console/index.html console/vite.config.ts console/tsconfig.json -type f)
+NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help dist docs docs-serve docs-reference setup engine clients environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -30,7 +33,13 @@ TESTS = $(BIN)/python -m tests
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
-setup: $(VENV)/.ready ## install headgate and its tools into .venv
+setup: $(VENV)/.ready $(CONSOLE) ## install headgate and its tools into .venv, and build the console
+
+console: $(CONSOLE) ## the page at /console, built from console/ into gateway/console/dist
+
+console-check: console ## the console's types and unit tests
+	$(NPM) run --silent check
+	$(NPM) run --silent test
 
 engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
 
@@ -38,7 +47,7 @@ clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requi
 
 environments: $(FOREIGN:%=$(ENVIRONMENTS)/%/.ready) ## install what --env runs that needs a Python of its own, by pin, into .venv-environments
 
-check: setup docs ## lint, formats, types, import contracts, migrations, the pages' links
+check: setup docs console-check ## lint, formats, types, import contracts, migrations, the pages' links, the console
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -61,7 +70,7 @@ dist: setup ## the wheel and the source distribution, in dist/
 docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
 	$(BIN)/python -m reference
 
-test: setup engine clients environments ## every test but the long ones, real vLLM and foreign clients included
+test: setup console-check engine clients environments ## every test but the long ones, real vLLM and foreign clients included
 	$(TESTS) test
 
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
@@ -195,7 +204,8 @@ bench-lengths: setup ## recall of the longest 20% of calls, predicted before the
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
+		console/node_modules gateway/console/dist
 
 $(VENV)/.ready: pyproject.toml
 	@echo "installing headgate into $(VENV) (about two minutes)"
@@ -210,6 +220,14 @@ $(ENGINE)/.ready: requirements/engine-cpu.txt
 	@$(ENGINE)/bin/python $(PIP) $(TORCH)
 	@$(ENGINE)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
 	@touch $@
+
+console/node_modules/.package-lock.json: console/package-lock.json | $(VENV)/.ready
+	@echo "fetching what the console is built with"
+	@$(NPM) ci --silent
+	@touch $@
+
+$(CONSOLE): console/node_modules/.package-lock.json $(CONSOLE_SOURCES)
+	@$(NPM) run --silent build
 
 $(DRAWER): | $(VENV)/.ready
 	@echo "fetching what draws the pages' diagrams"

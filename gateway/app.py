@@ -17,6 +17,7 @@ from gateway.api import (
     chat,
     cluster,
     completions,
+    console,
     engines,
     episodes,
     errors,
@@ -83,6 +84,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         app.include_router(module.router)
     for module in (episodes, batches, staleness, weights, engines, nodes, events, health, peers, cluster):
         app.include_router(module.router)
+    console.install(app)
     errors.install(app)
     for middleware in reversed(_middleware(app, settings)):
         app.add_middleware(middleware.cls, *middleware.args, **middleware.kwargs)

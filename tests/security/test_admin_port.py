@@ -44,6 +44,8 @@ async def test_the_admin_api_is_at_its_own_port_alone(tiny_model: Path, tmp_path
                 "/admin/v1/nothing",
                 "/admin",
                 "/metrics",
+                "/console",
+                "/console/",
                 "/e/x/admin/v1/status",
             ):
                 answer = await http.get(public + path)

@@ -1,8 +1,8 @@
 """Serves each route only at its own port. Pure ASGI, around everything else.
 
-With [admin] port, only that port serves the admin API, the metrics and the health checks; other ports have no such routes. The
-port that took the connection decides, never what a request says of itself. The other gateway processes of a cluster forward admin
-requests to any port, under the cluster's key.
+With [admin] port, only that port serves the admin API, the console, the metrics and the health checks; other ports have no such
+routes. The port that took the connection decides, never what a request says of itself. The other gateway processes of a cluster
+forward admin requests to any port, under the cluster's key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gateway.errors import BadRequest
 from gateway.keys import Keyring
 from gateway.settings import Settings
 
-_BEHIND = ("/admin", "/metrics")
+_BEHIND = ("/admin", "/console", "/metrics")
 _EVERYWHERE = ("/healthz", "/readyz")
 
 

@@ -1,0 +1,57 @@
+// What a view shows of the gateway: asked for, asked for again when something happened, or every few seconds.
+import { useSignal, type ReadonlySignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { ApiError, said } from "./api";
+
+export interface Loaded<T> {
+  value: ReadonlySignal<T | null>;
+  /** The last failure in words; null once an answer came. */
+  error: ReadonlySignal<string | null>;
+  /** Asks again, soon: many calls within a moment ask once. */
+  again: () => void;
+}
+
+/** Asks when `deps` change, every `everyMs` (0: never) while the tab is seen, and on `again()`. Old answers stay meanwhile. */
+export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], everyMs = 0): Loaded<T> {
+  const value = useSignal<T | null>(null);
+  const error = useSignal<string | null>(null);
+  const again = useRef<() => void>(() => {});
+  useEffect(() => {
+    const gone = new AbortController();
+    let busy = false;
+    let wanted = false;
+    let timer = 0;
+    const run = async () => {
+      if (busy) return void (wanted = true);
+      busy = true;
+      try {
+        value.value = await ask(gone.signal);
+        error.value = null;
+      } catch (failure) {
+        if (gone.signal.aborted) return;
+        if (!(failure instanceof ApiError && failure.status === 401)) error.value = said(failure);
+      } finally {
+        busy = false;
+      }
+      if (wanted) {
+        wanted = false;
+        again.current();
+      }
+    };
+    again.current = () => {
+      if (!timer && !gone.signal.aborted)
+        timer = window.setTimeout(() => {
+          timer = 0;
+          void run();
+        }, 250);
+    };
+    void run();
+    const clock = everyMs ? window.setInterval(() => document.hidden || void run(), everyMs) : 0;
+    return () => {
+      gone.abort();
+      clearTimeout(timer);
+      clearInterval(clock);
+    };
+  }, deps);
+  return { value, error, again: () => again.current() };
+}

@@ -1,0 +1,170 @@
+// uPlot, wrapped: the one file that knows it. Lines over steps or time, bands, marks, a crosshair that charts share.
+import { useEffect, useRef, useState } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+
+export interface Line {
+  label: string;
+  /** As many as `x`; null: nothing is known there. */
+  values: readonly (number | null)[];
+  /** A CSS variable of theme.css: "--series-1". */
+  colour: string;
+  dashed?: boolean;
+  /** Points alone, without lines between them. */
+  points?: boolean;
+}
+
+export interface Mark {
+  x: number;
+  label: string;
+}
+
+export interface ChartProps {
+  label: string;
+  x: readonly number[];
+  lines: readonly Line[];
+  marks?: readonly Mark[];
+  /** A range of y in which all is well. */
+  band?: readonly [number, number];
+  /** Seconds since 1970 instead of numbers. */
+  time?: boolean;
+  height?: number;
+  /** Logarithmic y. */
+  log?: boolean;
+  /** Charts with the same name show the same x under the pointer. */
+  sync?: string;
+  format?: (value: number) => string;
+  /** Told what was brushed; null: the brush was lifted by a double click. */
+  brushed?: (range: [number, number] | null) => void;
+}
+
+const colour = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** A number in few characters: 0.00012, 1.25, 12k. */
+export function short(value: number | null | undefined): string {
+  if (value == null || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`;
+  if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}k`;
+  if (size !== 0 && size < 1e-4) return value.toExponential(1);
+  return String(+value.toPrecision(size >= 100 ? 4 : 3));
+}
+
+/** The wells of a dark page need other colours than those of a light one: counts each change. */
+function useScheme(): number {
+  const [count, add] = useState(0);
+  useEffect(() => {
+    const query = matchMedia("(prefers-color-scheme: dark)");
+    const changed = () => add((n) => n + 1);
+    query.addEventListener("change", changed);
+    return () => query.removeEventListener("change", changed);
+  }, []);
+  return count;
+}
+
+function drawn(props: ChartProps): uPlot.Plugin {
+  return {
+    hooks: {
+      drawClear: (plot) => {
+        if (!props.band) return;
+        const [low, high] = props.band.map((y) => plot.valToPos(y, "y", true)) as [number, number];
+        const { left, top, width, height } = plot.bbox;
+        const from = Math.max(top, Math.min(high, low));
+        const to = Math.min(top + height, Math.max(high, low));
+        plot.ctx.fillStyle = colour("--band");
+        if (to > from) plot.ctx.fillRect(left, from, width, to - from);
+      },
+      draw: (plot) => {
+        const { ctx, bbox } = plot;
+        ctx.save();
+        ctx.strokeStyle = colour("--mark");
+        ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+        for (const mark of props.marks ?? []) {
+          const x = Math.round(plot.valToPos(mark.x, "x", true)) + 0.5;
+          if (x < bbox.left || x > bbox.left + bbox.width) continue;
+          ctx.beginPath();
+          ctx.moveTo(x, bbox.top);
+          ctx.lineTo(x, bbox.top + bbox.height);
+          ctx.stroke();
+        }
+        ctx.restore();
+      },
+    },
+  };
+}
+
+function options(props: ChartProps, width: number): uPlot.Options {
+  const format = props.format ?? short;
+  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), size: 4 }, font: "11px system-ui" };
+  return {
+    width,
+    height: props.height ?? 150,
+    padding: [8, 8, 0, 0],
+    cursor: {
+      points: { size: 6 },
+      drag: { x: true, y: false, setScale: !props.brushed },
+      ...(props.sync ? { sync: { key: props.sync, setSeries: false } } : {}),
+    },
+    legend: { show: true, live: true },
+    scales: { x: { time: props.time ?? false }, y: props.log ? { distr: 3 } : {} },
+    axes: [
+      { ...axis, size: 24, gap: 3 },
+      { ...axis, size: 48, gap: 3, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
+    ],
+    series: [
+      { label: props.time ? "time" : "step" },
+      ...props.lines.map((line) => ({
+        label: line.label,
+        stroke: colour(line.colour),
+        width: 1.5,
+        spanGaps: true,
+        ...(line.dashed ? { dash: [5, 4] } : {}),
+        ...(line.points ? { paths: () => null } : {}),
+        points: line.points ? { show: true, size: 5, fill: colour(line.colour) } : { show: line.values.length < 3, size: 5 },
+        value: (_plot: uPlot, value: number | null) => (value === null ? "–" : format(value)),
+      })),
+    ],
+    plugins: [drawn(props)],
+    hooks: {
+      setSelect: [
+        (plot) => {
+          if (!props.brushed || plot.select.width < 2) return;
+          const { left, width: wide } = plot.select;
+          props.brushed([plot.posToVal(left, "x"), plot.posToVal(left + wide, "x")]);
+        },
+      ],
+    },
+  };
+}
+
+/** The last figures in words, for those who cannot see the drawing. */
+function summary({ label, lines, format = short }: ChartProps): string {
+  const ends = lines.map((line) => {
+    const last = line.values.findLast((value) => value !== null);
+    return `${line.label} ${last == null ? "without figures" : `now ${format(last)}`}`;
+  });
+  return `${label}: ${ends.join(", ")}`;
+}
+
+export function Chart(props: ChartProps) {
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const scheme = useScheme();
+  const shape = [scheme, props.sync, props.log, props.time, props.band?.join(), props.marks?.length, ...props.lines.map((line) => line.label + line.colour)].join("|");
+  const data = () => [props.x, ...props.lines.map((line) => line.values)] as unknown as uPlot.AlignedData;
+  useEffect(() => {
+    const made = new uPlot(options(props, box.current!.clientWidth || 300), data(), box.current!);
+    plot.current = made;
+    const fit = new ResizeObserver(() => made.setSize({ width: box.current!.clientWidth, height: props.height ?? 150 }));
+    fit.observe(box.current!);
+    const lifted = () => props.brushed?.(null);
+    made.over.addEventListener("dblclick", lifted);
+    return () => {
+      fit.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape]);
+  useEffect(() => plot.current?.setData(data()), [props.x, props.lines, shape]);
+  return <div class="chart" role="img" aria-label={summary(props)} ref={box} />;
+}

@@ -1,0 +1,74 @@
+// The dialog that asks before something is done, and names what happens.
+import { signal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef } from "preact/hooks";
+import { said } from "../api";
+
+interface Question {
+  title: string;
+  /** What happens, and to what. */
+  body: ComponentChildren;
+  /** The word on the button: "Drain". */
+  action: string;
+  dangerous?: boolean;
+  act: () => Promise<unknown>;
+}
+
+const question = signal<Question | null>(null);
+const busy = signal(false);
+const failure = signal<string | null>(null);
+
+/** Asks, does it, and stays open with the gateway's words if it fails. */
+export function confirm(asked: Question): void {
+  failure.value = null;
+  busy.value = false;
+  question.value = asked;
+}
+
+async function act(asked: Question): Promise<void> {
+  busy.value = true;
+  try {
+    await asked.act();
+    question.value = null;
+  } catch (error) {
+    failure.value = said(error);
+  } finally {
+    busy.value = false;
+  }
+}
+
+/** Once in the page. */
+export function ConfirmDialog() {
+  const box = useRef<HTMLDialogElement>(null);
+  const asked = question.value;
+  useEffect(() => {
+    const dialog = box.current!;
+    if (asked && !dialog.open) dialog.showModal();
+    if (!asked && dialog.open) dialog.close();
+  }, [asked]);
+  return (
+    <dialog ref={box} aria-labelledby="confirm-title" onClose={() => (question.value = null)}>
+      {asked && (
+        <form
+          method="dialog"
+          onSubmit={(event) => {
+            event.preventDefault();
+            void act(asked);
+          }}
+        >
+          <h2 id="confirm-title">{asked.title}</h2>
+          <div>{asked.body}</div>
+          {failure.value && <p role="alert" class="failure">{failure.value}</p>}
+          <div class="actions">
+            <button type="button" autofocus onClick={() => (question.value = null)}>
+              Cancel
+            </button>
+            <button type="submit" class={asked.dangerous ? "danger" : "primary"} disabled={busy.value}>
+              {busy.value ? "Doing it…" : asked.action}
+            </button>
+          </div>
+        </form>
+      )}
+    </dialog>
+  );
+}

@@ -1,0 +1,58 @@
+// A table of some hundred rows at most; longer ones are virtual lists.
+import type { ComponentChildren, JSX } from "preact";
+
+export interface Column<Row> {
+  head: ComponentChildren;
+  cell: (row: Row) => ComponentChildren;
+  /** Numbers stand at the right. */
+  number?: boolean;
+  class?: string;
+}
+
+interface Props<Row> {
+  caption: string;
+  columns: Column<Row>[];
+  rows: readonly Row[];
+  id: (row: Row) => string | number;
+  empty?: ComponentChildren;
+  /** Shows the caption to screen readers alone: a heading above says the same. */
+  quiet?: boolean;
+}
+
+export function Table<Row>({ caption, columns, rows, id, empty = "none", quiet = true }: Props<Row>): JSX.Element {
+  const side = (column: Column<Row>) => [column.number ? "number" : "", column.class ?? ""].join(" ").trim() || undefined;
+  return (
+    <div class="table-box" role="region" aria-label={caption} tabIndex={0}>
+      <table>
+        <caption class={quiet ? "unseen" : undefined}>{caption}</caption>
+        <thead>
+          <tr>
+            {columns.map((column, i) => (
+              <th key={i} scope="col" class={side(column)}>
+                {column.head}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map((row) => (
+            <tr key={id(row)}>
+              {columns.map((column, i) => (
+                <td key={i} class={side(column)}>
+                  {column.cell(row)}
+                </td>
+              ))}
+            </tr>
+          ))}
+          {!rows.length && (
+            <tr>
+              <td colSpan={columns.length} class="quiet">
+                {empty}
+              </td>
+            </tr>
+          )}
+        </tbody>
+      </table>
+    </div>
+  );
+}
