@@ -2,7 +2,8 @@
 
 Every prefix of a conversation has a digest of the tools and of each message's meaning: role, text, tool calls with parsed
 arguments, ids that tool results name. Reasoning and the ids of an assistant message's tool calls are left out, because clients
-seldom send them back unchanged. Hashing is incremental: one digest per message.
+seldom send them back unchanged. So is an argument that has its tool's default value at its first level: Claude Code writes
+such arguments into the calls that it sends back. Hashing is incremental: one digest per message.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Any
 import orjson
 
 Message = dict[str, Any]
+Defaults = dict[str, dict[str, Any]]
+"""The default values of arguments, by tool and argument."""
 
 
 class Chain:
@@ -23,16 +26,17 @@ class Chain:
 
     def __init__(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> None:
         self._state = hashlib.blake2b(_canonical(list(tools)), digest_size=16)
+        self._defaults = _defaults(tools)
         self.digests = [self._state.digest()]
         """The digest of every prefix: element k covers the first k messages."""
         for message in messages:
-            self._state.update(_canonical(_meaning(message)))
+            self._state.update(_canonical(_meaning(message, self._defaults)))
             self.digests.append(self._state.digest())
 
     def followed_by(self, message: Message) -> bytes:
         """Returns the digest of the conversation with one more message, at the cost of that message."""
         state = self._state.copy()
-        state.update(_canonical(_meaning(message)))
+        state.update(_canonical(_meaning(message, self._defaults)))
         return state.digest()
 
 
@@ -56,19 +60,36 @@ def tool_call_ids(messages: Sequence[Message], length: int) -> set[str]:
     return {name for name in found if isinstance(name, str)}
 
 
-def _meaning(message: Message) -> dict[str, Any]:
+def _meaning(message: Message, defaults: Defaults) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(part.get("text", "") for part in content)
     meaning: dict[str, Any] = {"role": message["role"], "content": content or ""}
     if calls := message.get("tool_calls"):
-        meaning["tool_calls"] = [_call(call["function"]) for call in calls]
+        meaning["tool_calls"] = [_call(call["function"], defaults) for call in calls]
     if message["role"] == "tool":
         meaning["tool_call_id"] = message.get("tool_call_id")
     return meaning
 
 
-def _call(function: dict[str, Any]) -> list[Any]:
+def _defaults(tools: Sequence[dict[str, Any]]) -> Defaults:
+    """The default values in the tools' schemas. A schema that is no object of properties has none."""
+    found: Defaults = {}
+    for tool in tools:
+        function = tool.get("function") or {}
+        parameters = function.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        if not isinstance(properties, dict) or not isinstance(function.get("name"), str):
+            continue
+        found[function["name"]] = {
+            name: schema["default"]
+            for name, schema in properties.items()
+            if isinstance(schema, dict) and "default" in schema
+        }
+    return found
+
+
+def _call(function: dict[str, Any], defaults: Defaults) -> list[Any]:
     """A function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting that is
     too deep) are compared as text."""
     arguments = function.get("arguments")
@@ -77,7 +98,15 @@ def _call(function: dict[str, Any]) -> list[Any]:
             parsed = json.loads(arguments, parse_float=_number)
             orjson.dumps(parsed)
             arguments = parsed
+    usual = defaults.get(function.get("name") or "")
+    if usual and isinstance(arguments, dict):
+        arguments = {name: value for name, value in arguments.items() if not _usual(usual, name, value)}
     return [function.get("name"), arguments]
+
+
+def _usual(usual: dict[str, Any], name: str, value: Any) -> bool:
+    """True for the argument's default value; true and 1 are two values."""
+    return name in usual and _canonical(usual[name]) == _canonical(value)
 
 
 def _number(text: str) -> float | int:

@@ -78,6 +78,23 @@ def test_other_arguments_or_names_differ() -> None:
     assert last(USER, call("not JSON")) != last(USER, call("{}"))
 
 
+def test_an_argument_that_has_its_tools_default_value_is_as_one_left_out() -> None:
+    """Claude Code sends back `replace_all: false` in every call of Edit, whether or not the model wrote it."""
+    properties = {"path": {"type": "string"}, "all": {"type": "boolean", "default": False}, "odd": True}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"properties": properties}}}]
+    plain = last(USER, call('{"path":"a"}'), tools=tools)
+    assert last(USER, call('{"all":false,"path":"a"}'), tools=tools) == plain
+    for other in (
+        '{"path":"a","all":true}',
+        '{"path":"a","all":0}',
+        '{"path":"a","odd":true}',
+        '{"path":"b"}',
+    ):
+        assert last(USER, call(other), tools=tools) != plain
+    assert last(USER, call('{"path":"a"}', name="sub"), tools=tools) != plain
+    assert last(USER, call('{"a":1,"all":false}')) != last(USER, call('{"a":1}'))
+
+
 def test_ids_count_in_answers_to_tool_calls_and_not_in_the_calls() -> None:
     answer = {"role": "tool", "content": "3", "tool_call_id": "call_1"}
     assert last(USER, call("{}", "call_1")) == last(USER, call("{}", "call_2"))
