@@ -43,6 +43,7 @@ from gateway.rollout.replies import Replies
 from gateway.sections import ClusterMember
 from gateway.settings import ConfigError, Settings
 from gateway.store.database import Database
+from gateway.telemetry.opening import open_tracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Recorder
 
@@ -93,6 +94,8 @@ async def open_services(
 @asynccontextmanager
 async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
     async with AsyncExitStack() as stack:
+        tracing = open_tracing(settings.telemetry, _process_name())
+        stack.push_async_callback(tracing.close)
         database = await Database.open(settings.store)
         stack.push_async_callback(database.close)
         models = await _models(stack, settings, database)
@@ -123,6 +126,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             events=events,
             limits=Limits(settings, models.projects),
             lengths=lengths,
+            tracing=tracing,
         )
 
 

@@ -43,6 +43,7 @@ from gateway.sections import (
     ServerSettings,
     StalenessSettings,
     StoreSettings,
+    TelemetrySettings,
     UpdateSettings,
     WeightsSettings,
     agreement,
@@ -86,6 +87,7 @@ class Settings(Section):
     lending: LendingSettings = LendingSettings()
     feed: FeedSettings = FeedSettings()
     control: ControlSettings = ControlSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Self:

@@ -31,6 +31,7 @@ from gateway.rollout.replies import Replies
 from gateway.sections import RequestSettings
 from gateway.settings import Settings
 from gateway.store.database import Database
+from gateway.telemetry.base import Tracing
 from gateway.tenancy.limits import Limits
 
 _CONVERSATION = ("messages", "input", "prompt", "system")
@@ -55,6 +56,8 @@ class DataPlane:
     """The usage of each key in this process."""
     lengths: Lengths | None
     """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
+    tracing: Tracing
+    """The spans of this process's calls."""
 
     def described(self, fence: int) -> dict[str, Any]:
         """The cluster, as the coordinator with this fence sees it."""

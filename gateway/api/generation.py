@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request, Response
 from starlette.types import Scope
@@ -27,6 +28,7 @@ from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Segmenter
 from gateway.render.stops import StopStrings
+from gateway.rollout import traced
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.completion import Completion, Segment
@@ -142,6 +144,7 @@ async def generate(
     try:
         segment = await offload(asked.stop, lambda: _segment(asked, model.renderer))
         opening = _Opening(gateway, caller, episode, model, asked, segment, received_at, arrived, ticket)
+        opening.headers = request.headers
         if len(asked.prompts) > 1:
             await opening.check()
         for index in range(asked.choices):
@@ -186,6 +189,8 @@ class _Opening:
         self._samplings: dict[int, Sampling] = {}
         self._id = f"{_PREFIXES[asked.api]}{secrets.token_hex(12)}"
         self.segment = segment
+        self.headers: Mapping[str, str] = {}
+        """Those of the request: they may name the trace that the calls belong to."""
 
     def begin(self, index: int, key: RequestKey) -> Callable[[], Awaitable[Completion]]:
         """Returns the function that makes the reply of one choice, if it does not exist yet."""
@@ -203,7 +208,8 @@ class _Opening:
             details.request_key, details.arrived = key.stored, self._arrived
             call_id = self._id if index == 0 else f"{self._id}-{index}"
             completion = _completion(
-                self._gateway, self._model, self._episode, call_id, prompt, details, self.segment
+                *(self._gateway, self._model, self._episode, call_id, prompt, details, self.segment),
+                self.headers,
             )
             if (lengths := self._gateway.lengths) is not None:
                 talk = self._asked.messages, self._asked.tools
@@ -284,14 +290,17 @@ def _completion(
     prompt: Prompt,
     details: TurnDetails,
     segment: Segment,
+    headers: Mapping[str, str],
 ) -> Completion:
     pool, limits = model.pool, gateway.settings.calls
     version = episode.version if model.name == episode.model else 0
     call = Call(call_id, prompt.ids, details.used, episode_id=episode.id, min_version=version)
     now = asyncio.get_running_loop().time()
     interval = pool.pace.interval(now) if details.stream else WHOLE_INTERVAL
+    facts = partial(traced.asked, call, details, model.name)
+    trace = gateway.tracing.call(traced.name_of(details.api, model.name), headers, details.received_at, facts)
     return Completion(
-        CallRunner(call, pool, interval=interval, max_failures=limits.max_failures),
+        CallRunner(call, pool, interval=interval, max_failures=limits.max_failures, trace=trace),
         prompt,
         details,
         segment,

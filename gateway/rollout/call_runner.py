@@ -12,6 +12,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
@@ -19,6 +20,8 @@ from gateway.rollout.call import Call
 from gateway.rollout.logged import LoggedCall
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
+from gateway.rollout.traced import ENGINE, WAIT, placed
+from gateway.telemetry.base import NO_TRACE, CallTrace
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +36,18 @@ def _nobody() -> None:
 class CallRunner:
     """Generates one call's tokens. Owns the task that does it."""
 
-    def __init__(self, call: Call, pool: EnginePool, *, interval: int = 1, max_failures: int = 5) -> None:
+    def __init__(
+        self,
+        call: Call,
+        pool: EnginePool,
+        *,
+        interval: int = 1,
+        max_failures: int = 5,
+        trace: CallTrace = NO_TRACE,
+    ) -> None:
         """`interval`: tokens per chunk. `max_failures`: with so many failures of engines the call fails."""
         self.call = call
+        self.trace = trace
         self._pool = pool
         self._interval = interval
         self._max_failures = max_failures
@@ -96,11 +108,15 @@ class CallRunner:
         failures = 0
         with self._pool.registered(self.call):
             while self.call.finish is None and not self._ending:
-                slot = await self._pool.acquire(self.call)
+                with self.trace.step(WAIT) as step:
+                    slot = await self._pool.acquire(self.call)
+                    step.note(partial(placed, slot))
                 version = slot.version
                 try:
                     try:
-                        await self._run(slot)
+                        with self.trace.step(ENGINE, remote=True) as step:
+                            step.note(partial(placed, slot))
+                            await self._run(slot)
                     finally:
                         self._pool.release(self.call)
                     if self.call.finish is None and not self._ending:

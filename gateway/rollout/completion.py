@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from gateway.errors import Conflict, GatewayError
 from gateway.metrics import Metrics
@@ -28,6 +29,7 @@ from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.handover import Handover, Track, superseded
 from gateway.rollout.logged import LoggedCall
 from gateway.rollout.reply import Delivery, Reply
+from gateway.rollout.traced import COMMIT, answered
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
 from gateway.types import ABANDONED, Int32Array
@@ -158,7 +160,10 @@ class Completion:
         """Breaks reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
         self.reply.on_no_readers = None
         self._runner.detach()
-        self.charge(len(self._prompt.ids) + len(self.call.turn.ids))
+        prompt_tokens = len(self._prompt.ids)
+        self.charge(prompt_tokens + len(self.call.turn.ids))
+        facts = partial(answered, self.call, self.details, prompt_tokens)
+        self._runner.trace.end(facts, self.reply.failure)
 
     async def _wait_for_a_reader(self) -> None:
         """Waits until there is a reader. Raises _NoReaders after the grace period, or the reason of `stop`."""
@@ -295,7 +300,8 @@ class Completion:
         if message is not None or turn.ids:
             if self._track is not None:
                 await self._track.confirm()
-            await self._recorder.record(self.call.episode_id, self._prompt, turn, details, message)
+            with self._runner.trace.step(COMMIT):
+                await self._recorder.record(self.call.episode_id, self._prompt, turn, details, message)
         self._metrics.calls.labels(details.api, details.finish_reason).inc()
         self._metrics.prompt_tokens.inc(len(self._prompt.ids))
         self._metrics.sampled_tokens.inc(len(turn.ids))

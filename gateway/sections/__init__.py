@@ -42,6 +42,7 @@ from gateway.sections.server import (
     ServerSettings,
     StoreSettings,
 )
+from gateway.sections.telemetry import TelemetrySettings
 from gateway.sections.weights import WeightsSettings
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "ServerSettings",
     "StalenessSettings",
     "StoreSettings",
+    "TelemetrySettings",
     "UpdateSettings",
     "UpstreamSettings",
     "WeightsSettings",

@@ -33,6 +33,7 @@ from gateway.rollout.replies import Replies, RequestKey
 from gateway.rollout.reply import Choices, Reader
 from gateway.sections import ClusterMember
 from gateway.services import hub_of, joined
+from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
@@ -208,6 +209,7 @@ class Process:
             events=EventFeed(self.database, 1),
             limits=Limits(settings, models.projects),
             lengths=None,
+            tracing=NoTracing(),
         )
 
     async def _live(self) -> None:

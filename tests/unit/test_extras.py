@@ -14,7 +14,18 @@ import pytest
 from tests.families.family import named, save
 
 ROOT = Path(__file__).parents[2]
-EXTRA = ("torch", "tensorboard", "transformers", "ray", "vllm", "lightgbm", "matplotlib", "wandb", "mlflow")
+EXTRA = (
+    "torch",
+    "tensorboard",
+    "transformers",
+    "ray",
+    "vllm",
+    "lightgbm",
+    "matplotlib",
+    "wandb",
+    "mlflow",
+    "opentelemetry.sdk",
+)
 WITHOUT = f"import sys\nfor name in {EXTRA!r}: sys.modules[name] = None\n"
 """Python's own way to have an import fail as if nothing was installed."""
 
