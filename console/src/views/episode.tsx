@@ -1,10 +1,183 @@
-import { Empty } from "../parts/notice";
+/** One episode: as conversation, in time, as token tree, beside its group, and why it ended so. */
+
+import "../episodes/episodes.css";
+import { useSignal } from "@preact/signals";
+import { useEffect, useMemo } from "preact/hooks";
+import { address } from "../api";
+import { ColourBar } from "../episodes/colour-bar";
+import { Conversation } from "../episodes/conversation";
+import { CopyButton } from "../episodes/copy";
+import { curlOf, jsonOf } from "../episodes/curl";
+import { GroupView } from "../episodes/group-view";
+import { pathOf, useRecord, type EpisodeRecord } from "../episodes/record";
+import { stateTone, stateWords } from "../episodes/row";
+import { colouringOf, MODES, type Mode } from "../episodes/scale";
+import type { TokenTable } from "../episodes/table";
+import { Tabs } from "../episodes/tabs";
+import { TimelineView } from "../episodes/timeline-view";
+import { TokenPanel } from "../episodes/token-panel";
+import { TokenTree } from "../episodes/token-tree";
+import { leavesOf } from "../episodes/tree";
+import type { EpisodeAnswer } from "../episodes/types";
+import { WhyView, Words } from "../episodes/why-view";
+import { count, moment, number, seconds } from "../episodes/words";
+import { useShortcuts } from "../keys";
+import { Badge } from "../parts/badge";
+import { Empty, Failure, Loading } from "../parts/notice";
+import { href, route, setQuery } from "../router";
+
+const VIEWS = ["conversation", "timeline", "tokens", "group", "why"] as const;
+type View = (typeof VIEWS)[number];
 
 export function EpisodeView({ id }: { id: string }) {
+  const query = route.value.query;
+  const view = one(VIEWS, query.get("view"));
+  const mode = one(MODES, query.get("colour"));
+  const record = useRecord(id, query.get("model") ?? "");
+  useShortcuts([
+    ...VIEWS.map((name, i) => ({ keys: String(i + 1), text: `Episode: ${name}`, act: () => setQuery({ view: name }) })),
+    { keys: "c", text: "Episode: colour by the next figure", act: () => setQuery({ colour: MODES[(MODES.indexOf(modeNow()) + 1) % MODES.length] }) },
+  ]);
+  const episode = record.episode.value.value;
+  if (!episode) return record.episode.error.value ? <Failure text={record.episode.error.value} /> : <Loading />;
   return (
     <>
-      <h1>Episode {id}</h1>
-      <Empty>This view is being built.</Empty>
+      <Head id={id} episode={episode} record={record} />
+      <Failure text={record.episode.error.value ?? record.tokens.error.value} />
+      <Tabs names={VIEWS} chosen={view} choose={(name) => setQuery({ view: name })} label="Views of the episode">
+        {view === "timeline" && <TimelineView episode={episode} table={record.table} now={Date.now() / 1000} />}
+        {view === "why" && (record.why.value.value ? <WhyView why={record.why.value.value} /> : <Waiting text={record.why.error.value} />)}
+        {view !== "timeline" && view !== "why" && (
+          record.table ? <Tokens record={record} episode={episode} table={record.table} view={view} mode={mode} /> : <Waiting text={record.tokens.error.value} />
+        )}
+      </Tabs>
+    </>
+  );
+}
+
+const modeNow = () => one(MODES, route.value.query.get("colour"));
+
+function one<T extends string>(of: readonly T[], name: string | null): T {
+  return of.find((known) => known === name) ?? of[0]!;
+}
+
+function Waiting({ text }: { text: string | null }) {
+  return text ? <Failure text={text} /> : <Loading />;
+}
+
+function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; record: EpisodeRecord }) {
+  const sampled = episode.calls.reduce((sum, call) => sum + call.completion_tokens, 0);
+  const ended = episode.closed_at ?? Date.now() / 1000;
+  const speaking = record.running.reduce((sum, call) => sum + call.tokens, 0);
+  const json = () => jsonOf(episode, { why: record.why.value.peek(), trajectory: record.tokens.value.peek() });
+  const why = record.why.value.value;
+  return (
+    <div class="episode-head">
+      <h1>
+        <span class="mono">{id}</span> <Badge tone={stateTone(episode)}>{stateWords(episode)}</Badge>{" "}
+        {episode.mode === "eval" && <Badge>eval</Badge>} <span class="reward">reward {number(episode.reward)}</span>
+      </h1>
+      <div class="episode-copy">
+        <CopyButton label="Copy as curl" title="The command that reads this record" text={() => curlOf(address(pathOf(id, "/tokens")))} />
+        <CopyButton label="Copy as JSON" title="The episode, its tokens and why" text={json} />
+      </div>
+      <p>
+        task <a href={href("episodes", { task: episode.task_id })}>{episode.task_id}</a> · group{" "}
+        <a href={href("episodes", { group: episode.group_id })}>{episode.group_id}</a> · model {episode.model} · opened at version{" "}
+        {episode.version}
+        {episode.agent && ` · agent ${episode.agent}`} · {moment(episode.created_at)} · {seconds(Math.max(ended - episode.created_at, 0))} ·{" "}
+        {count(episode.calls.length, "call")}, {count(sampled, "token")} sampled
+        {components(episode)}
+      </p>
+      {why && (
+        <p class="verdict">
+          <Words text={why.verdict} /> · <a href={href("episodes", id, { view: "why" })}>why</a>
+        </p>
+      )}
+      {record.running.length > 0 && (
+        <p class="speaking" role="status">
+          {count(record.running.length, "call")} running: {count(speaking, "token")} so far
+        </p>
+      )}
+    </div>
+  );
+}
+
+function components(episode: EpisodeAnswer): string {
+  const parts = Object.entries(episode.components ?? {});
+  return parts.length ? ` · ${parts.map(([name, value]) => `${name} ${number(value)}`).join(", ")}` : "";
+}
+
+interface TokensProps {
+  record: EpisodeRecord;
+  episode: EpisodeAnswer;
+  table: TokenTable;
+  view: View;
+  mode: Mode;
+}
+
+/** The views of tokens: what colours them, the panel of figures, and one of conversation, tree and group. */
+function Tokens({ record, episode, table, view, mode }: TokensProps) {
+  const pointed = useSignal<{ table: TokenTable | null; token: number; aloud: boolean }>({ table: null, token: -1, aloud: false });
+  const target = useSignal<{ token: number } | null>(null);
+  const colouring = useMemo(() => colouringOf(table, mode), [table, mode]);
+  const leaves = useMemo(() => leavesOf(table.nodes), [table]);
+  const asked = Number(route.value.query.get("path") ?? NaN);
+  const leaf = leaves.includes(asked) ? asked : (leaves[leaves.length - 1] ?? -1);
+  const models = [...new Set(episode.calls.filter((call) => call.node >= 0).map((call) => call.model))];
+  const wanted = route.value.query.get("token");
+  useEffect(() => {
+    if (wanted === null) return;
+    pointed.value = { table: null, token: Number(wanted), aloud: false };
+    target.value = { token: Number(wanted) };
+  }, [wanted]);
+  const point = (token: number, by: "pointer" | "keyboard", of: TokenTable | null = null) => {
+    const now = pointed.peek();
+    if (now.token !== token || now.table !== of || by === "keyboard") pointed.value = { table: of, token, aloud: by === "keyboard" };
+  };
+  const { token, aloud } = pointed.value;
+  const shown = { table, colouring, current: pointed.value.table ? -1 : token, point, target: target.value };
+  return (
+    <>
+      <div class="toolbar">
+        <ColourBar colouring={colouring} choose={(name) => setQuery({ colour: name })} />
+        {view === "conversation" && leaves.length > 1 && (
+          <label>
+            Conversation
+            <select value={leaf} onChange={(event) => setQuery({ path: event.currentTarget.value })}>
+              {leaves.map((node, i) => (
+                <option key={node} value={node}>
+                  {i + 1} of {leaves.length}: to node {node}
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
+        {models.length > 1 && (
+          <label>
+            Model
+            <select value={table.model} onChange={(event) => setQuery({ model: event.currentTarget.value, token: null, path: null })}>
+              {models.map((model) => (
+                <option key={model} value={model}>
+                  {model}
+                </option>
+              ))}
+            </select>
+          </label>
+        )}
+      </div>
+      {!table.nodes.length && view !== "group" ? (
+        <Empty>Nothing was sampled in this episode yet.</Empty>
+      ) : (
+        <div class="tokens">
+          <div class="tokens-main">
+            {view === "conversation" && <Conversation {...shown} leaf={leaf} />}
+            {view === "tokens" && <TokenTree {...shown} jump={(at) => (point(at, "keyboard"), (target.value = { token: at }))} />}
+            {view === "group" && <GroupView episode={episode} mode={mode} changes={record.changes.value} point={(at, of, by) => point(at, by, of)} />}
+          </div>
+          <TokenPanel table={pointed.value.table ?? table} calls={pointed.value.table ? [] : episode.calls} token={token} aloud={aloud} />
+        </div>
+      )}
     </>
   );
 }

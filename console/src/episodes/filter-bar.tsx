@@ -1,0 +1,75 @@
+/** The filters above the list. Text is taken over when its field is left or Enter is pressed, menus at once. */
+
+import { NO_FILTERS, rangeOf, searchOf, type Filters } from "./query";
+import type { Facets } from "./types";
+
+interface Props {
+  filters: Filters;
+  facets: Facets | null;
+  models: string[];
+  change: (some: Partial<Filters>) => void;
+}
+
+type Name = "text" | "task" | "group" | "agent" | "model" | "mode" | "state" | "reason" | "version" | "reward";
+
+export function FilterBar({ filters, facets, models, change }: Props) {
+  const typed = (name: Name) => (event: Event) => change({ [name]: (event.currentTarget as HTMLInputElement).value.trim() });
+  const field = (name: Name, label: string, hint: string, size: number, range = false) => {
+    const wrong = range && rangeOf(filters[name]) === null;
+    return (
+      <label>
+        {label}
+        <input
+          name={name}
+          value={filters[name]}
+          placeholder={hint}
+          size={size}
+          spellcheck={false}
+          autocomplete="off"
+          aria-invalid={wrong || undefined}
+          title={wrong ? "A number, or a range such as 3..5, 3.. or ..5" : undefined}
+          onChange={typed(name)}
+        />
+      </label>
+    );
+  };
+  const menu = (name: Name, label: string, values: readonly string[], counts?: Record<string, number>) => {
+    const all = filters[name] && !values.includes(filters[name]) ? [filters[name], ...values] : values;
+    return (
+      <label>
+        {label}
+        <select name={name} value={filters[name]} onChange={(event) => change({ [name]: event.currentTarget.value })}>
+          <option value="">any</option>
+          {all.map((value) => (
+            <option key={value} value={value}>
+              {counts?.[value] === undefined ? value : `${value} (${counts[value]!.toLocaleString("en-US")})`}
+            </option>
+          ))}
+        </select>
+      </label>
+    );
+  };
+  const sorted = (counts: Record<string, number> | undefined) =>
+    Object.keys(counts ?? {})
+      .filter(Boolean)
+      .sort((a, b) => counts![b]! - counts![a]!);
+  return (
+    <form class="toolbar filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
+      {field("text", "Text", "id, task, group, reason, error", 26)}
+      {field("task", "Task", "whole name", 14)}
+      {field("group", "Group", "whole name", 14)}
+      {menu("reason", "Reason", sorted(facets?.reasons), facets?.reasons)}
+      {menu("state", "State", ["open", "grading", "closed"], facets?.states)}
+      {menu("mode", "Mode", ["train", "eval"], facets?.modes)}
+      {field("version", "Version", "3..5", 6, true)}
+      {field("reward", "Reward", "0.5..", 6, true)}
+      {(facets?.agents.length || filters.agent) ? menu("agent", "Agent", facets?.agents ?? []) : null}
+      {models.length > 1 || filters.model ? menu("model", "Model", models) : null}
+      {searchOf(filters) !== "" && (
+        <button type="button" onClick={() => change(NO_FILTERS)}>
+          Clear filters
+        </button>
+      )}
+    </form>
+  );
+}

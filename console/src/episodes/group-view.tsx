@@ -1,0 +1,109 @@
+/** The episodes of a group side by side, the best first: what they were asked is left out, for it is the same. */
+
+import { useSignal } from "@preact/signals";
+import { useMemo } from "preact/hooks";
+import { get } from "../api";
+import { useLoaded } from "../load";
+import { Badge } from "../parts/badge";
+import { Empty, Failure, Loading } from "../parts/notice";
+import { href } from "../router";
+import { Conversation } from "./conversation";
+import { stateTone, stateWords } from "./row";
+import { colouringOf, type Mode } from "./scale";
+import { tableOf, type TokensAnswer, type TokenTable } from "./table";
+import type { EpisodePage, EpisodeRow } from "./types";
+import { leavesOf } from "./tree";
+import { count, number } from "./words";
+
+/** Members whose tokens are fetched at once; more on demand. */
+const FIRST = 4;
+
+interface Props {
+  episode: Pick<EpisodeRow, "episode_id" | "group_id" | "model">;
+  mode: Mode;
+  /** What is told of the group makes this another number. */
+  changes: number;
+  point: (token: number, of: TokenTable, by: "pointer" | "keyboard") => void;
+}
+
+export function GroupView({ episode, mode, changes, point }: Props) {
+  const asked = { group_id: episode.group_id, model: episode.model, calls: true, limit: 100 };
+  const group = useLoaded((signal) => get<EpisodePage>("/admin/v1/episodes", asked, signal), [episode.group_id, episode.model, changes]);
+  const shown = useSignal(FIRST);
+  const members = useMemo(() => sorted(group.value.value?.episodes ?? []), [group.value.value]);
+  if (!group.value.value) return group.error.value ? <Failure text={group.error.value} /> : <Loading />;
+  const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
+  const mean = rewards.reduce((sum, one) => sum + one, 0) / Math.max(rewards.length, 1);
+  return (
+    <>
+      <p>
+        {count(members.length, "episode")} of the group{" "}
+        <a href={href("episodes", { group: episode.group_id })}>{episode.group_id}</a>
+        {rewards.length > 0 && `, mean reward ${number(mean, 3)}`}. What all were asked is left out.
+      </p>
+      <div class="members" role="region" aria-label="Members of the group" tabIndex={0}>
+        {members.slice(0, shown.value).map((member) => (
+          <Member key={member.episode_id} member={member} own={member.episode_id === episode.episode_id} mode={mode} changes={changes} point={point} />
+        ))}
+        {members.length > shown.value && (
+          <button type="button" onClick={() => (shown.value += FIRST)}>
+            {count(members.length - shown.value, "more episode")}
+          </button>
+        )}
+      </div>
+    </>
+  );
+}
+
+function sorted(episodes: readonly EpisodeRow[]): EpisodeRow[] {
+  const worth = (row: EpisodeRow) => row.reward ?? -Infinity;
+  return [...episodes].sort((a, b) => worth(b) - worth(a) || a.created_at - b.created_at);
+}
+
+interface MemberProps {
+  member: EpisodeRow;
+  own: boolean;
+  mode: Mode;
+  changes: number;
+  point: (token: number, of: TokenTable, by: "pointer" | "keyboard") => void;
+}
+
+function Member({ member, own, mode, changes, point }: MemberProps) {
+  const current = useSignal(-1);
+  const path = `/admin/v1/episodes/${encodeURIComponent(member.episode_id)}/tokens`;
+  const answer = useLoaded((signal) => get<TokensAnswer>(path, { model: member.model }, signal), [path, member.state, changes]);
+  const table = useMemo(() => answer.value.value && tableOf(answer.value.value), [answer.value.value]);
+  const colouring = useMemo(() => table && colouringOf(table, mode), [table, mode]);
+  return (
+    <section class={own ? "member panel own" : "member panel"} aria-label={`Episode ${member.episode_id}`}>
+      <h2>
+        <a href={href("episodes", member.episode_id)}>{member.episode_id}</a>
+        {own && <Badge tone="info">this one</Badge>}
+      </h2>
+      <p>
+        <b>reward {number(member.reward)}</b> <Badge tone={stateTone(member)}>{stateWords(member)}</Badge>{" "}
+        <span class="quiet">
+          {count(member.calls ?? 0, "call")}, {count(member.sampled_tokens ?? 0, "token")}
+        </span>
+      </p>
+      <Failure text={answer.error.value} />
+      {table && colouring && (table.nodes.length ? (
+        <Conversation
+          table={table}
+          leaf={leavesOf(table.nodes).at(-1)!}
+          colouring={colouring}
+          current={current.value}
+          point={(token, by) => {
+            current.value = token;
+            point(token, table, by);
+          }}
+          target={null}
+          replies
+          label={`Replies of ${member.episode_id}`}
+        />
+      ) : (
+        <Empty>It sampled nothing.</Empty>
+      ))}
+    </section>
+  );
+}

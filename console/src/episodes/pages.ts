@@ -1,0 +1,68 @@
+/** Pages of a long list that lives on the server: which ones to ask for, and which to keep.
+ *
+ * Pure but for its own memory. The list's length is pinned by whoever makes it; rows that are not there yet are undefined.
+ */
+
+export class Pages<T> {
+  private readonly pages = new Map<number, readonly T[]>();
+  private readonly asked = new Set<number>();
+
+  constructor(
+    readonly size: number,
+    /** Pages that are kept; the ones used longest ago go first. */
+    readonly most = 40,
+  ) {}
+
+  /** The pages for rows [from, to) that are neither there nor asked for; from now on they are asked for. */
+  missing(from: number, to: number): number[] {
+    const found: number[] = [];
+    for (let page = Math.floor(from / this.size); page * this.size < to; page++) {
+      if (!this.pages.has(page) && !this.asked.has(page)) {
+        this.asked.add(page);
+        found.push(page);
+      }
+    }
+    return found;
+  }
+
+  put(page: number, rows: readonly T[]): void {
+    this.asked.delete(page);
+    this.pages.delete(page);
+    this.pages.set(page, rows);
+    for (const old of this.pages.keys()) {
+      if (this.pages.size <= this.most) break;
+      this.pages.delete(old);
+    }
+  }
+
+  /** An answer did not come: the page may be asked for again. */
+  failed(page: number): void {
+    this.asked.delete(page);
+  }
+
+  row(index: number): T | undefined {
+    const page = Math.floor(index / this.size);
+    const rows = this.pages.get(page);
+    return rows?.[index - page * this.size];
+  }
+
+  /** Changes each row that is here; a row that stays the same is returned as it is. */
+  update(change: (row: T) => T): boolean {
+    let changed = false;
+    for (const [page, rows] of this.pages) {
+      const next = rows.map(change);
+      if (next.some((row, i) => row !== rows[i])) {
+        this.pages.set(page, next);
+        changed = true;
+      }
+    }
+    return changed;
+  }
+}
+
+/** The rows [from, to) to draw: those in sight and some around them. */
+export function windowOf(top: number, height: number, rowHeight: number, count: number, around: number): [number, number] {
+  const from = Math.max(0, Math.floor(top / rowHeight) - around);
+  const to = Math.min(count, Math.ceil((top + height) / rowHeight) + around);
+  return [Math.min(from, count), Math.max(to, 0)];
+}

@@ -1,0 +1,74 @@
+/** What the episode's page knows: the episode, its tokens and why it ended so; asked for again as it speaks. */
+
+import { useSignal, type ReadonlySignal } from "@preact/signals";
+import { useMemo, useRef } from "preact/hooks";
+import { get } from "../api";
+import { is, useEvents } from "../live";
+import { useLoaded, type Loaded } from "../load";
+import { joined } from "./join";
+import { tableOf, type TokensAnswer, type TokenTable } from "./table";
+import type { EpisodeAnswer, RunningCall, Why } from "./types";
+
+/** Milliseconds between two looks at an episode that runs. */
+const LIVE_MS = 1_000;
+
+export interface EpisodeRecord {
+  episode: Loaded<EpisodeAnswer>;
+  tokens: Loaded<TokensAnswer>;
+  table: TokenTable | null;
+  why: Loaded<Why>;
+  running: RunningCall[];
+  /** Another number whenever something was told of the episode or its group. */
+  changes: ReadonlySignal<number>;
+}
+
+export const pathOf = (id: string, what = "") => `/admin/v1/episodes/${encodeURIComponent(id)}${what}`;
+
+export function useRecord(id: string, model: string): EpisodeRecord {
+  const changes = useSignal(0);
+  const live = useSignal(false);
+  const episode = useLoaded(
+    async (signal) => {
+      const answer = await get<EpisodeAnswer>(pathOf(id), {}, signal);
+      live.value = answer.state !== "closed";
+      return answer;
+    },
+    [id, live.value],
+    live.value ? LIVE_MS : 0,
+  );
+  const why = useLoaded((signal) => get<Why>(pathOf(id, "/why"), {}, signal), [id, changes.value]);
+  const calls = useLoaded(
+    async (signal) => (live.peek() ? (await get<{ calls: RunningCall[] }>("/admin/v1/calls", {}, signal)).calls : []),
+    [id, live.value],
+    live.value ? LIVE_MS : 0,
+  );
+  const tokens = useTokens(id, model, episode.value.value?.calls.length ?? 0, live.value);
+  const group = episode.value.value?.group_id;
+  useEvents(
+    (events) => {
+      const own = events.some((event) => event.episode === id || (event.group !== undefined && event.group === group) || is(event, "gap"));
+      if (!own) return;
+      changes.value++;
+      episode.again();
+    },
+    [id, group],
+  );
+  const table = useMemo(() => tokens.value.value && tableOf(tokens.value.value), [tokens.value.value]);
+  const running = (calls.value.value ?? []).filter((call) => call.episode_id === id);
+  return { episode, tokens, table, why, running, changes };
+}
+
+/** The tokens: of an episode that runs, only what came since is asked for; when it closes, all of it with the trainer's figures. */
+function useTokens(id: string, model: string, turns: number, live: boolean): Loaded<TokensAnswer> {
+  const known = useRef<{ model: string; answer: TokensAnswer } | null>(null);
+  return useLoaded(
+    async (signal) => {
+      const before = live && known.current?.model === model ? known.current.answer : null;
+      const from = before?.nodes.length ?? 0;
+      const answer = await get<TokensAnswer>(pathOf(id, "/tokens"), { model, from_node: from || undefined }, signal);
+      known.current = { model, answer: before && from ? joined(before, answer, from) : answer };
+      return known.current.answer;
+    },
+    [id, model, turns, live],
+  );
+}

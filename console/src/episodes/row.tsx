@@ -1,0 +1,75 @@
+/** A row of the list of episodes. Its links are not stops of the Tab key: Enter opens the chosen row. */
+
+import { Badge, type Tone } from "../parts/badge";
+import { href } from "../router";
+import type { EpisodeRow } from "./types";
+import { moment, number } from "./words";
+
+const HEADS: [cls: string, words: string][] = [
+  ["at", "opened"],
+  ["task", "task"],
+  ["group", "group"],
+  ["version", "version"],
+  ["state", "state"],
+  ["reward", "reward"],
+  ["calls", "calls"],
+  ["tokens", "tokens"],
+  ["agent", "agent"],
+  ["id", "episode"],
+];
+
+export function EpisodeHeads() {
+  return (
+    <>
+      {HEADS.map(([cls, words]) => (
+        <span key={cls} role="columnheader" class={`cell c-${cls}`}>
+          {words}
+        </span>
+      ))}
+    </>
+  );
+}
+
+export function stateTone(row: Pick<EpisodeRow, "state" | "reason">): Tone {
+  if (row.state !== "closed") return "info";
+  return row.reason === "rewarded" ? "good" : "warn";
+}
+
+export function stateWords(row: Pick<EpisodeRow, "state" | "reason">): string {
+  return row.state === "closed" ? row.reason.replaceAll("_", " ") || "closed" : row.state;
+}
+
+export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; speaking: Map<string, number> }) {
+  if (!row)
+    return (
+      <span role="gridcell" class="cell quiet">
+        …
+      </span>
+    );
+  const now = row.state === "closed" ? 0 : (speaking.get(row.episode_id) ?? 0);
+  const tokens = (row.sampled_tokens ?? 0) + now;
+  return (
+    <>
+      <span role="gridcell" class="cell c-at">{moment(row.created_at)}</span>
+      <span role="gridcell" class="cell c-task" title={row.task_id}>{row.task_id}</span>
+      <span role="gridcell" class="cell c-group" title={row.group_id}>
+        <a tabIndex={-1} href={href("episodes", { group: row.group_id })}>{row.group_id}</a>
+      </span>
+      <span role="gridcell" class="cell c-version">{row.version}</span>
+      <span role="gridcell" class="cell c-state">
+        <Badge tone={stateTone(row)}>{stateWords(row)}</Badge>
+        {row.mode === "eval" && <Badge>eval</Badge>}
+      </span>
+      <span role="gridcell" class="cell c-reward">{number(row.reward)}</span>
+      <span role="gridcell" class="cell c-calls">{row.calls ?? ""}</span>
+      <span role="gridcell" class={now ? "cell c-tokens speaking" : "cell c-tokens"}>
+        {tokens ? tokens.toLocaleString("en-US") : "–"}
+        {row.truncated ? <span title="A reply was cut at its token limit"> ✂</span> : null}
+      </span>
+      <span role="gridcell" class="cell c-agent" title={row.agent}>{row.agent}</span>
+      <span role="rowheader" class="cell c-id">
+        <a tabIndex={-1} href={href("episodes", row.episode_id)}>{row.episode_id}</a>
+      </span>
+    </>
+  );
+}

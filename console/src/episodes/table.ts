@@ -1,0 +1,152 @@
+/** An episode's tokens as columns: what the admin API answers, as arrays that the views read by a token's number.
+ *
+ * Tokens are numbered through all nodes, in the order of the nodes. Prompt tokens have version -1 and log-probability NaN; a figure
+ * of the trainer that was not computed is NaN.
+ */
+
+export interface TokenNode {
+  index: number;
+  /** The node that this one continues; -1: the root. */
+  parent: number;
+  /** The tokens of the parent that it continues. */
+  at: number;
+  sampled: boolean;
+  /** The number of its first token. */
+  start: number;
+  tokens: number;
+  call_id: string;
+  /** The conversation of a sampled node. */
+  lineage: number | null;
+  temperature: number;
+  mask_reason: string;
+  finish_reason: string;
+  reward: number | null;
+}
+
+type Column = (number | null)[];
+
+/** `GET /admin/v1/episodes/{id}/tokens`. */
+export interface TokensAnswer {
+  episode_id: string;
+  model: string;
+  state: string;
+  reward: number | null;
+  nodes: TokenNode[];
+  text: string[];
+  ids: number[];
+  /** Places of control tokens, such as <|im_start|>. */
+  control: number[];
+  logprob: Column;
+  version: number[];
+  flags: number[];
+  /** Indices into `mask_reasons`; 0: trained, or may be. */
+  mask: number[];
+  mask_reasons: string[];
+  trained: TrainedAnswer | null;
+  untrained_why: string;
+}
+
+interface TrainedAnswer {
+  run: string;
+  step: number;
+  buffer: number;
+  version: number;
+  logprob: Column;
+  entropy: Column;
+  advantage: Column;
+  weight: Column;
+  mismatch: Column;
+  clipped: Column;
+}
+
+/** What the trainer's step computed of each token. */
+export interface TrainedFigures {
+  step: number;
+  version: number;
+  logprob: Float32Array;
+  entropy: Float32Array;
+  advantage: Float32Array;
+  weight: Float32Array;
+  mismatch: Float32Array;
+  /** 1: outside of the trust region. */
+  clipped: Uint8Array;
+}
+
+export interface TokenTable {
+  episode_id: string;
+  model: string;
+  nodes: TokenNode[];
+  ids: Int32Array;
+  texts: string[];
+  control: Set<number>;
+  logprobs: Float32Array;
+  versions: Int32Array;
+  flags: Uint8Array;
+  mask: Uint8Array;
+  maskReasons: string[];
+  /** Each token's node, by its place in `nodes`. */
+  nodeOf: Int32Array;
+  trained: TrainedFigures | null;
+  untrainedWhy: string;
+}
+
+const floats = (column: Column): Float32Array => Float32Array.from(column, (value) => value ?? NaN);
+
+export function tableOf(answer: TokensAnswer): TokenTable {
+  const nodeOf = new Int32Array(answer.ids.length);
+  answer.nodes.forEach((node, place) => nodeOf.fill(place, node.start, node.start + node.tokens));
+  return {
+    episode_id: answer.episode_id,
+    model: answer.model,
+    nodes: answer.nodes,
+    ids: Int32Array.from(answer.ids),
+    texts: answer.text,
+    control: new Set(answer.control),
+    logprobs: floats(answer.logprob),
+    versions: Int32Array.from(answer.version),
+    flags: Uint8Array.from(answer.flags),
+    mask: Uint8Array.from(answer.mask),
+    maskReasons: answer.mask_reasons,
+    nodeOf,
+    trained: answer.trained && trainedOf(answer.trained),
+    untrainedWhy: answer.untrained_why,
+  };
+}
+
+function trainedOf(answer: TrainedAnswer): TrainedFigures {
+  return {
+    step: answer.step,
+    version: answer.version,
+    logprob: floats(answer.logprob),
+    entropy: floats(answer.entropy),
+    advantage: floats(answer.advantage),
+    weight: floats(answer.weight),
+    mismatch: floats(answer.mismatch),
+    clipped: Uint8Array.from(answer.clipped, (value) => value ?? 0),
+  };
+}
+
+/** `TokenFlag` of the gateway, bit by bit. */
+export const FLAGS: readonly (readonly [bit: number, name: string, words: string])[] = [
+  [1, "constrained", "a grammar, a forced tool, a bias or a penalty shaped the choice"],
+  [2, "truncated", "top-p, top-k or min-p cut the distribution"],
+  [4, "greedy", "temperature 0: it was not drawn at all"],
+  [8, "stale_kv", "part of its context was computed by older weights"],
+  [16, "invalid_logprob", "the engine gave no usable log-probability"],
+  [32, "unconfirmed", "two versions may have sampled it"],
+  [64, "orphaned", "its version is no ancestor of the newest"],
+  [128, "late", "it is older than the bound allows in its batch"],
+];
+
+export function flagsOf(bits: number): string[] {
+  return FLAGS.filter(([bit]) => bits & bit).map(([, name]) => name);
+}
+
+/** Why a token is not trained, as far as the record says; empty: it is, or may be. */
+export function maskOf(table: TokenTable, token: number): string {
+  return table.maskReasons[table.mask[token]!] ?? "";
+}
+
+export function nodeAt(table: TokenTable, token: number): TokenNode {
+  return table.nodes[table.nodeOf[token]!]!;
+}
