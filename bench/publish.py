@@ -29,7 +29,8 @@ from safetensors.torch import load_file, save_file
 
 from bench.report import Steps, finish, machine, number, ranged, show, spread
 from gateway.weights.manifest import entry_of, plan_of
-from gateway.weights.plugin.headgate_transfer.wire import FRAME, Group, Join, Receiver, Sender
+from gateway.weights.plugin.headgate_transfer.groups import Collective
+from gateway.weights.plugin.headgate_transfer.wire import FRAME, Join, Receiver, Sender
 from gateway.weights.tensors import scan
 
 NAME = "model.safetensors"
@@ -91,7 +92,7 @@ def _serve(pipe: Connection) -> None:
 
 def _receive_bare(pipe: Connection, port: int, size: int) -> None:
     store = dist.TCPStore(_HOST, port, None, is_master=False)
-    group = Group("gloo", store, 1, 2, _HOST, _LIMIT_S)
+    group = Collective("gloo", store, 1, 2, _HOST, _LIMIT_S)
     data = torch.empty(size, dtype=torch.uint8)
     pipe.send("")
     _broadcast(group, data, receives=True)
@@ -110,7 +111,7 @@ def _read(_pipe: Connection, file: Path) -> None:
 _DUTIES: dict[str, Any] = {"gloo": _receive_bare, "collective": _receive, "filesystem": _read}
 
 
-def _broadcast(group: Group, data: torch.Tensor, *, receives: bool) -> None:
+def _broadcast(group: Collective, data: torch.Tensor, *, receives: bool) -> None:
     frames = (("broadcast", data[start : start + FRAME]) for start in range(0, len(data), FRAME))
     for _ in group.broadcast(frames, receives=receives):
         pass
@@ -120,7 +121,7 @@ def time_gloo(peer: Peer, size: int) -> float:
     """The seconds of the bytes alone."""
     store = dist.TCPStore(_HOST, 0, None, is_master=True, wait_for_workers=False)
     peer.begin("gloo", store.port, size)
-    group, data = Group("gloo", store, 0, 2, _HOST, _LIMIT_S), torch.ones(size, dtype=torch.uint8)
+    group, data = Collective("gloo", store, 0, 2, _HOST, _LIMIT_S), torch.ones(size, dtype=torch.uint8)
     peer.end()
     began = time.monotonic()
     _broadcast(group, data, receives=False)

@@ -113,7 +113,8 @@ class Collective:
             opened = await self._asked("POST", f"{source}/versions/{version}/send", ask)
         join = {
             "version": version,
-            "backend": self._settings.backend,
+            "backend": opened["backend"],
+            "lanes": opened["lanes"],
             "address": opened["address"],
             "port": opened["port"],
             "world_size": workers + 1,

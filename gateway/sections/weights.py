@@ -28,7 +28,10 @@ class WeightsSettings(Section):
     """The most megabytes (10^6) a second that this gateway fetches; no limit if absent. Mirrors have their own."""
     fetch_s: Seconds = 600.0
     """How long a version may take to come to this gateway, and then to all mirrors."""
-    backend: Literal["gloo", "nccl"] = "gloo"
-    """The library by which engines with `[engine] transport = "collective"` receive: `nccl` needs accelerators on both sides."""
+    backend: Literal["auto", "gloo", "nccl", "nccl_m2n", "ipc"] = "auto"
+    """How the bytes reach engines with `[engine] transport = "collective"`: `gloo` by TCP; `nccl` through accelerators at both
+    ends; `nccl_m2n` the same from every accelerator of the trainer's machine at once; `ipc` through the memory of the one machine
+    that trainer and engine share. `auto`: the trainer's server takes NCCL where it has accelerators, else gloo. What an
+    installation cannot do is refused, with the reason."""
     transfer_s: Seconds = 30.0
     """The deadline of each operation of such a transfer: to form the group, to send 16 MiB, to hear that all is well."""

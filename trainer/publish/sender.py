@@ -1,6 +1,6 @@
 """`python -m trainer.publish.sender`: the server of published versions that also sends them to engines by collective operations.
 
-    POST /versions/7/send {"backend": "gloo", "workers": 1, "timeout_s": 60}   answers {"id", "address", "port"} at once
+    POST /versions/7/send {"backend": "auto", "workers": 1, "timeout_s": 60}   answers how to join, and an "id"
     GET  /sends/ID                                                            waits, and answers {"state": "sent"} or why not
 
 beside the routes of `gateway.weights.server`. It is a process of its own, so that no transfer holds the trainer up and no peer
@@ -25,7 +25,8 @@ from aiohttp import web
 from gateway.errors import GatewayError, NotFound, Unprocessable
 from gateway.weights.manifest import MANIFEST, BadManifest, plan_of
 from gateway.weights.mirror import Mirror
-from gateway.weights.plugin.headgate_transfer.wire import BACKENDS, Sender, TransferError
+from gateway.weights.plugin.headgate_transfer.groups import BACKENDS, TransferError
+from gateway.weights.plugin.headgate_transfer.wire import Sender
 from gateway.weights.server import create_server
 
 _AT_ONCE = 16
@@ -67,7 +68,8 @@ class Sends:
         name = str(next(self._ids))
         self._forget()
         self._running[name] = asyncio.get_running_loop().run_in_executor(self._threads, sender.send)
-        return web.json_response({"id": name, "address": self._host, "port": sender.port})
+        chosen = {"backend": sender.backend, "lanes": sender.lanes}
+        return web.json_response({"id": name, **chosen, "address": self._host, "port": sender.port})
 
     def _forget(self) -> None:
         for name in [name for name, task in self._running.items() if task.done()][:-_REMEMBERED]:
@@ -89,10 +91,12 @@ def _parsed(body: bytes) -> tuple[str, int, float]:
     except (ValueError, KeyError, TypeError) as error:
         raise Unprocessable("the body needs backend, workers and timeout_s", code="invalid_value") from error
     backend, workers, timeout_s = found
-    if backend not in BACKENDS or not 1 <= workers <= _MOST_WORKERS or not 0 < timeout_s <= _LONGEST_S:
-        message = (
-            f"backend is one of {BACKENDS}, workers 1 to {_MOST_WORKERS}, timeout_s up to {_LONGEST_S:g}"
-        )
+    if (
+        backend not in ("auto", *BACKENDS)
+        or not 1 <= workers <= _MOST_WORKERS
+        or not 0 < timeout_s <= _LONGEST_S
+    ):
+        message = f"backend is auto or one of {BACKENDS}, workers 1 to {_MOST_WORKERS}, timeout_s up to {_LONGEST_S:g}"
         raise Unprocessable(message, code="invalid_value")
     return found
 

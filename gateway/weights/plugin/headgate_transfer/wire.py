@@ -1,9 +1,9 @@
 """The bytes of a version from one process to several, and the proof that they are those of the manifest.
 
-A group is formed for one transfer and never used again: rank 0 has the version's files, every other rank is a worker of one
-engine. Files travel in frames of whole pieces (the manifest's), each a broadcast; at the end all ranks say whether they are
-content. Invariants: every operation has a deadline, and the error names it; a `Receiver` gives out only bytes whose hashes are
-the manifest's.
+Groups (`groups`) are formed for one transfer and never used again: rank 0 has the version's files, every other rank is a worker
+of one engine. Files travel in frames of whole pieces (the manifest's), each a broadcast; at the end all ranks say whether they
+are content. Invariants: every operation has a deadline, and the error names it; a `Receiver` gives out only bytes whose hashes
+are the manifest's.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ import logging
 import mmap
 import socket
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from blake3 import blake3
 
+from .groups import Group, Lanes, TransferError, accelerator, chosen, lanes_of, named, open_group, refusal
+
 log = logging.getLogger("vllm.headgate_transfer")
 """Under vLLM's own, which is shown."""
 FRAME = 2**24
 """The most bytes of one broadcast; a piece that is larger is a frame of its own."""
-_AT_ONCE = 3
-"""Frames that are on their way at once."""
-BACKENDS = ("gloo", "nccl")
 _PLAN = "plan"
 _NAMED: dict[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -42,10 +38,6 @@ _NAMED: dict[str, torch.dtype] = {
 
 Plan = Mapping[str, Sequence[tuple[int, str]]]
 """The pieces of each file, in the order of their bytes: size and BLAKE3."""
-
-
-class TransferError(RuntimeError):
-    """A transfer that did not come to its end; the message names the step."""
 
 
 @dataclass
@@ -62,10 +54,12 @@ class Join:
     timeout_s: float
     """The deadline of each operation."""
     rank_offset: int = 1
+    lanes: int = 1
+    """Groups side by side, each with a share of the frames."""
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend {self.backend!r} is none of {', '.join(BACKENDS)}")
+        if why := refusal(self.backend):
+            raise ValueError(why)
 
 
 @dataclass(frozen=True)
@@ -108,78 +102,29 @@ def digest_of(plan: Plan) -> str:
     ).hexdigest()
 
 
-class Group:
-    """The ranks of one transfer. Close it: what others still wait for then ends with an error there."""
-
-    def __init__(self, backend: str, store: Any, rank: int, size: int, host: str, timeout_s: float) -> None:
-        """Waits until all ranks are there. `host`: the address of this machine by which the others reach it."""
-        self._timeout = timedelta(seconds=timeout_s)
-        self._device = torch.device("cpu")
-        with _named("join the group"):
-            if backend == "gloo":
-                options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-                options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-                options._timeout = self._timeout
-                self._group: Any = dist.ProcessGroupGloo(
-                    dist.PrefixStore("group", store), rank, size, options
-                )
-            else:  # not run by any test: there is no machine with accelerators here
-                self._device = torch.device("cuda", torch.cuda.current_device())
-                nccl = dist.ProcessGroupNCCL.Options()
-                nccl._timeout = self._timeout
-                self._group = dist.ProcessGroupNCCL(dist.PrefixStore("group", store), rank, size, nccl)
-
-    def broadcast(
-        self, frames: Iterable[tuple[str, torch.Tensor]], *, receives: bool
-    ) -> Iterator[torch.Tensor]:
-        """Sends bytes of the host's memory from rank 0 to all others, or receives into them; yields each when it is there.
-
-        `frames`: what the step is called, and the bytes. A few are on their way at once, so that nobody waits for a turn.
-        """
-        under_way: deque[tuple[str, torch.Tensor, torch.Tensor, Any]] = deque()
-        for name, data in frames:
-            moved = data if self._device.type == "cpu" else data.to(self._device)
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor, options.timeout = 0, 0, self._timeout
-            with _named(name):
-                under_way.append((name, data, moved, self._group.broadcast([moved], options)))
-            if len(under_way) == _AT_ONCE:
-                yield self._came(*under_way.popleft(), receives)
-        while under_way:
-            yield self._came(*under_way.popleft(), receives)
-
-    def _came(
-        self, name: str, data: torch.Tensor, moved: torch.Tensor, work: Any, receives: bool
-    ) -> torch.Tensor:
-        with _named(name):
-            work.wait(self._timeout)
-            if receives and moved is not data:
-                data.copy_(moved)
-        return data
-
-    def agree(self, content: bool) -> bool:
-        """True if every rank is content."""
-        flag = torch.tensor([int(content)], dtype=torch.int32, device=self._device)
-        options = dist.AllreduceOptions()
-        options.reduceOp, options.timeout = dist.ReduceOp(dist.ReduceOp.MIN), self._timeout
-        with _named("hear whether all have the bytes"):
-            self._group.allreduce([flag], options).wait(self._timeout)
-            return bool(flag.item())
-
-    def close(self) -> None:
-        """Ends every connection."""
-        self._group.abort()
-
-
 class Sender:
     """Rank 0 of a transfer: opens a port, and sends the files of a folder to whoever joins."""
 
     def __init__(
-        self, folder: Path, plan: Plan, backend: str, host: str, workers: int, timeout_s: float
+        self,
+        folder: Path,
+        plan: Plan,
+        backend: str,
+        host: str,
+        workers: int,
+        timeout_s: float,
+        lanes: int | None = None,
     ) -> None:
-        """`host`: the address of this machine by which engines reach it."""
-        self._folder, self._plan, self._backend, self._host = folder, plan, backend, host
+        """`host`: the address of this machine by which engines reach it; `lanes`: as many as the backend has without a number.
+
+        Raises TransferError for a backend that cannot be used here.
+        """
+        self.backend = chosen(backend)
+        if why := refusal(self.backend):
+            raise TransferError(why)
+        self._folder, self._plan, self._host = folder, plan, host
         self._size, self._timeout_s = workers + 1, timeout_s
+        self.lanes = lanes or lanes_of(self.backend)
         self._store = dist.TCPStore(
             "0.0.0.0", 0, None, is_master=True, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
         )  # fmt: skip
@@ -188,16 +133,27 @@ class Sender:
 
     def send(self) -> None:
         """Sends everything; blocks, so call it in a thread. Raises TransferError and OSError."""
-        group = Group(self._backend, self._store, 0, self._size, self._host, self._timeout_s)
+        lanes = Lanes(self._lane, self.lanes)
         try:
             with _Files(self._folder, self._plan) as files:
-                frames = ((_step("send", frame), frame.of(files)) for frame in frames_of(self._plan))
-                for _ in group.broadcast(frames, receives=False):
-                    pass
-            if not group.agree(content=True):
+                frames = list(frames_of(self._plan))
+
+                def send(group: Group, lane: int) -> None:
+                    own = ((_step("send", frame), frame.of(files)) for frame in frames[lane :: self.lanes])
+                    for _ in group.broadcast(own, receives=False):
+                        pass
+
+                lanes.run(send)
+            if not lanes.agree(content=True):
                 raise TransferError(f"an engine refused what it received: {self._reason()}")
         finally:
-            group.close()
+            lanes.close()
+
+    def _lane(self, lane: int) -> Group:
+        device = accelerator(lane) if self.backend.startswith("nccl") else None
+        store = dist.PrefixStore(f"lane-{lane}", self._store)
+        place = self.backend, store, 0, self._size, self._host, self._timeout_s
+        return open_group(*place, device, _largest(self._plan))
 
     def _reason(self) -> str:
         keys = [_wrong_key(rank) for rank in range(1, self._size)]
@@ -257,6 +213,8 @@ class Receiver:
         """`on_frame` is called in the thread before each frame, with its number."""
         self.version = join.version
         self._join, self._rank, self._on_frame = join, rank, on_frame
+        # asked in the worker's own thread, for another's is the first of the machine
+        self._device = accelerator() if join.backend.startswith("nccl") else None
         self._outcome: Future[Received] = Future()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=f"weights-of-{join.version}", daemon=True)
@@ -282,25 +240,31 @@ class Receiver:
 
     def _receive(self) -> Received:
         join = self._join
-        with _named("reach the sender"):
+        with named("reach the sender"):
             limit = timedelta(seconds=join.timeout_s)
             store = dist.TCPStore(join.address, join.port, None, is_master=False, timeout=limit)
             if store.get(_PLAN).decode() != digest_of(join.plan):
                 raise TransferError(f"the sender has another version {join.version} than the manifest says")
         here = _own_address(join.address, join.port)
-        group = Group(join.backend, store, self._rank, join.world_size, here, join.timeout_s)
+
+        def lane(number: int) -> Group:
+            inner = dist.PrefixStore(f"lane-{number}", store)
+            place = join.backend, inner, self._rank, join.world_size, here, join.timeout_s
+            return open_group(*place, self._device, _largest(join.plan))
+
+        lanes = Lanes(lane, join.lanes)
         try:
-            received, wrong = self._take_all(group)
+            received, wrong = self._take_all(lanes)
             if wrong:
                 store.set(_wrong_key(self._rank), wrong)
-            group.agree(content=not wrong)
+            lanes.agree(content=not wrong)
         finally:
-            group.close()
+            lanes.close()
         if wrong:
             raise TransferError(wrong)
         return received
 
-    def _take_all(self, group: Group) -> tuple[Received, str]:
+    def _take_all(self, lanes: Lanes) -> tuple[Received, str]:
         """Receives all frames, and returns them with the first error (empty: none); hashes are computed while the next
         frame is on its way."""
         plan = self._join.plan
@@ -308,10 +272,15 @@ class Receiver:
         for name, pieces in plan.items():
             received.files[name] = torch.empty(sum(size for size, _ in pieces), dtype=torch.uint8)
         frames = list(frames_of(plan))
-        with ThreadPoolExecutor(1, "weights-hash") as looker:
-            came = group.broadcast(self._places(frames, received), receives=True)
-            looks = [looker.submit(_wrong_in, data, frame) for frame, data in zip(frames, came, strict=True)]
-        return received, next((found for look in looks if (found := look.result())), "")
+
+        def take(group: Group, lane: int) -> str:
+            own = frames[lane :: self._join.lanes]
+            with ThreadPoolExecutor(1, "weights-hash") as looker:
+                came = group.broadcast(self._places(own, received), receives=True)
+                looks = [looker.submit(_wrong_in, data, frame) for frame, data in zip(own, came, strict=True)]
+            return next((found for look in looks if (found := look.result())), "")
+
+        return received, next(filter(None, lanes.run(take)), "")
 
     def _places(self, frames: Sequence[Frame], received: Received) -> Iterator[tuple[str, torch.Tensor]]:
         for number, frame in enumerate(frames):
@@ -331,6 +300,10 @@ def _wrong_in(data: torch.Tensor, frame: Frame) -> str:
     return ""
 
 
+def _largest(plan: Plan) -> int:
+    return max((frame.size for frame in frames_of(plan)), default=0)
+
+
 def _wrong_key(rank: int) -> str:
     return f"wrong-{rank}"
 
@@ -345,14 +318,3 @@ def _own_address(host: str, port: int) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(place)
         return str(probe.getsockname()[0])
-
-
-@contextmanager
-def _named(step: str) -> Iterator[None]:
-    """Names the step in the errors of torch."""
-    try:
-        yield
-    except TransferError:
-        raise
-    except (RuntimeError, OSError, ValueError) as error:
-        raise TransferError(f"could not {step}: {str(error).splitlines()[0][:300]}") from error
