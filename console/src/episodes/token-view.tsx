@@ -137,7 +137,8 @@ function columnsOf(element: HTMLElement): number {
   const wide = probe.getBoundingClientRect().width / 100;
   probe.remove();
   const style = getComputedStyle(element);
-  const inner = element.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
+  const padding = (side: string) => parseFloat(side) || 0;
+  const inner = element.clientWidth - padding(style.paddingLeft) - padding(style.paddingRight);
   return Math.max(Math.min(Math.floor(inner / (wide || 8)), 160), 20);
 }
 
