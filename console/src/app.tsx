@@ -5,8 +5,10 @@ import { useEffect, useRef } from "preact/hooks";
 import { asking, giveKey, session } from "./api";
 import { press, shortcuts, useShortcuts } from "./keys";
 import { streamState } from "./live";
+import { useLoaded } from "./load";
 import { ConfirmDialog } from "./parts/confirm";
-import { go, href, route } from "./router";
+import { go, href, route, setQuery } from "./router";
+import { loadShell, model, recorded, shell } from "./shell";
 import { EnginesView } from "./views/engines";
 import { EpisodeView } from "./views/episode";
 import { EpisodesView } from "./views/episodes";
@@ -38,6 +40,7 @@ const STREAM = {
 
 export function App() {
   const helping = useSignal(false);
+  useLoaded(loadShell, [session.value]);
   useEffect(() => {
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
@@ -62,13 +65,14 @@ export function App() {
         </a>
         <nav aria-label="Views">
           {PLACES.map((one) => (
-            <a key={one.name} href={href(one.name)} aria-current={one === place ? "page" : undefined} title={`Keys: ${one.key}`}>
+            <a key={one.name} href={href(one.name, { model: model.value })} aria-current={one === place ? "page" : undefined} title={`Keys: ${one.key}`}>
               {one.title}
             </a>
           ))}
         </nav>
+        <ModelChoice />
         <span class={`stream ${streamState.value}`} role="status">
-          {STREAM[streamState.value]}
+          {recorded.value ? "recorded run" : STREAM[streamState.value]}
         </span>
         <button type="button" onClick={() => (helping.value = true)} aria-label="Keyboard shortcuts">
           ?
@@ -80,6 +84,21 @@ export function App() {
       <Help open={helping.value} close={() => (helping.value = false)} />
       <ConfirmDialog />
     </>
+  );
+}
+
+function ModelChoice() {
+  const models = shell.value?.models.filter((one) => one.trained) ?? [];
+  if (models.length < 2) return null;
+  return (
+    <label class="model-choice">
+      Model{" "}
+      <select value={model.value ?? models[0]!.name} onChange={(event) => setQuery({ model: event.currentTarget.value })}>
+        {models.map((one) => (
+          <option key={one.name}>{one.name}</option>
+        ))}
+      </select>
+    </label>
   );
 }
 

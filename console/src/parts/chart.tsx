@@ -79,9 +79,12 @@ function drawn(props: ChartProps): uPlot.Plugin {
         ctx.save();
         ctx.strokeStyle = colour("--mark");
         ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+        let before = -Infinity;
         for (const mark of props.marks ?? []) {
           const x = Math.round(plot.valToPos(mark.x, "x", true)) + 0.5;
-          if (x < bbox.left || x > bbox.left + bbox.width) continue;
+          // Marks closer than this would be a grey field.
+          if (x < bbox.left || x > bbox.left + bbox.width || x - before < 5 * devicePixelRatio) continue;
+          before = x;
           ctx.beginPath();
           ctx.moveTo(x, bbox.top);
           ctx.lineTo(x, bbox.top + bbox.height);

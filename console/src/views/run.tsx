@@ -1,10 +1,256 @@
-import { Empty } from "../parts/notice";
+// Run: does it learn? The trainer's figures as charts over steps or time, beside those of another run, growing as steps are told.
+import { useSignal } from "@preact/signals";
+import { useMemo } from "preact/hooks";
+import { session } from "../api";
+import { clock, duration, plural, share, short } from "../format";
+import { is, useEvents } from "../live";
+import { useLoaded } from "../load";
+import { Badge } from "../parts/badge";
+import { Chart, type Line, type Mark } from "../parts/chart";
+import { Empty, Failure, Loading } from "../parts/notice";
+import { Table } from "../parts/table";
+import { route, setQuery } from "../router";
+import { phases, PLOTS, type Curve, type Plot } from "../run/plots";
+import { grown, joined, loadRuns, loadSteps, smoothed, type Run, type Steps } from "../run/steps";
+import { model, recorded } from "../shell";
+
+const SHOWN_IN_TABLE = ["reward_mean", "eval/reward_mean", "excluded_share", "loss", "kl_recorded_k3", "entropy", "logprob_gap_mean", "staleness_mean", "seconds/total"];
 
 export function RunView() {
+  const runs = useLoaded((signal) => loadRuns(model.value, signal), [model.value, session.value]);
+  useEvents((events) => events.some((event) => is(event, "trainer.step", "gap")) && runs.again());
+  const list = runs.value.value;
+  const query = route.value.query;
+  const run = list?.find((one) => one.run === query.get("run")) ?? list?.[0];
+  const other = list?.find((one) => one.run === query.get("with") && one !== run);
   return (
     <>
       <h1>Run</h1>
-      <Empty>This view is being built.</Empty>
+      <Failure text={runs.error.value} />
+      {!list && !runs.error.value && <Loading />}
+      {list && !run && (
+        <Empty>
+          No step is told yet. They come when a trainer trains at this gateway: <code>trainer run trainer.toml</code>.
+        </Empty>
+      )}
+      {run && <OneRun key={run.model + run.run} run={run} other={other} runs={list!} />}
     </>
+  );
+}
+
+/** The steps of a run, kept up to date by what is told. */
+function useSteps(run: Run | undefined): { steps: Steps | null; error: string | null } {
+  const grownSteps = useSignal<Steps | null>(null);
+  const ask = async (signal: AbortSignal) => (grownSteps.value = run ? await loadSteps(run, signal) : null);
+  const loaded = useLoaded(ask, [run?.model, run?.run, session.value]);
+  useEvents(
+    (events) => {
+      for (const event of events) {
+        const now = grownSteps.peek();
+        if (event.kind === "gap") loaded.again();
+        if (!now || event.kind !== "trainer.step" || event.model !== now.model || (event.data["run"] ?? now.run) !== now.run) continue;
+        const { step, version, figures } = event.data as { step: number; version?: number; figures: Record<string, number> };
+        if (now.every === 1) grownSteps.value = grown(now, { step, version: version ?? null, at: event.at, figures });
+        else loaded.again();
+      }
+    },
+    [run?.model, run?.run],
+  );
+  return { steps: run ? grownSteps.value : null, error: loaded.error.value };
+}
+
+function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: Run[] }) {
+  const mine = useSteps(run);
+  const beside = useSteps(other);
+  const byTime = route.value.query.get("x") === "time";
+  const width = Number(route.value.query.get("smooth") ?? 1);
+  if (!mine.steps) return mine.error ? <Failure text={mine.error} /> : <Loading />;
+  const steps = mine.steps;
+  return (
+    <>
+      <Controls run={run} runs={runs} other={other} />
+      <Failure text={mine.error ?? beside.error} />
+      <Headline steps={steps} run={run} />
+      <Charts steps={steps} other={beside.steps} byTime={byTime} width={width} />
+      <h2>Figures of the last steps</h2>
+      <LastSteps steps={steps} />
+    </>
+  );
+}
+
+function Controls({ run, runs, other }: { run: Run; runs: Run[]; other: Run | undefined }) {
+  const query = route.value.query;
+  const label = (one: Run) => `${one.run} (${plural(one.steps, "step")}, ${clock(one.began_at)})`;
+  const chosen = (name: string) => (event: Event) => setQuery({ [name]: (event.target as HTMLSelectElement).value });
+  return (
+    <div class="toolbar">
+      <label>
+        Run
+        <select value={run.run} onChange={chosen("run")}>
+          {runs.map((one) => (
+            <option key={one.run} value={one.run}>
+              {label(one)}
+            </option>
+          ))}
+        </select>
+      </label>
+      <label>
+        Beside
+        <select value={other?.run ?? ""} onChange={chosen("with")} disabled={runs.length < 2}>
+          <option value="">{runs.length < 2 ? "no other run" : "none"}</option>
+          {runs
+            .filter((one) => one !== run)
+            .map((one) => (
+              <option key={one.run} value={one.run}>
+                {label(one)}
+              </option>
+            ))}
+        </select>
+      </label>
+      <label>
+        Over
+        <select value={query.get("x") ?? ""} onChange={chosen("x")}>
+          <option value="">steps</option>
+          <option value="time">time</option>
+        </select>
+      </label>
+      <label>
+        Mean over
+        <select value={query.get("smooth") ?? ""} onChange={chosen("smooth")}>
+          <option value="">1 step</option>
+          <option value="5">5 steps</option>
+          <option value="20">20 steps</option>
+        </select>
+      </label>
+      {other && (
+        <span class="quiet">
+          solid: {run.run}; dashed: {other.run}
+        </span>
+      )}
+    </div>
+  );
+}
+
+const latest = (column: readonly (number | null)[] | undefined) => column?.findLast((value) => value !== null) ?? null;
+
+function Headline({ steps, run }: { steps: Steps; run: Run }) {
+  const at = steps.at.at(-1) ?? run.ended_at;
+  const now = (name: string) => latest(steps.figures[name]);
+  const tokens = now("trained_tokens");
+  const total = now("seconds/total");
+  const version = latest(steps.version);
+  const facts: [string, string][] = [
+    ["Last step", String(steps.step.at(-1) ?? "–")],
+    ["Version", version === null ? "–" : String(version)],
+    ["Reward", short(now("reward_mean"))],
+    ["Evaluation", short(now("eval/reward_mean"))],
+    ["Left out", share(now("excluded_share"))],
+    ["Tokens/s", tokens && total ? short(tokens / total) : "–"],
+    ["Step takes", duration(total)],
+    ["Told", recorded.value ? clock(at) : `${duration(Math.max(0, Date.now() / 1000 - at))} ago`],
+  ];
+  return (
+    <dl class="facts">
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value}</dd>
+        </div>
+      ))}
+    </dl>
+  );
+}
+
+/** The places where a step made a new version. */
+function marksOf(steps: Steps, x: readonly number[]): Mark[] {
+  const marks: Mark[] = [];
+  steps.version.forEach((version, i) => {
+    if (version !== null && version !== (steps.version[i - 1] ?? null)) marks.push({ x: x[i]!, label: `version ${version}` });
+  });
+  return marks;
+}
+
+function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | null; byTime: boolean; width: number }) {
+  // Over time, another run is laid over this one from its own beginning.
+  const shift = byTime && other ? (steps.at[0] ?? 0) - (other.at[0] ?? 0) : 0;
+  const over = (of: Steps, by: number) => (byTime ? of.at.map((at) => at + by) : of.step);
+  const axis = useMemo(() => joined(over(steps, 0), other ? over(other, shift) : []), [steps, other, byTime]);
+  const marks = useMemo(() => marksOf(steps, over(steps, 0)), [steps, byTime]);
+  const seconds: Plot = useMemo(
+    () => ({ id: "seconds", title: "Seconds by step", hint: "The phases of a step that take longest, and the whole step.", curves: phases(steps), format: "seconds" }),
+    [Object.keys(steps.figures).join()],
+  );
+  const plots = [...PLOTS, seconds];
+  const shown = plots.filter((plot) => plot.curves.some((curve) => known(curve, steps) || (other && known(curve, other))));
+  const missing = plots.filter((plot) => !shown.includes(plot));
+  return (
+    <>
+      <div class="charts">
+        {shown.map((plot) => (
+          <OnePlot key={plot.id} plot={plot} steps={steps} other={other} axis={axis} marks={marks} byTime={byTime} width={width} />
+        ))}
+      </div>
+      <p class="quiet">
+        Dotted lines are weight updates. Drag across a chart to look closer, double-click to see all.
+        {missing.length > 0 && ` Without figures in this run: ${missing.map((plot) => plot.title.toLowerCase()).join(", ")}.`}
+      </p>
+    </>
+  );
+}
+
+const known = (curve: Curve, steps: Steps) => curve.of(steps)?.some((value) => value !== null) ?? false;
+
+interface PlotProps {
+  plot: Plot;
+  steps: Steps;
+  other: Steps | null;
+  axis: ReturnType<typeof joined>;
+  marks: Mark[];
+  byTime: boolean;
+  width: number;
+}
+
+function OnePlot({ plot, steps, other, axis, marks, byTime, width }: PlotProps) {
+  const lines = useMemo(() => {
+    const of = (curve: Curve, from: Steps, bring: (column: readonly (number | null)[]) => readonly (number | null)[], beside: boolean): Line[] => {
+      const column = curve.of(from);
+      if (!column) return [];
+      const values = bring(curve.points ? column : smoothed(column, width));
+      return [{ label: beside ? `${curve.label}, ${from.run}` : curve.label, values, colour: curve.colour, dashed: beside, points: curve.points ?? false }];
+    };
+    return plot.curves.flatMap((curve) => [...of(curve, steps, axis.ofA, false), ...(other ? of(curve, other, axis.ofB, true) : [])]);
+  }, [plot, steps, other, axis, width]);
+  const first = plot.curves[0]!.of(steps);
+  const now = latest(first);
+  const well = now === null || !plot.band ? null : now >= plot.band[0] && now <= plot.band[1];
+  const format = plot.format === "share" ? share : plot.format === "seconds" ? duration : short;
+  return (
+    <section class="panel" aria-labelledby={`plot-${plot.id}`}>
+      <div class="panel-head">
+        <h2 id={`plot-${plot.id}`}>{plot.title}</h2>
+        {well !== null && <Badge tone={well ? "good" : "warn"}>{well ? "in range" : "out of range"}</Badge>}
+        <span class="figure">{format(now)}</span>
+      </div>
+      <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} sync="run" format={format} {...(plot.band ? { band: plot.band } : {})} />
+      <p class="hint">{plot.hint}</p>
+    </section>
+  );
+}
+
+function LastSteps({ steps }: { steps: Steps }) {
+  const names = SHOWN_IN_TABLE.filter((name) => steps.figures[name]);
+  const rows = steps.step.map((_, i) => i).slice(-15).reverse();
+  return (
+    <Table
+      caption="Figures of the last steps"
+      rows={rows}
+      id={(i) => steps.step[i]!}
+      columns={[
+        { head: "step", cell: (i) => steps.step[i], number: true },
+        { head: "version", cell: (i) => steps.version[i] ?? "–", number: true },
+        { head: "at", cell: (i) => clock(steps.at[i]) },
+        ...names.map((name) => ({ head: name, cell: (i: number) => short(steps.figures[name]![i]), number: true })),
+      ]}
+    />
   );
 }

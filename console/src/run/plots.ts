@@ -1,0 +1,138 @@
+// Which figures the run's charts show, and how figures are made of others. Names are those of metrics.jsonl (docs/signals.md).
+import type { Column, Steps } from "./steps";
+
+export interface Curve {
+  label: string;
+  colour: string;
+  of: (steps: Steps) => Column | undefined;
+  points?: boolean;
+}
+
+export interface Plot {
+  id: string;
+  title: string;
+  /** One sentence: how to read it. */
+  hint: string;
+  curves: Curve[];
+  /** Where all is well. */
+  band?: [number, number];
+  format?: "share" | "seconds";
+}
+
+const figure =
+  (name: string) =>
+  (steps: Steps): Column | undefined =>
+    steps.figures[name];
+
+const curve = (label: string, colour: number, name: string, more: Partial<Curve> = {}): Curve => ({
+  label,
+  colour: `--series-${colour}`,
+  of: figure(name),
+  ...more,
+});
+
+/** Failures that are the agent's own, and not of what it runs on. */
+const AGENTS_OWN = new Set(["agent_failed", "idle_deadline", "total_deadline", "timed_out", "turns_exhausted"]);
+
+/** The share of episodes that infrastructure lost: tools, sandboxes, environments, graders, engines. */
+export function infrastructure(steps: Steps): Column | undefined {
+  const share = steps.figures["excluded_share"];
+  const reasons = Object.keys(steps.figures).filter((name) => name.startsWith("excluded/"));
+  return share?.map((value, i) => {
+    if (value === null) return null;
+    const counts = reasons.map((name) => [name.slice("excluded/".length), steps.figures[name]![i] ?? 0] as const);
+    const all = counts.reduce((sum, [, count]) => sum + count, 0);
+    const lost = counts.reduce((sum, [reason, count]) => sum + (AGENTS_OWN.has(reason) ? 0 : count), 0);
+    return all ? (value * lost) / all : 0;
+  });
+}
+
+export function ratio(over: string, under: string): Curve["of"] {
+  return (steps) => {
+    const below = steps.figures[under];
+    return steps.figures[over]?.map((value, i) => (value !== null && below?.[i] ? value / below[i] : null));
+  };
+}
+
+const NOT_PHASES = new Set(["seconds/total", "seconds/idle", "seconds/compute"]);
+
+/** The phases of a step that take longest, and the whole. */
+export function phases(steps: Steps): Curve[] {
+  const mean = (column: Column) => {
+    const known = column.filter((value) => value !== null);
+    return known.reduce((sum, value) => sum + value, 0) / (known.length || 1);
+  };
+  const names = Object.keys(steps.figures).filter((name) => name.startsWith("seconds/") && !NOT_PHASES.has(name));
+  const longest = names.sort((a, b) => mean(steps.figures[b]!) - mean(steps.figures[a]!)).slice(0, 5);
+  const shown = longest.map((name, i) => curve(name.slice("seconds/".length), i + 1, name));
+  return [...shown, curve("whole step", 6, "seconds/total")];
+}
+
+export const PLOTS: Plot[] = [
+  {
+    id: "reward",
+    title: "Reward",
+    hint: "Rises over tens of steps, with noise. The evaluation rises with it.",
+    curves: [curve("training", 1, "reward_mean"), curve("evaluation", 2, "eval/reward_mean", { points: true })],
+  },
+  {
+    id: "excluded",
+    title: "Episodes left out",
+    hint: "Failed episodes are no zeros: they are left out. Below 2 % is healthy.",
+    curves: [curve("all failures", 4, "excluded_share"), { label: "infrastructure", colour: "--series-2", of: infrastructure }],
+    band: [0, 0.02],
+    format: "share",
+  },
+  {
+    id: "groups",
+    title: "Groups that teach nothing, truncated episodes",
+    hint: "Groups of equal rewards have no gradient: below half. Truncated: below 10 %.",
+    curves: [curve("equal rewards", 3, "equal_reward_groups"), curve("truncated", 2, "truncated_episodes")],
+    format: "share",
+  },
+  { id: "loss", title: "Loss", hint: "Tells little by itself in RL; a jump tells.", curves: [curve("loss", 1, "loss")] },
+  {
+    id: "kl",
+    title: "KL to the sampler",
+    hint: "Above 0.1 the data is too old: a smaller eta, or fewer minibatches.",
+    curves: [curve("k3", 3, "kl_recorded_k3")],
+    band: [0, 0.01],
+  },
+  { id: "entropy", title: "Entropy", hint: "Falls slowly. Near 0 within some steps: collapse.", curves: [curve("nats a token", 5, "entropy")] },
+  {
+    id: "mismatch",
+    title: "Engine against trainer",
+    hint: "Log-probabilities of one version, from both. Below 0.02 in bf16.",
+    curves: [curve("mean gap", 4, "logprob_gap_mean")],
+    band: [0, 0.02],
+  },
+  {
+    id: "staleness",
+    title: "Staleness",
+    hint: "Versions between sampling and training. Never above eta.",
+    curves: [curve("mean", 1, "staleness_mean"), curve("max", 2, "staleness_max")],
+  },
+  {
+    id: "clip",
+    title: "Clipped tokens",
+    hint: "0.1 to 20 %. Always 0: nothing is learnt.",
+    curves: [curve("share", 3, "clip_fraction")],
+    band: [0.001, 0.2],
+    format: "share",
+  },
+  { id: "gradient", title: "Gradient norm", hint: "Of one size; spikes of ten times tell.", curves: [curve("norm", 5, "grad_norm")] },
+  {
+    id: "tokens",
+    title: "Tokens trained per second",
+    hint: "Falls when replies grow, or when the trainer waits.",
+    curves: [{ label: "tokens/s", colour: "--series-1", of: ratio("trained_tokens", "seconds/total") }],
+  },
+  {
+    id: "idle",
+    title: "Trainer idle",
+    hint: "Above 70 %, rollout is the bottleneck.",
+    curves: [curve("share", 2, "idle_share")],
+    band: [0, 0.3],
+    format: "share",
+  },
+];
