@@ -11,6 +11,8 @@ export interface Loaded<T> {
   again: () => void;
 }
 
+const SOON_MS = 400;
+
 /** Asks when `deps` change, every `everyMs` (0: never) while the tab is seen, and on `again()`. Old answers stay meanwhile. */
 export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], everyMs = 0): Loaded<T> {
   const value = useSignal<T | null>(null);
@@ -43,7 +45,7 @@ export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: rea
         timer = window.setTimeout(() => {
           timer = 0;
           void run();
-        }, 250);
+        }, SOON_MS);
     };
     void run();
     const clock = everyMs ? window.setInterval(() => document.hidden || void run(), everyMs) : 0;

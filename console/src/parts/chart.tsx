@@ -26,6 +26,8 @@ export interface ChartProps {
   marks?: readonly Mark[];
   /** A range of y in which all is well. */
   band?: readonly [number, number];
+  /** The name of x, where it is no time: "step". */
+  xLabel?: string;
   /** Seconds since 1970 instead of numbers. */
   time?: boolean;
   height?: number;
@@ -83,7 +85,7 @@ function drawn(props: ChartProps): uPlot.Plugin {
         for (const mark of props.marks ?? []) {
           const x = Math.round(plot.valToPos(mark.x, "x", true)) + 0.5;
           // Marks closer than this would be a grey field.
-          if (x < bbox.left || x > bbox.left + bbox.width || x - before < 5 * devicePixelRatio) continue;
+          if (x < bbox.left || x > bbox.left + bbox.width || x - before < 14 * devicePixelRatio) continue;
           before = x;
           ctx.beginPath();
           ctx.moveTo(x, bbox.top);
@@ -95,6 +97,8 @@ function drawn(props: ChartProps): uPlot.Plugin {
     },
   };
 }
+
+const plain = (value: number) => String(+value.toPrecision(6));
 
 function options(props: ChartProps, width: number): uPlot.Options {
   const format = props.format ?? short;
@@ -115,7 +119,7 @@ function options(props: ChartProps, width: number): uPlot.Options {
       { ...axis, size: 48, gap: 3, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
     ],
     series: [
-      { label: props.time ? "time" : "step" },
+      { label: props.time ? "time" : (props.xLabel ?? "step"), value: (_plot: uPlot, value: number | null) => (value === null ? "–" : props.time ? new Date(value * 1000).toLocaleTimeString() : plain(value)) },
       ...props.lines.map((line) => ({
         label: line.label,
         stroke: colour(line.colour),
@@ -129,6 +133,10 @@ function options(props: ChartProps, width: number): uPlot.Options {
     ],
     plugins: [drawn(props)],
     hooks: {
+      // Without a pointer in the chart, its legend has the newest figures.
+      setCursor: [(plot) => plot.cursor.idx == null && plot.setLegend({ idx: plot.data[0].length - 1 })],
+      setData: [(plot) => plot.cursor.idx == null && plot.setLegend({ idx: plot.data[0].length - 1 })],
+      ready: [(plot) => plot.setLegend({ idx: plot.data[0].length - 1 })],
       setSelect: [
         (plot) => {
           if (!props.brushed || plot.select.width < 2) return;
@@ -156,10 +164,11 @@ export function Chart(props: ChartProps) {
   const shape = [scheme, props.sync, props.log, props.time, props.band?.join(), props.marks?.length, ...props.lines.map((line) => line.label + line.colour)].join("|");
   const data = () => [props.x, ...props.lines.map((line) => line.values)] as unknown as uPlot.AlignedData;
   useEffect(() => {
-    const made = new uPlot(options(props, box.current!.clientWidth || 300), data(), box.current!);
+    const element = box.current!;
+    const made = new uPlot(options(props, element.clientWidth || 300), data(), element);
     plot.current = made;
-    const fit = new ResizeObserver(() => made.setSize({ width: box.current!.clientWidth, height: props.height ?? 150 }));
-    fit.observe(box.current!);
+    const fit = new ResizeObserver(() => made.setSize({ width: element.clientWidth, height: props.height ?? 150 }));
+    fit.observe(element);
     const lifted = () => props.brushed?.(null);
     made.over.addEventListener("dblclick", lifted);
     return () => {

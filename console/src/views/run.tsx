@@ -12,7 +12,7 @@ import { Table } from "../parts/table";
 import { route, setQuery } from "../router";
 import { phases, PLOTS, type Curve, type Plot } from "../run/plots";
 import { grown, joined, loadRuns, loadSteps, smoothed, type Run, type Steps } from "../run/steps";
-import { model, recorded } from "../shell";
+import { model } from "../shell";
 
 const SHOWN_IN_TABLE = ["reward_mean", "eval/reward_mean", "excluded_share", "loss", "kl_recorded_k3", "entropy", "logprob_gap_mean", "staleness_mean", "seconds/total"];
 
@@ -147,7 +147,7 @@ function Headline({ steps, run }: { steps: Steps; run: Run }) {
     ["Left out", share(now("excluded_share"))],
     ["Tokens/s", tokens && total ? short(tokens / total) : "–"],
     ["Step takes", duration(total)],
-    ["Told", recorded.value ? clock(at) : `${duration(Math.max(0, Date.now() / 1000 - at))} ago`],
+    ["Told at", clock(at)],
   ];
   return (
     <dl class="facts">
@@ -248,7 +248,7 @@ function LastSteps({ steps }: { steps: Steps }) {
       columns={[
         { head: "step", cell: (i) => steps.step[i], number: true },
         { head: "version", cell: (i) => steps.version[i] ?? "–", number: true },
-        { head: "at", cell: (i) => clock(steps.at[i]) },
+        { head: "at", cell: (i) => <span class="together">{clock(steps.at[i])}</span> },
         ...names.map((name) => ({ head: name, cell: (i: number) => short(steps.figures[name]![i]), number: true })),
       ]}
     />

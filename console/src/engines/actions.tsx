@@ -1,0 +1,69 @@
+// What is asked before something is done to an engine or a call: what happens, to how many, and what comes after.
+import { plural } from "../format";
+import { confirm } from "../parts/confirm";
+import type { Call, Engine } from "./types";
+
+type Act = () => Promise<unknown>;
+
+const place = (others: number) =>
+  others ? `${plural(others, "other open engine")} of ${others === 1 ? "the" : "this"} model take${others === 1 ? "s" : ""} new calls.` : "No other engine of this model is open: new calls will wait.";
+
+export function confirmPause(engine: Engine, others: number, act: Act): void {
+  confirm({
+    title: `Pause ${engine.name}?`,
+    body: (
+      <p>
+        It gets no new calls until it is resumed. Its {plural(engine.streams, "running call")} go on to the end. {place(others)}
+      </p>
+    ),
+    action: "Pause",
+    act,
+  });
+}
+
+export function confirmResume(engine: Engine, act: Act): void {
+  confirm({ title: `Resume ${engine.name}?`, body: <p>It gets calls again, as soon as it runs the newest version.</p>, action: "Resume", act });
+}
+
+export function confirmDrain(engine: Engine, others: number, act: Act): void {
+  confirm({
+    title: `Drain ${engine.name}?`,
+    body: (
+      <>
+        <p>
+          Its {plural(engine.streams, "running call")} go on in other engines from their last token
+          {engine.pinned ? `; ${engine.pinned} pinned to it end there first` : ""}. Then the engine is removed from the gateway, and stopped if the gateway started it.
+        </p>
+        <p>{place(others)} A drained engine does not come back by itself.</p>
+      </>
+    ),
+    action: "Drain",
+    dangerous: true,
+    act,
+  });
+}
+
+export function confirmMove(call: Call, places: string[], act: (engine: string | null) => Promise<unknown>): void {
+  let chosen: string | null = null;
+  confirm({
+    title: `Move call ${call.call_id}?`,
+    body: (
+      <>
+        <p>
+          It leaves {call.engine ?? "the queue"} and goes on elsewhere from its last token ({plural(call.tokens, "token")} so far). Its agent notices nothing but a pause.
+        </p>
+        <label>
+          To{" "}
+          <select onChange={(event) => (chosen = event.currentTarget.value || null)}>
+            <option value="">any other engine</option>
+            {places.map((name) => (
+              <option key={name}>{name}</option>
+            ))}
+          </select>
+        </label>
+      </>
+    ),
+    action: "Move",
+    act: () => act(chosen),
+  });
+}

@@ -1,0 +1,98 @@
+// What the gateway tells of engines, nodes, calls and versions.
+
+export interface Engine {
+  name: string;
+  model: string;
+  state: string;
+  reason: string;
+  /** -1: not known. */
+  version: number;
+  streams: number;
+  pinned: number;
+  restarts: number;
+  node: string | null;
+  paused?: boolean;
+  /** Seconds of a decode step: k3 for each call, k4 always. */
+  speed: { k3: number; k4: number } | null;
+}
+
+export interface Node {
+  name: string;
+  tags: string[];
+  role: string;
+  reason: string;
+  claimed_by: string | null;
+  engines: string[];
+  seconds: Record<string, number>;
+}
+
+export interface Call {
+  call_id: string;
+  episode_id: string;
+  model: string;
+  engine: string | null;
+  tokens: number;
+  pinned: boolean;
+}
+
+export interface Timeline {
+  from: number;
+  to: number;
+  engines: { name: string; node: string | null; spans: { state: string; version: number | null; reason: string; from: number; to: number | null }[] }[];
+  nodes: { name: string; spans: { role: string; reason: string; from: number; to: number | null }[] }[];
+  versions: { model: string; version: number; published_at: number; live_at: number | null }[];
+}
+
+export interface Report {
+  engine: string;
+  streams: number;
+  seconds: Record<string, number>;
+  failure: string;
+  probe: { verdict: string; gap: number; margin: number | null } | null;
+}
+
+export interface VersionRow {
+  version: number;
+  state: string;
+  created_at: number;
+  live_at: number | null;
+  bad: string;
+  report: Report[] | null;
+}
+
+/** One engine's way to one version. */
+export interface Update {
+  version: number;
+  state: string;
+  created_at: number;
+  live_at: number | null;
+  bad: string;
+  engine: string;
+  streams: number | null;
+  seconds: Record<string, number>;
+  verdict: string;
+  margin: number | null;
+  gap: number | null;
+  failure: string;
+}
+
+export const isPaused = (engine: Engine) => engine.paused ?? engine.state === "paused";
+
+/** A row for each engine of each version, and one for a version that no engine tells of. */
+export function updatesOf(versions: readonly VersionRow[]): Update[] {
+  return versions.flatMap(({ version, state, created_at, live_at, bad, report }): Update[] => {
+    const own = { version, state, created_at, live_at, bad };
+    const none = { engine: "", streams: null, seconds: {}, verdict: "", margin: null, gap: null, failure: "" };
+    if (!report?.length) return [{ ...own, ...none }];
+    return report.map((one) => ({
+      ...own,
+      engine: one.engine,
+      streams: one.streams,
+      seconds: one.seconds,
+      verdict: one.probe?.verdict ?? "",
+      margin: one.probe?.margin ?? null,
+      gap: one.probe?.gap ?? null,
+      failure: one.failure,
+    }));
+  });
+}

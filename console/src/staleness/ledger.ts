@@ -1,0 +1,89 @@
+// The ledger as the gateway tells it, and what it says in words. Pure.
+import { duration, plural } from "../format";
+
+export interface GroupRow {
+  group_id: string;
+  version: number;
+  state: "reserved" | "occupied";
+  size: number;
+  members: Record<string, number>;
+}
+
+export interface Buffer {
+  buffer: number;
+  state: string;
+  occupied: number;
+  reserved: number;
+  leased: boolean;
+  groups: GroupRow[];
+}
+
+export interface Ledger {
+  rule: string;
+  eta: number;
+  batch: number;
+  version: number;
+  /** The next buffer to train. */
+  consumed: number;
+  lease: { buffer: number; consumer: string; left_s: number } | null;
+  buffers: Buffer[];
+  /** Waiting groups, with the number of their episodes. */
+  waiting: Record<string, number>;
+  lost: { kind: string; reason: string; count: number }[];
+  slowest?: { group_id: string; buffer: number; running: number; oldest_s: number; episodes: string[] }[];
+}
+
+export interface Entry {
+  group: GroupRow;
+  /** Members whose reward is there. */
+  done: number;
+  members: number;
+}
+
+/** The places of a batch: complete groups first, then those that run, then free ones (null). */
+export function entries(buffer: Buffer, batch: number): (Entry | null)[] {
+  const order = (group: GroupRow) => (group.state === "occupied" ? 0 : 1);
+  const taken: (Entry | null)[] = [...buffer.groups]
+    .sort((a, b) => order(a) - order(b))
+    .map((group) => {
+      const lost = group.members["dropped"] ?? 0;
+      return { group, done: group.members["rewarded"] ?? 0, members: Math.max(group.size, sum(group.members) - lost) };
+    });
+  return [...taken, ...new Array<null>(Math.max(0, batch - taken.length)).fill(null)];
+}
+
+const sum = (counts: Record<string, number>) => Object.values(counts).reduce((all, count) => all + count, 0);
+
+/** Who waits for whom, from the trainer backwards to the agents. */
+export function waits(ledger: Ledger): string[] {
+  return [trainer(ledger), next(ledger), waiting(ledger)].filter((sentence) => sentence !== null);
+}
+
+function trainer({ lease, consumed, buffers }: Ledger): string {
+  if (!lease) return `No trainer holds batch ${consumed}: none has asked for it yet, or it publishes a version.`;
+  const buffer = buffers.find((one) => one.buffer === lease.buffer);
+  const complete = buffer?.state.startsWith("READY");
+  const left = lease.left_s > 0 ? `${duration(lease.left_s)} left` : "over its time";
+  return complete
+    ? `${lease.consumer} trains batch ${lease.buffer}, which is complete (lease: ${left}).`
+    : `${lease.consumer} holds batch ${lease.buffer} and trains its groups as they come (lease: ${left}).`;
+}
+
+function next({ buffers, batch, slowest }: Ledger): string | null {
+  const buffer = buffers.find((one) => one.occupied < batch);
+  if (!buffer) return null;
+  const free = Math.max(0, batch - buffer.occupied - buffer.reserved);
+  const causes = [
+    buffer.reserved > 0 ? `${plural(buffer.reserved, "group")} that ${buffer.reserved === 1 ? "runs" : "run"}` : "",
+    free > 0 ? `${plural(free, "group")} that ${free === 1 ? "has" : "have"} not begun` : "",
+  ].filter(Boolean);
+  const slow = slowest?.find((one) => one.buffer === buffer.buffer);
+  const longest = slow ? `; the slowest, ${slow.group_id}, since ${duration(slow.oldest_s)}` : "";
+  return `Batch ${buffer.buffer} waits for ${causes.join(" and ") || "nothing"}${longest}.`;
+}
+
+function waiting({ waiting, eta }: Ledger): string | null {
+  const groups = Object.keys(waiting).length;
+  if (!groups) return "No group waits for a place: agents may begin more.";
+  return `${plural(groups, "group")} (${plural(sum(waiting), "episode")}) ${groups === 1 ? "waits" : "wait"} for a place: all that may begin within ${plural(eta, "version")} has begun, so the next version is what lets them in.`;
+}
