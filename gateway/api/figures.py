@@ -23,6 +23,7 @@ from gateway.control.placement import ControlPlacement
 from gateway.feed.ledger import StoredLedger
 from gateway.peers.follower import Follower
 from gateway.peers.role import Leader
+from gateway.render.tool_faults import TOOL_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ LABELS = {
     "coefficient": "`k1` to `k4` (`scheduler/policies/throughput.py`): per cached token, per batch, per call, always",
     "code": "those of the [error codes](errors.md); empty for none",
     "engine": "the engines' names",
+    "fault": "of tool calls: " + ", ".join(f"`{fault}`" for fault in TOOL_FAULTS),
     "finish": "how a call ended: `stop`, `length`, `tool_calls`, `abandoned`, ...",
     "model": "the names of `[models]`",
     "node": "the nodes' names",
