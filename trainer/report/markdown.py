@@ -35,6 +35,16 @@ def as_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(_row_as_markdown(row) for row in rows)
 
 
+def as_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal columns as a table; line breaks and control characters become spaces."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return _UNPRINTABLE.sub(" ", text).replace("\n", " ").replace("|", "\\|")
+
+
 def _row_as_markdown(row: Mapping[str, Any]) -> str:
     call = "" if row["call_reward"] is None else f", of the call {row['call_reward']:g}"
     facts = [

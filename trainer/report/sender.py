@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.report.episodes import episodes_of
 from trainer.report.files import samples_file
 from trainer.report.markdown import read
 from trainer.report.secrets import without_secrets
@@ -110,6 +111,7 @@ class Follower:
             self._tracker.figures(step, at, figures_of(record))
             if rows := samples_beside(self._metrics.parent, record):
                 self._tracker.samples(step, at, rows)
+                self._tracker.episodes(step, at, episodes_of(rows))
         except Exception:
             self._bookmark.position = self._done
             self._bookmark.save(self._path)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from tests.harness.wandb_files import history, runs
 from trainer.errors import ConfigError
+from trainer.report.episodes import episodes_of
 from trainer.report.files import samples_file
 from trainer.report.metrics import Metrics
 from trainer.report.samples import Sample
@@ -51,6 +52,11 @@ def measured(step: int) -> dict[str, float]:
 SAMPLE = Sample(
     "g1", "t1", "e1", 1, "What is 2 + 2?", "```4```", 1.0, None, 0.5, "2-3", "stop", "late (1 of 3)", 3
 )
+
+EPISODE = {
+    "task_id": "t1", "group_id": "g1", "episode_id": "e1", "reward": 1.0, "reason": "late (1 of 3)", "versions": "2-3",
+    "calls": 2, "tokens": 6, "finish_reason": "stop", "text": "```4```",
+}  # fmt: skip
 
 
 def train(settings: Settings, versions: range) -> str:
@@ -117,6 +123,8 @@ def test_wandb_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
     assert row["version"] == 2
     (table,) = two_starts.glob("wandb/offline-run-*/files/media/table/samples_*.table.json")
     assert_is_the_sample(json.loads(table.read_text()))
+    (table,) = two_starts.glob("wandb/offline-run-*/files/media/table/episodes_*.table.json")
+    assert rows_of(json.loads(table.read_text())) == [EPISODE]
 
 
 def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
@@ -126,7 +134,9 @@ def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert_is_the_sample(json.loads(read.stdout.splitlines()[-1]))
+    samples, episodes = (json.loads(line) for line in read.stdout.splitlines()[-2:])
+    assert_is_the_sample(samples)
+    assert rows_of(episodes) == [EPISODE]
 
 
 MLFLOW_READS = """
@@ -136,13 +146,17 @@ import mlflow
 mlflow.set_tracking_uri(sys.argv[1])
 client = mlflow.MlflowClient()
 experiment = client.get_experiment_by_name("headgate").experiment_id
-print(client.load_table(experiment, "samples/step-000002.json").to_json(orient="split"))
+for name in ("samples", "episodes"):
+    print(client.load_table(experiment, f"{name}/step-000002.json").to_json(orient="split"))
 """
 
 
+def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
+    return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+
+
 def assert_is_the_sample(table: dict[str, Any]) -> None:
-    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert rows == [asdict(SAMPLE), asdict(replace(SAMPLE, turn=2))]
+    assert rows_of(table) == [asdict(SAMPLE), asdict(replace(SAMPLE, turn=2))]
 
 
 def test_tensorboard_has_the_samples_of_a_step_as_text(two_starts: Path) -> None:
@@ -154,6 +168,8 @@ def test_tensorboard_has_the_samples_of_a_step_as_text(two_starts: Path) -> None
     assert event.step == 2
     text = event.tensor_proto.string_val[0].decode()
     assert text.count("What is 2 + 2?") == text.count("not trained: late (1 of 3)") == 2
+    (event,) = events.Tensors("episodes")
+    assert event.tensor_proto.string_val[0].decode().splitlines()[2].startswith("| t1 | g1 | e1 | 1.0 |")
 
 
 def test_no_secret_is_written_anywhere(two_starts: Path) -> None:
@@ -238,6 +254,9 @@ class Recording:
         self.taken.append((step, figures))
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        raise AssertionError("there are none")
+
+    def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
         raise AssertionError("there are none")
 
     def close(self, failed: bool) -> None:
@@ -329,3 +348,19 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
     with pytest.raises(ConfigError) as refused:
         check(["tensorboard", name])
     assert str(refused.value) == f"[report] to: {name} is not installed: pip install 'headgate[trackers]'"
+
+
+def test_an_episode_is_told_from_its_calls_and_its_text_is_bounded() -> None:
+    calls = [
+        asdict(replace(SAMPLE, episode_id="a", versions="3", mask_reason="", reply="x" * 5_000)),
+        asdict(replace(SAMPLE, episode_id="b", versions="4-11", mask_reason="")),
+        asdict(replace(SAMPLE, episode_id="b", versions="9", turn=2, mask_reason="", finish_reason="length")),
+    ]
+    first, second = episodes_of(calls)
+    assert (first["reason"], first["calls"], len(first["text"])) == ("trained", 1, 300)
+    assert (second["versions"], second["calls"], second["tokens"], second["finish_reason"]) == (
+        "4-11",
+        2,
+        6,
+        "length",
+    )

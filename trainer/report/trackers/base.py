@@ -41,5 +41,8 @@ class Tracker(Protocol):
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
         """Takes a step's sample of calls (`trainer.report.samples.Sample`), right behind its figures."""
 
+    def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Takes the episodes of that sample (`trainer.report.episodes`), right behind its calls."""
+
     def close(self, failed: bool) -> None:
         """Hands over what is left, and says how the run ended."""

@@ -73,7 +73,14 @@ class Mlflow:
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the calls as one of MLflow's tables."""
-        path = f"samples/step-{step:06d}.json"
+        self._table("samples", step, rows)
+
+    def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the episodes as another."""
+        self._table("episodes", step, rows)
+
+    def _table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        path = f"{name}/step-{step:06d}.json"
         table = {"columns": [*rows[0]], "data": [[*row.values()] for row in rows]}
         self._client.log_dict(self._run, table, path)
         tables = json.loads(self._client.get_run(self._run).data.tags.get(_TABLES, "[]"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.report.markdown import as_markdown
+from trainer.report.markdown import as_markdown, as_table
 from trainer.report.trackers.base import About
 
 
@@ -33,11 +33,18 @@ class TensorBoard:
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
         """Writes the calls as a text, which TensorBoard shows as Markdown."""
+        self._text("samples", step, at, as_markdown(rows))
+
+    def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Writes the episodes as a table of Markdown."""
+        self._text("episodes", step, at, as_table(rows))
+
+    def _text(self, tag: str, step: int, at: float, markdown: str) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.text.metadata import create_summary_metadata
         from tensorboard.util.tensor_util import make_tensor_proto
 
-        tag, text = "samples", make_tensor_proto([as_markdown(rows).encode()])
+        text = make_tensor_proto([markdown.encode()])
         metadata = create_summary_metadata(display_name=tag, description="")
         self._write(step, at, [Summary.Value(tag=tag, metadata=metadata, tensor=text)])
 

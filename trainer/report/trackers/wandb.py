@@ -49,14 +49,21 @@ class Wandb:
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
         """Logs the calls as a table."""
-        import wandb
+        self._table("samples", step, rows)
 
-        table = wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
-        self._log(step, {"samples": table})
+    def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Logs the episodes as a table."""
+        self._table("episodes", step, rows)
 
     def close(self, failed: bool) -> None:
         """Waits until W&B has everything."""
         self._run.finish(exit_code=int(failed))
+
+    def _table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        import wandb
+
+        table = wandb.Table(columns=[*rows[0]], data=[[*row.values()] for row in rows])
+        self._log(step, {name: table})
 
     def _log(self, step: int, values: Mapping[str, Any]) -> None:
         self._run.log(values, step=max(step, self._run.step))
