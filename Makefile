@@ -7,6 +7,8 @@ COMPAT := .venv-compat
 ENVIRONMENTS := .venv-environments
 FOREIGN := $(basename $(notdir $(wildcard requirements/environments/*.txt)))
 CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
+FRAMEWORKS := $(patsubst requirements/compat/%.txt,%,$(wildcard requirements/compat/frameworks/*.txt))
+NODE_CLIENTS := $(patsubst requirements/compat/%/package-lock.json,%,$(wildcard requirements/compat/npm/*/package-lock.json))
 LITELLM := .venv-litellm
 TRL := .venv-trl
 GPU := .venv-gpu
@@ -24,7 +26,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console \
@@ -44,6 +46,8 @@ console-check: console ## the console's types and unit tests
 engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
 
 clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requirements/compat, by pin, into .venv-compat
+
+clients-all: clients $(FRAMEWORKS:%=$(COMPAT)/%/.ready) $(NODE_CLIENTS:%=$(COMPAT)/%/.ready) ## those, large Python frameworks, coding agents and JavaScript (3 GB)
 
 environments: $(FOREIGN:%=$(ENVIRONMENTS)/%/.ready) ## install what --env runs that needs a Python of its own, by pin, into .venv-environments
 
@@ -79,8 +83,8 @@ test-fast: setup ## the tests that need no server and no other environment (3 mi
 test-long: setup engine ## the tests that take minutes each: benches and long forms; before a release
 	$(TESTS) test-long
 
-test-compat: setup clients ## programs that nobody here wrote; makes docs/compatibility.md (4 minutes)
-	$(BIN)/python -m tests.compat
+test-compat: setup clients-all ## programs that nobody here wrote; makes docs/compatibility.md. GROUP=coding runs and prints a part
+	$(BIN)/python -m tests.compat $(GROUP)
 
 up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines; Ctrl-C ends it
 	$(BIN)/python -m examples.service.run
@@ -266,6 +270,12 @@ $(ENVIRONMENTS)/%/.ready: requirements/environments/%.txt
 	@echo "installing the environment of $< into $(ENVIRONMENTS)/$*"
 	@$(PYTHON) -m venv $(ENVIRONMENTS)/$*
 	@$(ENVIRONMENTS)/$*/bin/python $(PIP) --no-deps -r $<
+	@touch $@
+
+$(COMPAT)/npm/%/.ready: requirements/compat/npm/%/package-lock.json requirements/compat/npm/%/package.json | $(VENV)/.ready
+	@echo "installing the programs of $< into $(COMPAT)/npm/$*"
+	@mkdir -p $(@D) && cp $^ $(@D)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm ci --prefix $(@D) --silent --no-audit --no-fund
 	@touch $@
 
 $(COMPAT)/%/.ready: requirements/compat/%.txt

@@ -162,6 +162,7 @@ _TOOL_KEYS = {
     "eager_input_streaming",
 }
 _OWN_TOOLS = "offer one with a name and an input_schema, which your client runs"
+_AT_ONCE = "offer all tools at once (Claude Code: ENABLE_TOOL_SEARCH=false)"
 _UNSUPPORTED: Unsupported = {
     "container": ((), "run code in a tool of your own"),
     "fallbacks": ((), "ask another model yourself when this one fails"),
@@ -181,6 +182,8 @@ def _tool(tool: Any, where: str) -> Tool:
         raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
     if tool.get("type") not in (None, "custom"):
         raise unsupported(where, f"the tool {tool['type']!r}, which is not the client's own,", _OWN_TOOLS)
+    if tool.get("defer_loading") is True:
+        raise unsupported(f"{where}.defer_loading", "a tool that is loaded later", _AT_ONCE)
     asking = {name: value for name, value in tool.items() if value not in _NEUTRAL.get(name, ())}
     unknown(asking, _TOOL_KEYS, where)
     name, schema, description = tool.get("name"), tool.get("input_schema"), tool.get("description")

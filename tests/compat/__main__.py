@@ -1,4 +1,4 @@
-"""`python -m tests.compat [NAME ...]`: runs the suites whose names hold a NAME (all, if none is given), writes the page.
+"""`python -m tests.compat [NAME ...]`: runs the suites whose name or group holds a NAME (all, if none is given), writes the page.
 
 Ends with 1 if a suite could not be run or a failure is unexplained. With names, the page is printed and not written.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import time
+from datetime import date
 from pathlib import Path
 
 from tests.compat.clients.gate import Gate
@@ -19,12 +21,14 @@ PAGE = ROOT / "docs" / "compatibility.md"
 
 def main(names: list[str]) -> int:
     """Answers the exit status."""
-    chosen = [suite for suite in SUITES if not names or any(name in suite.name for name in names)]
+    chosen = [
+        suite for suite in SUITES if not names or any(name in f"{suite.name} {suite.group}" for name in names)
+    ]
     work = Path(tempfile.mkdtemp(prefix="headgate-compat-"))
     print(f"logs and results: {work}")
     with stage(work / "stage") as there:
         rows = [_row(suite, Gate(there.gateway, there.engine), work) for suite in chosen]
-    page = render(rows)
+    page = render(rows, date.today())
     if names:
         print(page)
     else:
@@ -36,12 +40,14 @@ def main(names: list[str]) -> int:
 
 
 def _row(suite: Suite, gate: Gate, work: Path) -> Row:
+    began = time.monotonic()
     try:
         cases = read(run(suite, gate, work))
-        row = Row(suite.name, suite.version(), cases)
+        row = Row(suite.name, suite.version(), suite.group, cases)
     except Skipped as skipped:
-        row = Row(suite.name, "", skipped=str(skipped))
-    print(f"{suite.name}: {row.skipped or f'{len(row.cases)} tests, {row.unexplained} unexplained failures'}")
+        row = Row(suite.name, "", suite.group, skipped=str(skipped))
+    ended = row.skipped or f"{len(row.cases)} tests, {row.unexplained} unexplained failures"
+    print(f"{suite.name}: {ended} ({time.monotonic() - began:.0f} s)", flush=True)
     return row
 
 

@@ -7,9 +7,12 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from typing import get_args
 
 from tests.compat.known import KNOWN, Known
+from tests.compat.suites import Group
 
 HEAD = """# Compatibility
 
@@ -38,6 +41,7 @@ class Row:
 
     name: str
     version: str
+    group: Group
     cases: Sequence[Case] = ()
     skipped: str = ""
     """Why it was not run at all."""
@@ -91,17 +95,17 @@ def reason_of(suite: str, case: Case) -> Known | None:
     return next(fits, None)
 
 
-def render(rows: Sequence[Row]) -> str:
+def render(rows: Sequence[Row], day: date) -> str:
     """The page."""
-    lines = [HEAD, "| client | version | passed | failed | skipped |", "|---|---|---|---|---|"]
-    for row in rows:
-        if row.skipped:
-            lines.append(f"| {row.name} | {row.version} | not run: {row.skipped} | | |")
-            continue
-        count = Counter(case.outcome for case in row.cases)
-        lines.append(
-            f"| {row.name} | {row.version} | {count['passed']} | {count['failed']} | {count['skipped']} |"
-        )
+    lines = [HEAD, f"Run on {day.isoformat()}."]
+    for group in get_args(Group):
+        some = [_entry(row) for row in rows if row.group == group]
+        lines += [
+            "",
+            f"| {group} | version | passed | failed | skipped |",
+            "|---|---|---|---|---|",
+            *some,
+        ] * bool(some)
     for row in rows:
         reasons = row.reasons()
         if reasons:
@@ -111,6 +115,13 @@ def render(rows: Sequence[Row]) -> str:
                 named = _names(cases)
                 lines.append(f"- {len(cases)} {outcome} ({named}): {_line(why)}")
     return "\n".join(lines) + "\n"
+
+
+def _entry(row: Row) -> str:
+    if row.skipped:
+        return f"| {row.name} | {row.version} | not run: {row.skipped} | | |"
+    count = Counter(case.outcome for case in row.cases)
+    return f"| {row.name} | {row.version} | {count['passed']} | {count['failed']} | {count['skipped']} |"
 
 
 def _names(cases: Sequence[Case]) -> str:

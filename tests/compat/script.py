@@ -2,7 +2,8 @@
 
 Foreign programs ask what they like, in any order and in parallel, so there is no list of replies. In order of precedence:
 1. a script in the conversation: the k-th reply after a message with lines `SCRIPT: ...` is the k-th of these lines; a line is
-   text, or `NAME {json}`, a call of a tool;
+   text, or `NAME {json}`, a call of a tool, in which `<<PATTERN>>` stands for what the pattern's group finds in the prompt. A
+   request with no tools (for a title, a summary) that quotes a script gets text;
 2. a grammar: a small instance of it;
 3. after a tool's result: a call of the tool that ends the work (`final_answer`, `submit`), if there is one, else text that holds
    the result;
@@ -29,7 +30,8 @@ _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _THOUGHT = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 _SCRIPT = re.compile(r"SCRIPT: ?(.*)")
-_CALL = re.compile(r"(\w+) (\{.*\})$")
+_CALL = re.compile(r"([\w.-]+) (\{.*\})$")
+_FOUND = re.compile(r"<<(.*?)>>")
 _COUNT = re.compile(r"count (?:from \w+ )?to (\d+)", re.IGNORECASE)
 
 
@@ -87,7 +89,7 @@ def reply(prompt: str, held_to: dict[str, Any] | None = None, spelled: Spelled =
     `held_to`: vLLM's `structured_outputs`; `spelled` says what a token id in it stands for.
     """
     talk = Conversation.read(prompt)
-    scripted = _scripted(talk)
+    scripted = _scripted(talk, prompt)
     if scripted is not None:
         return scripted
     words = Words(talk.asked, talk.results)
@@ -107,15 +109,29 @@ def call(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def _scripted(talk: Conversation) -> str | None:
+def _scripted(talk: Conversation, prompt: str) -> str | None:
     for at, turn in enumerate(talk.turns):
         lines = _SCRIPT.findall(turn.text) if turn.role == "user" else []
         if lines:
             said = sum(later.role == "assistant" for later in talk.turns[at:])
             line = lines[min(said, len(lines) - 1)].strip()
             found = _CALL.match(line)
-            return call(found[1], json.loads(found[2])) if found else line
+            if found and not talk.tools:
+                return None
+            return call(found[1], json.loads(_filled(found[2], prompt))) if found else line
     return None
+
+
+def _filled(arguments: str, prompt: str) -> str:
+    """Raises ValueError where the prompt has nothing that a pattern finds."""
+
+    def lookup(pattern: re.Match[str]) -> str:
+        found = re.search(pattern[1], prompt)
+        if not found:
+            raise ValueError(f"{pattern[1]!r} is not in the prompt")
+        return found[1]
+
+    return _FOUND.sub(lookup, arguments)
 
 
 def _after_results(talk: Conversation, words: Words) -> str:

@@ -32,7 +32,7 @@ NAMES = [
         "gpt-3.5-turbo-instruct",
         "string",
     ),
-    *("claude-sonnet-4-5", "claude-opus-4-5", "openai/demo"),
+    *("claude-sonnet-4-5", "claude-opus-4-5", "openai/demo", "policy"),
 ]
 """The names by which foreign programs ask for the model; a name that is not among them is no model."""
 
@@ -71,7 +71,7 @@ port = {port}
 [models.demo]
 path = "{model}"
 aliases = {json.dumps(NAMES)}
-max_model_len = 131072
+max_model_len = 1048576
 [engine]
 launch = "external"
 url = "{there.engine}"

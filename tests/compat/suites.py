@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,11 +11,16 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from tests.compat.clients.gate import Episode, Gate
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = "tests/compat/clients"
+CODING = ROOT / ".venv-compat" / "npm" / "coding-agents"
+JAVASCRIPT = ROOT / ".venv-compat" / "npm" / "javascript"
+Group = Literal["SDKs", "frameworks", "coding agents", "JavaScript", "the API itself"]
+"""The parts of the table, in its order."""
 TIMEOUT_S = 1200
 
 
@@ -33,6 +39,10 @@ class Suite:
     """The tests are the package's own: they come with its source distribution."""
     options: tuple[str, ...] = field(default=())
 
+    group: Group = "SDKs"
+    packages: Path | None = None
+    """The folder of npm whose package it is."""
+
     @property
     def python(self) -> Path:
         """The environment's interpreter."""
@@ -40,8 +50,17 @@ class Suite:
             return Path(sys.executable)
         return ROOT / ".venv-compat" / self.environment / "bin" / "python"
 
+    @property
+    def lacks(self) -> str:
+        """The folder that is not installed; empty if nothing is missing."""
+        needed = self.packages or (self.python.parents[1] if self.environment else ROOT)
+        return "" if (needed / ".ready").exists() or needed == ROOT else str(needed.relative_to(ROOT))
+
     def version(self) -> str:
         """The installed version of `package`."""
+        if self.packages:
+            manifest = self.packages / "node_modules" / self.package / "package.json"
+            return str(json.loads(manifest.read_text())["version"])
         code = f"from importlib.metadata import version; print(version({self.package!r}))"
         return subprocess.run(
             [self.python, "-c", code], capture_output=True, text=True, check=True
@@ -49,9 +68,16 @@ class Suite:
 
 
 def _client(name: str, package: str, file: str, environment: str = "agents", *options: str) -> Suite:
-    return Suite(name, package, environment, (f"{CLIENTS}/{file}",), options=options)
+    group: Group = "SDKs" if package in _SDKS else "frameworks"
+    return Suite(name, package, environment, (f"{CLIENTS}/{file}",), options=options, group=group)
 
 
+def _coding(name: str, package: str, wanted: str) -> Suite:
+    tests = (f"{CLIENTS}/test_coding_agents.py", "-k", wanted)
+    return Suite(name, package, "", tests, group="coding agents", packages=CODING)
+
+
+_SDKS = ("openai", "anthropic")
 _OWN = ("chat", "test_completions.py", "test_models.py", "test_responses.py", "responses")
 _OWN_TESTS = tuple(f"tests/api_resources/{part}" for part in _OWN)
 
@@ -66,8 +92,14 @@ SUITES = (
     _client("smolagents", "smolagents", "test_smolagents.py"),
     _client("inspect-ai", "inspect-ai", "test_inspect_ai.py"),
     _client("mini-swe-agent", "mini-swe-agent", "test_mini_swe_agent.py", "openai2"),
-    Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True),
-    Suite("our OpenAPI schema", "schemathesis", "", ("tests/compat/test_schema.py",)),
+    _coding("Claude Code", "@anthropic-ai/claude-code", "claude-code"),
+    _coding("Codex", "@openai/codex", "codex"),
+    _coding("opencode", "opencode-ai", "opencode"),
+    _coding("Qwen Code", "@qwen-code/qwen-code", "qwen-code"),
+    _coding("pi", "@mariozechner/pi-coding-agent", "pi"),
+    _coding("Cline", "cline", "cline"),
+    Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True, group="the API itself"),
+    Suite("our OpenAPI schema", "schemathesis", "", ("tests/compat/test_schema.py",), group="the API itself"),
 )
 
 
@@ -77,8 +109,8 @@ class Skipped(Exception):
 
 def run(suite: Suite, gate: Gate, work: Path) -> Path:
     """Runs a suite; answers its JUnit XML. Raises Skipped."""
-    if not suite.python.exists():
-        raise Skipped(f"no environment {suite.environment}: make .venv-compat/{suite.environment}/.ready")
+    if suite.lacks:
+        raise Skipped(f"not installed: make {suite.lacks}/.ready")
     result = work / f"{re.sub(r'[^a-z0-9]+', '-', suite.name.lower())}.xml"
     if suite.sources:
         _pytest(suite, _sources(suite, work), _own_environment(suite, gate, work), result)

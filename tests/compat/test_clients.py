@@ -29,7 +29,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gate]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_client_fails_nowhere_without_a_known_reason(name: str, gate: Gate, tmp_path: Path) -> None:
     (suite,) = (suite for suite in SUITES if suite.name == name)
-    row = Row(name, suite.version(), read(run(suite, gate, tmp_path)))
+    row = Row(name, suite.version(), suite.group, read(run(suite, gate, tmp_path)))
     unknown = [why for why, _, known in row.reasons() if not known]
     assert not unknown, "\n".join(unknown)
     assert any(case.outcome == "passed" for case in row.cases)

@@ -41,6 +41,12 @@ class Gate:
         opened = _json(f"{self.gateway}/admin/v1/episodes", {"task_id": task, "mode": "eval"})
         return Episode(self, opened["episode_id"], opened["base_url"], opened["api_key"])
 
+    def errors(self) -> dict[str, str]:
+        """The requests that were refused or failed so far, by code and status."""
+        with urllib.request.urlopen(f"{self.gateway}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+        return dict(line.rsplit(" ", 1) for line in lines if line.startswith("headgate_errors_total"))
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:

@@ -1,0 +1,123 @@
+"""Coding agents from npm, unmodified: each mends a repository with its own tools, started as its page in docs/agents says.
+
+The script in a page is the agent, as the driver would start it: base URL, key and task in its environment. The scripted engine
+speaks the agent's tools. The repository's test fails before and passes afterwards, so the reward is the agent's work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.compat.clients.gate import Episode, Gate
+from tests.compat.suites import CODING, ROOT
+from tests.harness.fences import fences
+
+TIMEOUT_S = 240
+SAID = "Mended: Grüße, 世界."
+HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
+"""The folder that the agent tells its model of."""
+SED = {"cmd": "sed -i s/-/+/ sums.py"}
+OLD_NEW = {"old_string": "a - b", "new_string": "a + b"}
+CAMEL = {"oldString": "a - b", "newString": "a + b"}
+TEXTS = {"old_text": "a - b", "new_text": "a + b"}
+CALLS: dict[str, list[tuple[str, dict[str, object]]]] = {
+    "claude-code": [
+        ("Read", {"file_path": "sums.py"}),
+        ("Edit", {"file_path": "sums.py", **OLD_NEW}),
+        ("Bash", {"command": "cat sums.py", "description": "Show the file"}),
+    ],
+    "codex": [("exec_command", {"cmd": "cat sums.py"}), ("exec_command", SED)],
+    "opencode": [
+        ("read", {"filePath": "sums.py"}),
+        ("edit", {"filePath": "sums.py", **CAMEL}),
+        ("bash", {"command": "cat sums.py", "description": "Show the file"}),
+    ],
+    "qwen-code": [
+        ("read_file", {"file_path": f"{HERE}/sums.py"}),
+        ("edit", {"file_path": f"{HERE}/sums.py", **OLD_NEW}),
+        ("run_shell_command", {"command": "cat sums.py", "is_background": False}),
+    ],
+    "pi": [
+        ("read", {"path": "sums.py"}),
+        ("edit", {"path": "sums.py", "edits": [{"oldText": "a - b", "newText": "a + b"}]}),
+        ("bash", {"command": "cat sums.py"}),
+    ],
+    "cline": [
+        ("read_files", {"files": [{"path": f"{HERE}/sums.py"}]}),
+        ("editor", {"path": f"{HERE}/sums.py", **TEXTS}),
+        ("run_commands", {"commands": ["cat sums.py"]}),
+    ],
+}
+"""The tools that the model calls, in its turns before the last."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_mends_a_file_and_its_record_is_one_path(
+    name: str, gate: Gate, episode: Episode, tmp_path: Path
+) -> None:
+    refused = gate.errors()
+    output = worked(script(name), name, episode, tmp_path)
+    assert SAID in output, output
+    assert gate.errors() == refused, output
+    episode.check(turns=len(CALLS[name]) + 1)
+    nodes = episode.nodes()
+    assert [node["parent"] for node in nodes] == list(range(-1, len(nodes) - 1))
+    assert all(node["at"] == len(nodes[node["parent"]]["ids"]) for node in nodes[1:])
+
+
+def test_opencodes_request_for_a_title_is_a_conversation_of_its_own(
+    gate: Gate, episode: Episode, tmp_path: Path
+) -> None:
+    refused = gate.errors()
+    text = script("opencode").replace(" --title episode", "")
+    assert SAID in worked(text, "opencode", episode, tmp_path)
+    assert gate.errors() == refused
+    episode.check(turns=len(CALLS["opencode"]) + 2)
+    nodes = episode.nodes()
+    last = max(node["index"] for node in nodes if node["sampled"] and SAID in node["text"])
+    path = [last]
+    while nodes[path[-1]]["parent"] >= 0:
+        path.append(nodes[path[-1]]["parent"])
+    beside = [node for node in nodes if node["sampled"] and node["index"] not in path]
+    assert len(beside) == 1
+
+
+def script(name: str) -> str:
+    """The agent, as its page has it."""
+    (found,) = [fence for fence in fences(ROOT / "docs" / "agents" / f"{name}.md") if fence.title]
+    return found.body
+
+
+def worked(text: str, name: str, episode: Episode, work: Path) -> str:
+    """Runs an agent's script on a repository with a mistake; answers what it wrote. Fails if the repository's test then fails."""
+    repository = work / "repository"
+    repository.mkdir()
+    (repository / "sums.py").write_text("def add(a, b):\n    return a - b\n")
+    (repository / "test_sums.py").write_text(
+        "from sums import add\n\n\ndef test_add():\n    assert add(2, 3) == 5\n"
+    )
+    lines = [f"SCRIPT: {tool} {json.dumps(arguments)}" for tool, arguments in CALLS[name]]
+    task = "\n".join(["Mend the sum.", *lines, f"SCRIPT: {SAID}"])
+    path = [CODING / "node_modules" / ".bin", ROOT / ".venv" / "bin", Path(sys.executable).parent]
+    env = {
+        "PATH": os.pathsep.join([*map(str, path), os.environ["PATH"]]),
+        "HOME": str(work),
+        "TMPDIR": str(work),
+        "REPOSITORY": str(repository),
+        "HEADGATE_TASK": json.dumps({"question": task}),
+        "OPENAI_BASE_URL": episode.base_url,
+        "OPENAI_API_KEY": episode.api_key,
+        "ANTHROPIC_BASE_URL": episode.root,
+        "ANTHROPIC_API_KEY": episode.api_key,
+    }
+    done = subprocess.run(
+        ["sh", "-c", text], env=env, cwd=work, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
