@@ -20,7 +20,7 @@ const LEDGER: Ledger = {
   buffers: [BUFFER],
   waiting: { later: 4 },
   lost: [],
-  slowest: [{ group_id: "slow", buffer: 5, running: 3, oldest_s: 90, episodes: [] }],
+  slowest: [{ group_id: "slow", running: 3, oldest_s: 90, episodes: [] }],
 };
 
 test("places: complete groups, running ones, then free ones; dropped members count for nothing", () => {

@@ -29,9 +29,9 @@ test("a running mean passes over what is not known", () => {
   expect(smoothed([2, null, 4, 6], 2)).toEqual([2, null, 4, 5]);
 });
 
-test("a share of failures is split by its reasons", () => {
-  const figures = { excluded_share: [0.2, 0, null], "excluded/agent_failed": [3, null, null], "excluded/tool_failed": [1, null, null] };
-  expect(infrastructure({ ...STEPS, figures })).toEqual([0.05, 0, null]);
+test("a share of failures is split by its reasons, and without reasons it is not known", () => {
+  const figures = { excluded_share: [0.2, 0, null, 0.1], "excluded/agent_failed": [3, null, null, null], "excluded/tool_failed": [1, null, null, null] };
+  expect(infrastructure({ ...STEPS, figures })).toEqual([0.05, 0, null, null]);
 });
 
 test("a rate is not known where its time is not", () => {

@@ -37,10 +37,11 @@ export interface Call {
 
 export interface Timeline {
   from: number;
-  to: number;
+  /** null: now. */
+  to: number | null;
   engines: { name: string; node: string | null; spans: { state: string; version: number | null; reason: string; from: number; to: number | null }[] }[];
   nodes: { name: string; spans: { role: string; reason: string; from: number; to: number | null }[] }[];
-  versions: { model: string; version: number; published_at: number; live_at: number | null }[];
+  versions: { model: string; version: number; published_at: number | null; live_at: number | null }[];
 }
 
 export interface Report {
@@ -74,6 +75,15 @@ export interface Update {
   margin: number | null;
   gap: number | null;
   failure: string;
+}
+
+/** The end of what a timeline tells: of a recorded run the last thing that happened, so that a run of last week fills the drawing. */
+export function endOf(told: Timeline, over: boolean): number {
+  if (told.to !== null) return told.to;
+  if (!over) return Date.now() / 1000;
+  const spans = [...told.engines, ...told.nodes].flatMap((row) => row.spans.flatMap((span) => [span.from, span.to ?? span.from]));
+  const last = Math.max(told.from, ...spans, ...told.versions.map(({ live_at }) => live_at ?? 0));
+  return last + Math.max(1, (last - told.from) / 50);
 }
 
 export const isPaused = (engine: Engine) => engine.paused ?? engine.state === "paused";

@@ -31,8 +31,8 @@ const curve = (label: string, colour: number, name: string, more: Partial<Curve>
   ...more,
 });
 
-/** Failures that are the agent's own, and not of what it runs on. */
-const AGENTS_OWN = new Set(["agent_failed", "idle_deadline", "total_deadline", "timed_out", "turns_exhausted"]);
+/** Failures that are the agent's own, and not of what it runs on (gateway/feed/explain.py has all reasons). */
+const AGENTS_OWN = new Set(["agent_failed", "no_reward", "sandbox_killed", "idle_deadline", "total_deadline"]);
 
 /** The share of episodes that infrastructure lost: tools, sandboxes, environments, graders, engines. */
 export function infrastructure(steps: Steps): Column | undefined {
@@ -43,7 +43,8 @@ export function infrastructure(steps: Steps): Column | undefined {
     const counts = reasons.map((name) => [name.slice("excluded/".length), steps.figures[name]![i] ?? 0] as const);
     const all = counts.reduce((sum, [, count]) => sum + count, 0);
     const lost = counts.reduce((sum, [reason, count]) => sum + (AGENTS_OWN.has(reason) ? 0 : count), 0);
-    return all ? (value * lost) / all : 0;
+    if (all) return (value * lost) / all;
+    return value ? null : 0;
   });
 }
 

@@ -30,7 +30,7 @@ export interface Ledger {
   /** Waiting groups, with the number of their episodes. */
   waiting: Record<string, number>;
   lost: { kind: string; reason: string; count: number }[];
-  slowest?: { group_id: string; buffer: number; running: number; oldest_s: number; episodes: string[] }[];
+  slowest?: { group_id: string; running: number; oldest_s: number; episodes: string[] }[];
 }
 
 export interface Entry {
@@ -77,7 +77,7 @@ function next({ buffers, batch, slowest }: Ledger): string | null {
     buffer.reserved > 0 ? `${plural(buffer.reserved, "group")} that ${buffer.reserved === 1 ? "runs" : "run"}` : "",
     free > 0 ? `${plural(free, "group")} that ${free === 1 ? "has" : "have"} not begun` : "",
   ].filter(Boolean);
-  const slow = slowest?.find((one) => one.buffer === buffer.buffer);
+  const slow = slowest?.find((one) => buffer.groups.some((group) => group.group_id === one.group_id));
   const longest = slow ? `; the slowest, ${slow.group_id}, since ${duration(slow.oldest_s)}` : "";
   return `Batch ${buffer.buffer} waits for ${causes.join(" and ") || "nothing"}${longest}.`;
 }

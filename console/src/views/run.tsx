@@ -18,7 +18,7 @@ const SHOWN_IN_TABLE = ["reward_mean", "eval/reward_mean", "excluded_share", "lo
 
 export function RunView() {
   const runs = useLoaded((signal) => loadRuns(model.value, signal), [model.value, session.value]);
-  useEvents((events) => events.some((event) => is(event, "trainer.step", "gap")) && runs.again());
+  useEvents((events) => events.some((event) => is(event, "trainer", "gap")) && runs.again());
   const list = runs.value.value;
   const query = route.value.query;
   const run = list?.find((one) => one.run === query.get("run")) ?? list?.[0];
@@ -48,7 +48,7 @@ function useSteps(run: Run | undefined): { steps: Steps | null; error: string | 
       for (const event of events) {
         const now = grownSteps.peek();
         if (event.kind === "gap") loaded.again();
-        if (!now || event.kind !== "trainer.step" || event.model !== now.model || (event.data["run"] ?? now.run) !== now.run) continue;
+        if (!now || !is(event, "trainer") || event.model !== now.model || (event.data["run"] ?? now.run) !== now.run) continue;
         const { step, version, figures } = event.data as { step: number; version?: number; figures: Record<string, number> };
         if (now.every === 1) grownSteps.value = grown(now, { step, version: version ?? null, at: event.at, figures });
         else loaded.again();
@@ -191,7 +191,7 @@ function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | 
         ))}
       </div>
       <p class="quiet">
-        Dotted lines are weight updates. Drag across a chart to look closer, double-click to see all.
+        Dotted lines are weight updates; where they are close, some of them. Drag across a chart to look closer, double-click to see all.
         {missing.length > 0 && ` Without figures in this run: ${missing.map((plot) => plot.title.toLowerCase()).join(", ")}.`}
       </p>
     </>

@@ -151,7 +151,7 @@ function Slowest({ ledger }: { ledger: Ledger }) {
       empty="No group runs."
       columns={[
         { head: "Group", cell: (one) => <Group id={one.group_id} /> },
-        { head: "Batch", cell: (one) => one.buffer, number: true },
+        { head: "Batch", cell: (one) => ledger.buffers.find((buffer) => buffer.groups.some((group) => group.group_id === one.group_id))?.buffer ?? "–", number: true },
         { head: "Runs since", cell: (one) => duration(one.oldest_s), number: true },
         {
           head: "Episodes",
