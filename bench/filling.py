@@ -125,7 +125,7 @@ class Filled:
                 (
                     call, episode_id, MODEL, node + 1, f"{random.getrandbits(256):064x}", "chat", True, _ASKED, _USED,
                     "processed_logprobs", "engine-0", "stop", (turn + 1) * 56, _REPLY, 0, digest, at + turn, 0.1, 1.0,
-                    None, None, agent if agent and fate == "open" else None,
+                    None, None, agent if agent and fate == "open" else None, 0.01,
                 )
             )  # fmt: skip
             found["nodes"] += [

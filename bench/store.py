@@ -29,10 +29,11 @@ from examples.service.programs import NotInstalled
 from gateway.feed.decision_log import Entry
 from gateway.feed.groups import GroupReader
 from gateway.sections import StalenessSettings, StoreSettings
-from gateway.store import answers, decisions, episodes, retention, turns
+from gateway.store import answers, decisions, episode_pages, episodes, retention, turns
 from gateway.store.commits import Rows
 from gateway.store.connections import connect
 from gateway.store.database import Database
+from gateway.store.episode_pages import EpisodeFilter
 from gateway.store.models import EpisodeRow, NodeRow
 from gateway.store.schema import bring_up_to_date
 from gateway.types import Node
@@ -45,16 +46,16 @@ KINDS = ("sqlite", "postgresql")
 
 
 def _list(_filled: Filled, _random: random.Random, **wanted: Any) -> Query:
-    return lambda c: episodes.list_episodes(c, **wanted)
+    return lambda c: episode_pages.list_episodes(c, EpisodeFilter(**wanted))
 
 
 def _page(filled: Filled, dice: random.Random, **wanted: Any) -> Query:
     after = 1_700_000_000.0 + dice.random() * filled.groups * 60, "ep-"
-    return lambda c: episodes.list_episodes(c, after=after, **wanted)
+    return lambda c: episode_pages.list_episodes(c, EpisodeFilter(**wanted), after=after)
 
 
 def _group(filled: Filled, dice: random.Random) -> Query:
-    return lambda c: episodes.list_episodes(c, group_id=f"group-{dice.randrange(filled.groups)}")
+    return _list(filled, dice, group_id=f"group-{dice.randrange(filled.groups)}")
 
 
 def _counts(_filled: Filled, _random: random.Random) -> Query:
@@ -126,7 +127,7 @@ QUERIES: dict[str, Callable[[Filled, random.Random], Query]] = {
     "list_eval_page": partial(_page, mode="eval"),
     "list_agent": partial(_list, agent=AGENT),
     "list_task": partial(_list, task_id="task-1"),
-    "list_model": partial(_page, models=[MODEL, "other"]),
+    "list_model": partial(_page, models=(MODEL, "other")),
     "list_group": _group,
     "counts": _counts,
     "trajectory": _trajectory,

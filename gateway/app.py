@@ -19,6 +19,7 @@ from gateway.api import (
     completions,
     console,
     engines,
+    episode_pages,
     episodes,
     errors,
     events,
@@ -82,7 +83,19 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     app.state.refusal = None  # the reason why the services could not be opened, for people
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
-    for module in (episodes, batches, staleness, weights, engines, nodes, events, health, peers, cluster):
+    for module in (
+        episode_pages,
+        episodes,
+        batches,
+        staleness,
+        weights,
+        engines,
+        nodes,
+        events,
+        health,
+        peers,
+        cluster,
+    ):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)

@@ -16,7 +16,6 @@ from gateway.errors import BadRequest, NotFound
 from gateway.json_depth import check_depth
 from gateway.keys import key_of
 from gateway.render.renderer import ChatRenderer
-from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
@@ -26,7 +25,6 @@ router = APIRouter(
     prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
 )
 
-_PLACE = r"^\d{1,12}(\.\d{1,12})?_[A-Za-z0-9-]{1,40}$"
 Number = Annotated[FiniteFloat, Strict()]
 """A number in JSON; a truth value, and a number in quotes, are refused."""
 Wait = Annotated[float, Query(ge=0, le=86_400, description="Seconds to wait.")]
@@ -190,35 +188,6 @@ async def abandon(episode_id: str, body: AbandonBody, gateway: Gateway) -> dict[
     """Closes an episode that will never be rewarded; its slot is free at once."""
     await gateway.episodes.abandon(episode_id, body.reason, body.error)
     return {"episode_id": episode_id, "reason": body.reason}
-
-
-@router.get("")
-async def list_episodes(
-    access: Admin,
-    state: str | None = None,
-    mode: EpisodeMode | None = None,
-    group_id: str | None = None,
-    task_id: str | None = None,
-    agent: str | None = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    after: Annotated[
-        str | None, Query(description="The `next` of the previous page.", pattern=_PLACE)
-    ] = None,
-) -> dict[str, Any]:
-    """The newest episodes. `next` requests the following page; null on the last one.
-
-    `id` is `episode_id` under its old name.
-    """
-    last = None
-    if after is not None:
-        at, _, episode_id = after.partition("_")
-        last = float(at), episode_id
-    of = None if access.reach.everything else access.reach.models
-    rows = await access.gateway.database.read(
-        lambda c: statements.list_episodes(c, state, mode, group_id, task_id, agent, limit, of, last)
-    )
-    more = f"{rows[-1]['created_at']!r}_{rows[-1]['id']}" if len(rows) == limit else None
-    return {"episodes": [_named(row) for row in rows], "next": more}
 
 
 @router.delete("/{episode_id}")

@@ -1,41 +1,26 @@
-"""`/admin/v1/events`: the stream of events; `/admin/v1/steps`: what the trainer tells of its steps (docs/events.md)."""
+"""`/admin/v1/events`: the stream of events (docs/events.md)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
+from pydantic import Field, StringConstraints
 
 from gateway.api.access import Access, Admin, admin
-from gateway.api.episodes import Number
 from gateway.api.stream import EventStream, openai_failure
 from gateway.errors import BadRequest, NotFound
 from gateway.feed.events import Start
-from gateway.store.events import Event, EventFilter, insert_events
+from gateway.store.events import EventFilter
 
 PATH = "/admin/v1/events"
 """Every process of a cluster answers requests to this path itself."""
 router = APIRouter(prefix="/admin/v1", tags=["Events"], dependencies=[Depends(admin)])
 
-_SUBJECTS = "episode|group|batch|version|engine|trainer"
+_SUBJECTS = "episode|group|batch|version|engine|node|trainer"
 Id = Annotated[int, Field(ge=0, lt=2**53)]
 Kind = Annotated[str, StringConstraints(pattern=rf"^({_SUBJECTS})(\.[a-z_]{{1,31}})?$")]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
-
-
-class StepBody(BaseModel):
-    """A step that the trainer has done."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-
-    model: Name | None = None
-    """The trained model; the first one by default."""
-    step: Annotated[Id, Strict()]
-    version: Annotated[Id, Strict()] | None = None
-    """The version that the step made."""
-    figures: dict[Name, Number] = Field({}, max_length=1_000)
-    """The step's finite figures, by their names in `metrics.jsonl`."""
 
 
 @router.get("/events", response_class=Response, responses={200: {"content": {"text/event-stream": {}}}})
@@ -65,16 +50,6 @@ async def watch(
     feed.check()
     keep_alive_s = access.gateway.settings.server.keep_alive_s
     return EventStream(lambda: feed.watch(wanted, start, wait), keep_alive_s, openai_failure)
-
-
-@router.post("/steps")
-async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
-    """Tells those who watch that the trainer has done a step."""
-    gateway, model = access.gateway, access.trained(body.model).name
-    data = body.model_dump(exclude={"model"}, exclude_none=True)
-    told = Event("trainer.step", model, data=data)
-    await gateway.database.fenced(gateway.leader.fence).submit(lambda c: insert_events(c, [told]))
-    return {"model": model, "step": body.step}
 
 
 def _start(after: int | None, last: int | None, resumed: str | None) -> Start:

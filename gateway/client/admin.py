@@ -337,10 +337,20 @@ class GatewayClient:
         return EventStream(self._http, f"{ADMIN}/events", (*params, *(("kind", kind) for kind in kinds)))
 
     async def post_step(
-        self, step: int, figures: Mapping[str, float], version: int | None = None, model: str | None = None
+        self,
+        step: int,
+        figures: Mapping[str, float],
+        version: int | None = None,
+        model: str | None = None,
+        run: str = "",
+        folder: str = "",
     ) -> None:
-        """Announces a step of the trainer, with its finite figures, as an event."""
+        """Stores a step of the trainer, with its finite figures, and tells those who watch.
+
+        `run`: the name by which its curves are found; `folder`: where a gateway on this machine finds its figures by token.
+        """
         body = {"step": step, "version": version, "figures": dict(figures), "model": model}
+        body |= {"run": run, "folder": folder}
         await self._json("POST", "/steps", json=body)
 
     # How the gateway is asked

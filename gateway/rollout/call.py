@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -65,6 +66,8 @@ class Call:
         self._engine = self._request_id = ""
         self._restarts = 0
         self._delivered = False
+        self.entered_at: float | None = None
+        """The time at which the first engine had the call, in seconds since the epoch."""
 
     @property
     def hints(self) -> RoutingHints:
@@ -150,6 +153,8 @@ class Call:
     def entered(self, engine: str, version: int, request_id: str) -> None:
         """Begins a run in an engine that runs `version`. Routing hints that were about this step are spent."""
         self._engine = self._turn.engine = engine
+        if self.entered_at is None:
+            self.entered_at = time.time()
         self._request_id = request_id
         self._hints = replace(self._hints, preferred="", wait_until=0.0, avoid=frozenset())
         self._turn.begin_run(version)

@@ -210,6 +210,8 @@ class Completion:
         ids = self.call.turn.ids
         if ids and self.details.first_token_s is None:
             self.details.first_token_s = time.time() - self.details.received_at
+            if self.call.entered_at is not None:
+                self.details.queued_s = self.call.entered_at - self.details.received_at
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
         if self._segmenter.stopped:
             self._runner.finish_early()

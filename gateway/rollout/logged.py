@@ -27,7 +27,9 @@ TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
 _LENGTH_BYTES = 4
 _DETAILS = [
-    field.name for field in fields(TurnDetails) if field.name not in ("arrived", "seconds", "tool_faults")
+    field.name
+    for field in fields(TurnDetails)
+    if field.name not in ("arrived", "queued_s", "seconds", "tool_faults")
 ]
 """The fields of a call's details that are logged: all but those that have a meaning only within one process, or at the end."""
 

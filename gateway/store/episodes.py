@@ -12,18 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, literal, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, func, insert, literal, select, update
 
 from gateway.store import tallies
 from gateway.store.clock import NOW
 from gateway.store.columns import portions
 from gateway.store.events import Event, insert_events
 from gateway.store.models import CallRow, EpisodeRow
-from gateway.types import EpisodeMode
 
 _TABLE = EpisodeRow.__table__
-_COLUMNS = [column for column in _TABLE.c if column.name != "key_hash"]
-_NEWEST_FIRST = (EpisodeRow.created_at.desc(), EpisodeRow.id.desc())
+COLUMNS: list[ColumnElement[Any]] = [column for column in _TABLE.c if column.name != "key_hash"]
 _OPENED_BY = "call:"
 UNFINISHED = EpisodeRow.state != literal("closed", literal_execute=True)
 """The condition of the index that serves it, word for word: a planner that knows only how many rows a state has on average
@@ -91,7 +89,7 @@ def _tell(connection: Connection, what: str, row: Mapping[str, Any], data: dict[
 
 def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dict[str, Any] | None:
     """Ends an open episode, in which no conversation can go on from now on. Returns its row; None if there is none."""
-    before = connection.execute(select(*_COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
+    before = connection.execute(select(*COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
     if before is None:
         return None
     connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(**values))
@@ -105,13 +103,13 @@ def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dic
 
 def episode(connection: Connection, episode_id: str) -> dict[str, Any] | None:
     """One episode."""
-    row = connection.execute(select(*_COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
+    row = connection.execute(select(*COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
     return dict(row) if row else None
 
 
 def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
     """The episode that a key opens."""
-    row = connection.execute(select(*_COLUMNS).where(EpisodeRow.key_hash == key_hash)).mappings().first()
+    row = connection.execute(select(*COLUMNS).where(EpisodeRow.key_hash == key_hash)).mappings().first()
     return dict(row) if row else None
 
 
@@ -148,41 +146,11 @@ def last_group(connection: Connection, prefix: str, model: str) -> str | None:
     return connection.scalar(query)
 
 
-def list_episodes(
-    connection: Connection,
-    state: str | None = None,
-    mode: EpisodeMode | None = None,
-    group_id: str | None = None,
-    task_id: str | None = None,
-    agent: str | None = None,
-    limit: int = 100,
-    models: Sequence[str] | None = None,
-    after: tuple[float, str] | None = None,
-) -> list[dict[str, Any]]:
-    """The newest episodes; `models`: of these alone. `after`: `created_at` and id of the last one that is known already."""
-    query = select(*_COLUMNS).order_by(*_NEWEST_FIRST).limit(limit)
-    wanted = {"state": state, "mode": mode, "group_id": group_id, "task_id": task_id, "agent": agent}
-    for name, value in wanted.items():
-        if value is not None:
-            query = query.where(_TABLE.c[name] == value)
-    if after is not None:
-        query = query.where(tuple_(_TABLE.c.created_at, _TABLE.c.id) < tuple_(*after))
-    if models is None:
-        return [dict(row) for row in connection.execute(query).mappings()]
-    # One page per state: the index delivers it at once, however many rows there are.
-    rows = [
-        row
-        for model in models
-        for row in connection.execute(query.where(EpisodeRow.model == model)).mappings()
-    ]
-    return [dict(row) for row in sorted(rows, key=lambda row: (row["created_at"], row["id"]))[::-1][:limit]]
-
-
 def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
     """Some episodes, in no order."""
     found: list[dict[str, Any]] = []
     for some in portions(episode_ids):
-        rows = connection.execute(select(*_COLUMNS).where(EpisodeRow.id.in_(some))).mappings()
+        rows = connection.execute(select(*COLUMNS).where(EpisodeRow.id.in_(some))).mappings()
         found.extend(dict(row) for row in rows)
     return found
 

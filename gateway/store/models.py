@@ -153,6 +153,8 @@ class CallRow(Base):
     """What is wrong with the reply's tool calls, with commas (`gateway/render/tool_faults.py`); else None."""
     open_to: Mapped[str | None] = mapped_column(Words(255))
     """While the episode is open: the agent whose conversations may go on from this reply; else None."""
+    queued_s: Mapped[float | None] = mapped_column(Float)
+    """The time until an engine had the call; None: not known."""
 
 
 class ExchangeRow(Base):
@@ -261,7 +263,10 @@ class EventRow(Base):
     twice."""
 
     __tablename__ = "events"
-    __table_args__ = ({"sqlite_autoincrement": True},)
+    __table_args__ = (
+        _partial("ix_events_machines", "kind", "id", where="episode_id = '' AND group_id = ''"),
+        {"sqlite_autoincrement": True},
+    )
 
     id: Mapped[int] = mapped_column(
         BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True
@@ -275,6 +280,24 @@ class EventRow(Base):
     group_id: Mapped[str] = mapped_column(Words(255))
     """Empty: it is not about a group."""
     data: Mapped[dict[str, Any]] = mapped_column(JSON)
+
+
+class TrainerStepRow(Base):
+    """A step of a trainer, with the figures that it posted (see trainer_steps.py)."""
+
+    __tablename__ = "trainer_steps"
+
+    model: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    run: Mapped[str] = mapped_column(Words(255), primary_key=True)
+    """The trainer's name for its run."""
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    version: Mapped[int | None] = mapped_column(BigInteger)
+    """The version that the step made."""
+    at: Mapped[float] = mapped_column(Float)
+    """Seconds since the epoch by the database's clock, when the step was posted first."""
+    figures: Mapped[dict[str, Any]] = mapped_column(JSON)
+    folder: Mapped[str] = mapped_column(Words())
+    """The folder of the run, which may have the step's figures by token; empty: not known."""
 
 
 class LeaseRow(Base):

@@ -80,6 +80,8 @@ class TurnDetails:
     """The moment at which this process got the call, by its monotonic clock."""
     tool_faults: list[str] = field(default_factory=list, compare=False)
     """What is wrong with the reply's tool calls (`render/tool_faults.py`), once it is whole."""
+    queued_s: float | None = field(default=None, compare=False)
+    """The time from `received_at` until an engine had the call; None: not known."""
     seconds: float | None = field(default=None, compare=False)
     """The time from `received_at` until the reply was whole; None: until it is recorded."""
 
@@ -313,6 +315,7 @@ class Recorder:
             "digest": digest,
             "tool_faults": ",".join(details.tool_faults) or None,
             "received_at": details.received_at,
+            "queued_s": details.queued_s,
             "first_token_s": details.first_token_s,
             "seconds": time.time() - details.received_at if details.seconds is None else details.seconds,
         }

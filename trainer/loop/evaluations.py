@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from processes.child import LocalProcess
 from processes.errors import ChildDied
 from trainer.evaluation.child import Request
 from trainer.evaluation.episodes import Evaluation
+from trainer.evaluation.figures import scalars
 from trainer.loop.feed import Feed
 from trainer.report.metrics import Metrics
 from trainer.settings import Settings
@@ -26,8 +28,19 @@ _REQUEST, _RESULT = "request-{:08d}.json", "version-{:08d}.json"
 class Evaluations:
     """Evaluates every `[eval] every` steps what the engines run; without that setting, nothing."""
 
-    def __init__(self, settings: Settings, url: str, feed: Feed, metrics: Metrics) -> None:
-        """`url`: the gateway's. Raises ConfigError where there is no agent to evaluate with."""
+    def __init__(
+        self,
+        settings: Settings,
+        url: str,
+        feed: Feed,
+        metrics: Metrics,
+        tell: Callable[[int, int, Mapping[str, float]], None],
+    ) -> None:
+        """`url`: the gateway's; `tell`: tells it the figures, by step and version.
+
+        Raises ConfigError where there is no agent to evaluate with.
+        """
+        self._tell = tell
         self.directory = settings.run.dir / "evaluations"
         self._settings = settings.eval
         self._key = settings.gateway.key
@@ -144,6 +157,7 @@ class Evaluations:
     def _report(self, request: Request) -> None:
         result = json.loads(self._result(request.version).read_text())
         self._metrics.evaluated(request.version, request.step, result)
+        self._tell(request.step, request.version, scalars(result))
 
     def _request(self, version: int) -> Path:
         return self.directory / _REQUEST.format(version)

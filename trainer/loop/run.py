@@ -65,7 +65,7 @@ from trainer.loop.excluded import Excluded
 from trainer.loop.feed import Feed
 from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Memory, Nodes
-from trainer.loop.step_events import StepEvents
+from trainer.loop.step_events import RunName, StepEvents
 from trainer.loop.threads import in_thread
 from trainer.model.offload import Where
 from trainer.orders import dismiss, follow
@@ -162,9 +162,11 @@ class Trainer:
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s, metrics.say)
         self.nodes = Nodes(self.feed, settings.gateway.nodes, _memory(settings, learner))
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
-        self.evaluations = Evaluations(settings, url or settings.gateway.url or "", self.feed, metrics)
+        named = RunName.of(settings)
+        self.step_events = StepEvents(client, settings.gateway.model, metrics.say, named)
+        at = url or settings.gateway.url or ""
+        self.evaluations = Evaluations(settings, at, self.feed, metrics, self.step_events.tell)
         self.details = Details(settings)
-        self.step_events = StepEvents(client, settings.gateway.model, metrics.say)
         self.excluded = Excluded(settings.run.max_excluded)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""

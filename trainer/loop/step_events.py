@@ -1,4 +1,4 @@
-"""Tells the gateway of each step, for those who watch its events. Training neither waits for that nor fails by it."""
+"""Tells the gateway of each step and evaluation, for its console. Training neither waits for that nor fails by it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 from gateway.client import GatewayClient
+from trainer.settings import Settings
 
 _KEPT = 64
 """Steps that wait to be told; of more the oldest are left out."""
@@ -22,11 +24,28 @@ class _Step:
     figures: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """The names of a run: one for people, and its folder."""
+
+    name: str
+    folder: str
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """`[report] name`, or the end of the path of `[run] dir`: its own name is mostly `trainer`."""
+        folder = settings.run.dir.resolve()
+        return cls(settings.report.name or "/".join(folder.parts[-2:]), str(folder))
+
+
 class StepEvents:
     """The steps of one run, told in order by a task that ends when there is nothing left."""
 
-    def __init__(self, client: GatewayClient, model: str | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, client: GatewayClient, model: str | None, say: Callable[[str], None], run: RunName
+    ) -> None:
         """`say`: for people; called once, however many steps cannot be told."""
+        self._run = run
         self._client = client
         self._model = model
         self._say = say
@@ -56,7 +75,8 @@ class StepEvents:
         while self._waiting:
             step = self._waiting.popleft()
             try:
-                await self._client.post_step(step.number, step.figures, step.version, self._model)
+                told = step.number, step.figures, step.version, self._model
+                await self._client.post_step(*told, self._run.name, self._run.folder)
             except Exception as error:
                 if not self._failed:
                     self._say(f"step {step.number} is not among the gateway's events (said once): {error!r}")

@@ -14,13 +14,14 @@ from sqlalchemy import Engine, insert, select
 
 from gateway.errors import Conflict
 from gateway.sections import StoreSettings
-from gateway.store import answers, columns, decisions, episodes, turns
+from gateway.store import answers, columns, decisions, episode_pages, episodes, turns
 from gateway.store import ledger as statements
 from gateway.store.answers import Owner
 from gateway.store.columns import begins_with
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
+from gateway.store.episode_pages import EpisodeFilter
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.store.schema import bring_up_to_date
 from gateway.types import Node
@@ -65,7 +66,7 @@ def test_an_episode_comes_back_as_it_was(
     with engine.connect() as connection:
         episodes.insert_episode(connection, row)
         found = episodes.episode(connection, f"e{task}")
-        listed = episodes.list_episodes(connection, task_id=task)
+        listed = episode_pages.list_episodes(connection, EpisodeFilter(task_id=task))
         connection.rollback()
     assert found == {name: value for name, value in row.items() if name != "key_hash"}
     assert listed == [found]

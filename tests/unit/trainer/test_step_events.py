@@ -12,7 +12,9 @@ import pytest
 from gateway.client import GatewayClient
 from tests.harness.waiting import result_of, turns, until
 from trainer.loop import step_events
-from trainer.loop.step_events import StepEvents
+from trainer.loop.step_events import RunName, StepEvents
+
+RUN = RunName("demo/trainer", "/runs/demo/trainer")
 
 
 class Gateway:
@@ -25,8 +27,9 @@ class Gateway:
         self.open.set()
 
     async def post_step(
-        self, step: int, figures: Mapping[str, float], version: int, model: str | None
+        self, step: int, figures: Mapping[str, float], version: int, model: str | None, run: str, folder: str
     ) -> None:
+        assert (run, folder) == ("demo/trainer", "/runs/demo/trainer")
         await self.open.wait()
         if self.fails:
             raise httpx.ConnectError("nobody there")
@@ -34,7 +37,7 @@ class Gateway:
 
 
 def told_to(gateway: Gateway, said: list[str]) -> StepEvents:
-    return StepEvents(cast(GatewayClient, cast(Any, gateway)), "policy", said.append)
+    return StepEvents(cast(GatewayClient, cast(Any, gateway)), "policy", said.append, RUN)
 
 
 async def test_steps_are_told_in_order_and_the_last_before_the_end() -> None:

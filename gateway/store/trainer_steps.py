@@ -1,0 +1,121 @@
+"""Statements about the steps of trainers, whose figures are the curves of a run.
+
+A run has a trainer's name for it, and a model. A step that is posted again, or whose evaluation comes later, adds its figures to
+those that are stored. A run that goes back to an older checkpoint replaces its steps one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from gateway.store import upsert
+from gateway.store.clock import NOW
+from gateway.store.events import Event, insert_events
+from gateway.store.models import TrainerStepRow
+
+_C = TrainerStepRow.__table__.c
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStep:
+    """A step as a trainer tells it."""
+
+    model: str
+    run: str
+    step: int
+    version: int | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass(slots=True)
+class Curves:
+    """Steps by column; each figure has a value or None for each step."""
+
+    count: int = 0
+    """The steps that there are; of more than were asked for, the columns have every so many."""
+    every: int = 1
+    step: list[int] = field(default_factory=list)
+    version: list[int | None] = field(default_factory=list)
+    at: list[float] = field(default_factory=list)
+    figures: dict[str, list[float | None]] = field(default_factory=dict)
+
+
+def store_step(connection: Connection, told: TrainerStep) -> None:
+    """Stores a step, or adds to it, and tells those who watch. An evaluation alone is told as `trainer.evaluated`."""
+    place = (_C.model == told.model, _C.run == told.run, _C.step == told.step)
+    known = connection.execute(select(_C.figures, _C.version, _C.folder).where(*place)).one_or_none()
+    if known is None:
+        values = {"model": told.model, "run": told.run, "step": told.step, "version": told.version,
+                  "figures": told.figures, "folder": told.folder, "at": NOW}  # fmt: skip
+        connection.execute(upsert.insert(connection, TrainerStepRow).values(values))
+    else:
+        version = known.version if told.version is None else told.version
+        merged = {**known.figures, **told.figures}
+        values = {"figures": merged, "version": version, "folder": told.folder or known.folder}
+        connection.execute(update(TrainerStepRow).where(*place).values(values))
+    data: dict[str, Any] = {"step": told.step, "version": told.version, "figures": told.figures}
+    data = {name: value for name, value in data.items() if value is not None}
+    if told.run:
+        data["run"] = told.run
+    evaluation = bool(told.figures) and all(name.startswith("eval/") for name in told.figures)
+    kind = "trainer.evaluated" if evaluation else "trainer.step"
+    insert_events(connection, [Event(kind, told.model, data=data)])
+
+
+def runs(connection: Connection, models: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The runs, the one that was heard of last first; `models`: of these alone."""
+    query = select(
+        _C.run,
+        _C.model,
+        func.count().label("steps"),
+        func.min(_C.step).label("first_step"),
+        func.max(_C.step).label("last_step"),
+        func.min(_C.at).label("began_at"),
+        func.max(_C.at).label("ended_at"),
+        func.max(_C.version).label("last_version"),
+    ).group_by(_C.model, _C.run)
+    if models is not None:
+        query = query.where(_C.model.in_(models))
+    query = query.order_by(func.max(_C.at).desc(), _C.model, _C.run)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def curves(
+    connection: Connection,
+    model: str,
+    run: str,
+    after: int = -1,
+    points: int = 2000,
+    figures: Sequence[str] = (),
+) -> Curves:
+    """The figures of a run's steps after one; those that are named, or all. Of more than `points`, every so many."""
+    where = [_C.model == model, _C.run == run, _C.step > after]
+    last, count = connection.execute(select(func.max(_C.step), func.count()).where(*where)).one()
+    found = Curves(count, max(1, -(-count // points)))
+    query = select(_C.step, _C.version, _C.at, _C.figures).where(*where).order_by(_C.step)
+    if found.every > 1:
+        query = query.where((last - _C.step) % found.every == 0)
+    for row in connection.execute(query):
+        found.step.append(row.step)
+        found.version.append(row.version)
+        found.at.append(row.at)
+        for name, value in row.figures.items():
+            if not figures or name in figures:
+                column = found.figures.setdefault(name, [])
+                column.extend([None] * (len(found.step) - 1 - len(column)))
+                column.append(value)
+    for column in found.figures.values():
+        column.extend([None] * (len(found.step) - len(column)))
+    return found
+
+
+def of_version(connection: Connection, model: str, version: int) -> dict[str, Any] | None:
+    """The newest step that made a version."""
+    query = select(*_C).where(_C.model == model, _C.version == version).order_by(_C.at.desc()).limit(1)
+    row = connection.execute(query).mappings().first()
+    return dict(row) if row else None
