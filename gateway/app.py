@@ -83,19 +83,10 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     app.state.refusal = None  # the reason why the services could not be opened, for people
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
-    for module in (
-        episode_pages,
-        episodes,
-        batches,
-        staleness,
-        weights,
-        engines,
-        nodes,
-        events,
-        health,
-        peers,
-        cluster,
-    ):
+    # A list of episodes comes before one episode: `histogram` is no id.
+    for module in (episode_pages, episodes, batches, staleness, weights, engines, nodes, events):
+        app.include_router(module.router)
+    for module in (trainer_steps, health, peers, cluster):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)
