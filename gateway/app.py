@@ -31,6 +31,7 @@ from gateway.api import (
     responses,
     staleness,
     stored,
+    trainer_steps,
     weights,
 )
 from gateway.api.context import Services
