@@ -26,6 +26,7 @@ _COLOURS = {
     "version": "green",
     "trainer": "yellow",
     "engine": "bright_black",
+    "node": "white",
     "gap": "red",
 }
 _KINDS = tuple(kind for kind in _COLOURS if kind != "gap")

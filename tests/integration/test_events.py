@@ -192,7 +192,7 @@ async def test_the_command_shows_what_the_stream_tells(gateway: RunningGateway) 
     assert "trainer.step" in last and "step=1" in last and "\x1b" not in last
     assert len(await shown("--last", "100", "--kind", "batch", "--kind", "episode.closed")) == 3
     refused = await asyncio.to_thread(CliRunner().invoke, app, [*asked, "--kind", "No"])
-    assert refused.exit_code == 1 and "kind" in refused.stderr
+    assert refused.exit_code == 2 and "--kind" in refused.stderr
 
 
 async def refused(work: Any) -> GatewayRefused:
