@@ -20,6 +20,7 @@ from gateway.api import (
     console,
     engines,
     episode_pages,
+    episode_tokens,
     episodes,
     errors,
     events,
@@ -85,7 +86,17 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     for module in (chat, completions, responses, messages, stored, models):
         app.include_router(module.router)
     # A list of episodes comes before one episode: `histogram` is no id.
-    for module in (episode_pages, episodes, batches, staleness, weights, engines, nodes, events):
+    for module in (
+        episode_pages,
+        episode_tokens,
+        episodes,
+        batches,
+        staleness,
+        weights,
+        engines,
+        nodes,
+        events,
+    ):
         app.include_router(module.router)
     for module in (trainer_steps, health, peers, cluster):
         app.include_router(module.router)

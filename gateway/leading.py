@@ -23,7 +23,7 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
-from gateway.errors import Fenced
+from gateway.errors import Fenced, Unavailable
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
@@ -93,6 +93,36 @@ async def open_leader(
         yield leader
 
 
+async def open_reader(plane: DataPlane) -> Leader:
+    """The parts of a leader over a store that is only read: ledgers as stored, no engine, and nothing that acts."""
+    settings, database = plane.settings, plane.database
+    ledgers = await _ledgers(plane, database)
+    distributions = {
+        model.name: Distribution(model.name, settings.weights, settings.engine_of(model.name), model.path)
+        for model in plane.models
+    }
+    engines = _engines(plane, distributions, _nobody_leads, alone=True)
+    host = ControlHost(settings, engines, plane.hub, _nobody_leads)
+    nodes = Nodes(settings, host, ledgers, plane.hub)
+    opened = [
+        await _open_model(settings, model, database, host, ledgers.get(model.name), distributions[model.name])
+        for model in plane.models
+    ]
+    async with AsyncExitStack() as stack:
+        episodes = await _episodes(stack, plane, database, ledgers, load=False)
+    callers = Callers(
+        settings,
+        episodes,
+        Conversations(database),
+        AutoOpen(settings, database, episodes, ledgers),
+    )
+    return Leader(0, host, LeaderModels(plane.models, opened), episodes, callers, nodes, {})
+
+
+async def _nobody_leads() -> None:
+    raise Unavailable("this store is only read", code="recorded_run")
+
+
 async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedger]:
     """The ledger of every trained model, as stored."""
     settings, trained = plane.settings, [model.name for model in plane.models if model.settings.train]
@@ -152,7 +182,12 @@ async def _open_model(
 
 
 async def _episodes(
-    stack: AsyncExitStack, plane: DataPlane, database: Database, ledgers: Mapping[str, StoredLedger]
+    stack: AsyncExitStack,
+    plane: DataPlane,
+    database: Database,
+    ledgers: Mapping[str, StoredLedger],
+    *,
+    load: bool = True,
 ) -> Episodes:
     settings, renderers = plane.settings, {model.name: model.renderer for model in plane.models}
     grading = await Grading.open(settings.graders, database, renderers, settings.rewards)
@@ -160,7 +195,8 @@ async def _episodes(
     recorders = [model.recorder for model in plane.models]
     episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub)
     stack.push_async_callback(episodes.close)
-    await episodes.load()
+    if load:
+        await episodes.load()
     return episodes
 
 

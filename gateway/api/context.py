@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import orjson
@@ -56,6 +57,8 @@ class DataPlane:
     """The usage of each key in this process."""
     lengths: Lengths | None
     """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
+    run_folders: tuple[Path, ...] = ()
+    """The folders of recorded runs that are shown, where their trainers' files are looked for first."""
     tracing: Tracing
     """The spans of this process's calls."""
 

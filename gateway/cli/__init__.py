@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import typer
 
+from gateway.cli.console import console
 from gateway.cli.database import export, migrate, prune
 from gateway.cli.doctor import doctor
 from gateway.cli.init import init
@@ -28,7 +29,20 @@ episodes_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-for command in (init, serve, doctor, engine, mirror, status, staleness, tail, export, prune, migrate):
+for command in (
+    init,
+    serve,
+    console,
+    doctor,
+    engine,
+    mirror,
+    status,
+    staleness,
+    tail,
+    export,
+    prune,
+    migrate,
+):
     app.command()(command)
 episodes_app.command("run")(run_episodes)
 episodes_app.command("list")(list_episodes)

@@ -75,6 +75,11 @@ class GroupReader:
                 )
         return masked
 
+    def marked(self, nodes: Sequence[Node], buffer: int) -> list[Node]:
+        """Nodes with the flags that their tokens have now in a batch; -1: in none."""
+        marks = self._marks()
+        return [marks.node(node, buffer) for node in nodes]
+
     def _marks(self) -> _Marks:
         # Only StaleFlow's rule bounds the staleness of every token; under another rule no token is too late.
         eta = self.staleness.eta if self.staleness.rule == "staleflow" else None

@@ -23,7 +23,7 @@ from gateway.render.checkpoint import Checkpoint, has_images
 from gateway.render.control import ControlTokens
 from gateway.render.encoding import encode
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
-from gateway.render.pieces import TokenTexts
+from gateway.render.pieces import TextStream, TokenTexts
 from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
 from gateway.render.switches import Switches, chosen, combinations
@@ -228,6 +228,15 @@ class ChatRenderer:
     def token_bytes(self, token: int) -> bytes:
         """A token's own bytes, which may be a part of a character."""
         return self.texts.of(token) if self.texts.independent else self.decode([token]).encode()
+
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """The ids of control tokens, which divide conversations."""
+        return self._control.ids
+
+    def text_stream(self) -> TextStream:
+        """A decoder for one run of tokens."""
+        return self.texts.stream()
 
     def encode(self, text: str) -> list[int]:
         """Token ids of text, control tokens included and nothing added."""

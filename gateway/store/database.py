@@ -59,15 +59,20 @@ class Database:
         self._writer = threading.Thread(target=self._write_forever, name="database-writer", daemon=True)
 
     @classmethod
-    async def open(cls, settings: StoreSettings) -> Database:
-        """Connects, brings the schema to its newest form, and starts the writer. Raises ConfigError."""
-        from gateway.store.schema import (
-            bring_up_to_date,  # Alembic takes 0.1 s to import, and only this needs it
-        )
+    async def open(cls, settings: StoreSettings, *, migrate: bool = True) -> Database:
+        """Connects, brings the schema to its newest form, and starts the writer. Raises ConfigError.
 
+        Without `migrate` the schema must have that form, and nothing is changed.
+        """
+        # Alembic takes 0.1 s to import, and only this needs it
+        from gateway.store.schema import bring_up_to_date, check_form
+
+        if not migrate:
+            await asyncio.to_thread(check_form, settings)
         engine = connect(settings.url, _READERS + 1)
         try:
-            await asyncio.to_thread(bring_up_to_date, engine, settings)
+            if migrate:
+                await asyncio.to_thread(bring_up_to_date, engine, settings)
         except BaseException:
             engine.dispose()
             raise

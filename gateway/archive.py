@@ -1,0 +1,233 @@
+"""A recorded run, finished, dead or running elsewhere, shown from its store alone: no engine, no lease, nothing is written.
+
+`create_archive` is the application behind `gateway console --run`: the admin API's routes that read, and the console. Invariants:
+- the store is opened as it is, not migrated, and no statement writes to it: a gateway that runs on it does not notice;
+- every request that could change something is refused (405, `recorded_run`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from fastapi import FastAPI
+from sqlalchemy import Connection, select
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.api import (
+    batches,
+    console,
+    engines,
+    episode_pages,
+    episode_tokens,
+    episodes,
+    errors,
+    events,
+    health,
+    nodes,
+    staleness,
+    trainer_steps,
+    weights,
+)
+from gateway.api.context import DataPlane, Services
+from gateway.api.errors import error_response
+from gateway.bus.opening import open_bus
+from gateway.control.models import Models, ServedModel
+from gateway.errors import BadRequest
+from gateway.feed.events import EventFeed
+from gateway.leading import open_reader
+from gateway.metrics import Metrics
+from gateway.peers.membership import Alone
+from gateway.render.checkpoint import Checkpoint
+from gateway.render.control import ControlTokens
+from gateway.render.pieces import TextStream, TokenTexts
+from gateway.render.renderer import ChatRenderer
+from gateway.render.tool_alarm import ToolAlarm
+from gateway.rollout.pace import Pace
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.replies import Replies
+from gateway.services import hub_of
+from gateway.settings import ConfigError, Settings
+from gateway.store.database import Database
+from gateway.store.models import LedgerEventRow, VersionRow
+from gateway.telemetry.base import NoTracing
+from gateway.tenancy.limits import Limits
+from gateway.trajectories.recorder import Recorder
+
+_STORE = "gateway.db"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """Where a run is."""
+
+    store: str
+    """The URL of its database."""
+    folders: tuple[Path, ...] = ()
+    """Where its trainer's files may be."""
+
+
+def find_run(folder: Path) -> RecordedRun:
+    """The store of the run in a folder, or beside a trainer's folder. Raises ConfigError, saying what is missing."""
+    if not folder.is_dir():
+        raise ConfigError(f"--run: no such folder: {folder}")
+    for place in (folder, folder.parent):
+        found = sorted(place.glob("*.db"))
+        if place / _STORE in found:
+            found = [place / _STORE]
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise ConfigError(
+                f"--run: {place} has several stores ({names}): name one with --store sqlite:///PATH"
+            )
+        is_trainers = (folder / "metrics.jsonl").is_file()
+        if found and (place == folder or is_trainers):
+            return RecordedRun(f"sqlite:///{found[0]}", (folder, folder / "trainer"))
+    raise ConfigError(
+        f"--run: {folder} is not a run: there is no store (*.db) in it. Name the folder that [store] url in the gateway's file"
+        " points into, or name the store with --store"
+    )
+
+
+def create_archive(run: RecordedRun) -> FastAPI:
+    """The application that shows a run. Its lifespan opens the store, and raises ConfigError where it cannot be shown."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_archive(run) as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(title="headgate, a recorded run", lifespan=lifespan)
+    for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
+        app.include_router(module.router)
+    for module in (events, trainer_steps, health):
+        app.include_router(module.router)
+    console.install(app)
+    errors.install(app)
+    app.add_middleware(ReadOnly)
+    return app
+
+
+class ReadOnly:
+    """Refuses whatever could change something. Pure ASGI."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        error = BadRequest("this is a recorded run: nothing can be changed in it", code="recorded_run")
+        response = error_response(error, scope["path"])
+        response.status_code = 405
+        await response(scope, receive, send)
+
+
+@asynccontextmanager
+async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
+    """The parts that read a run's store. Raises ConfigError."""
+    opened = Settings.model_validate({"models": {"-": {"path": "."}}, "store": {"url": run.store}}).store
+    database = await Database.open(opened, migrate=False)
+    try:
+        models = await database.read(_models)
+        if not models:
+            raise ConfigError("--run: its store is empty: no gateway has served a model from it")
+        values = {"models": models, "store": {"url": run.store}, "control": {"recording": None}}
+        settings = Settings.parse(values, "the run's store", environment=False)
+        plane = await _plane(settings, database, run)
+        try:
+            yield Services.of(plane, await open_reader(plane), Alone())
+        finally:
+            await plane.events.close()
+    finally:
+        await database.close()
+
+
+def _models(connection: Connection) -> dict[str, dict[str, Any]]:
+    """The trained models that a store knows, in the form of the configuration, with the bound they were trained under."""
+    found: dict[str, dict[str, Any]] = {}
+    for model in connection.scalars(select(LedgerEventRow.model).distinct().order_by(LedgerEventRow.model)):
+        first = connection.scalar(
+            select(LedgerEventRow.event)
+            .where(LedgerEventRow.model == model)
+            .order_by(LedgerEventRow.seq)
+            .limit(1)
+        )
+        bound = {key: value for key, value in (first or {}).items() if key not in ("type", "equal_within")}
+        path = connection.scalar(
+            select(VersionRow.path).where(VersionRow.model == model).order_by(VersionRow.version).limit(1)
+        )
+        found[model] = {"path": path or ".", "staleness": bound}
+    return found
+
+
+async def _plane(settings: Settings, database: Database, run: RecordedRun) -> DataPlane:
+    models, pace = Models(settings), Pace()
+    for name, given in settings.models.items():
+        assert given.path is not None
+        # Prompts are never rendered here, so what reads tokens is enough.
+        reader = cast(ChatRenderer, await asyncio.to_thread(read_vocabulary, given.path))
+        pool = EnginePool(name, settings.queue, 0.0, pace)
+        recorder = Recorder(database, reader, name)
+        models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder)
+    metrics = Metrics()
+    return DataPlane(
+        settings=settings, database=database, models=models, replies=Replies(database, None), metrics=metrics,
+        tool_alarm=ToolAlarm(metrics.tool_faults), tracing=NoTracing(), bus=open_bus(settings.bus),
+        hub=hub_of(settings, models),
+        events=EventFeed(database, settings.server.max_watchers), limits=Limits(settings, models.projects),
+        lengths=None, run_folders=run.folders,
+    )  # fmt: skip
+
+
+class TokenReader:
+    """Reads tokens by a tokenizer, as far as the gateway's routes ask for it."""
+
+    def __init__(self, tokenizer: Checkpoint) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        self._texts = TokenTexts(self._backend)
+        self.control_ids = ControlTokens(tokenizer, as_text=True).ids
+
+    def text_stream(self) -> TextStream:
+        """A decoder for one run of tokens."""
+        return self._texts.stream()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of tokens, marks included."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
+
+
+class IdReader:
+    """Shows ids in place of text, where a run's tokenizer is gone."""
+
+    control_ids: frozenset[int] = frozenset()
+
+    def text_stream(self) -> IdReader:
+        """A decoder for one run of tokens."""
+        return self
+
+    def step(self, token: int) -> str:
+        """The token's number."""
+        return f"{token} "
+
+    def end(self) -> str:
+        """Nothing is left."""
+        return ""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The tokens' numbers."""
+        return " ".join(map(str, ids))
+
+
+def read_vocabulary(folder: Path) -> TokenReader | IdReader:
+    """The tokenizer beside a checkpoint; ids where it cannot be read."""
+    try:
+        return TokenReader(Checkpoint.read(folder))
+    except Exception:  # libraries raise anything; the run is worth looking at without it
+        return IdReader()
