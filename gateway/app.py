@@ -25,6 +25,7 @@ from gateway.api import (
     errors,
     events,
     health,
+    history,
     messages,
     models,
     nodes,
@@ -98,7 +99,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         events,
     ):
         app.include_router(module.router)
-    for module in (trainer_steps, health, peers, cluster):
+    for module in (trainer_steps, history, health, peers, cluster):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)

@@ -28,6 +28,7 @@ from gateway.api import (
     errors,
     events,
     health,
+    history,
     nodes,
     staleness,
     trainer_steps,
@@ -105,7 +106,7 @@ def create_archive(run: RecordedRun) -> FastAPI:
     app = FastAPI(title="headgate, a recorded run", lifespan=lifespan)
     for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
         app.include_router(module.router)
-    for module in (events, trainer_steps, health):
+    for module in (events, trainer_steps, history, health):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)
@@ -227,6 +228,8 @@ class IdReader:
 
 def read_vocabulary(folder: Path) -> TokenReader | IdReader:
     """The tokenizer beside a checkpoint; ids where it cannot be read."""
+    if not folder.is_dir():
+        return IdReader()
     try:
         return TokenReader(Checkpoint.read(folder))
     except Exception:  # libraries raise anything; the run is worth looking at without it

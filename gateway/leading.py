@@ -218,7 +218,8 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
     """The coordinator's periodic duties."""
     settings = plane.settings
     old = partial(retention.tend, database, settings.retention)
-    engines = EngineEvents(database, {model.name: model.pool.slots for model in plane.models})
+    slots = {model.name: model.pool.slots for model in plane.models}
+    engines = EngineEvents(database, slots, leader.nodes.nodes)
     health_s = min(settings.engine_of(model.name).health_s for model in plane.models)
     duties: list[tuple[str, Duty, float]] = [
         ("tend-snapshot", partial(_show, plane, leader), snapshot.EVERY_S),

@@ -15,9 +15,9 @@ from sqlalchemy import Connection
 
 from gateway.api.access import Access, Admin, admin
 from gateway.feed.explain import explain
-from gateway.feed.token_columns import FLAG_NAMES, TokenColumns, Vocabulary, token_columns
-from gateway.feed.token_figures import OFF, read_figures, tokens_file
 from gateway.store import decisions, trainer_steps, turns
+from gateway.trajectories.token_columns import FLAG_NAMES, TokenColumns, Vocabulary, token_columns
+from gateway.trajectories.token_figures import OFF, read_figures, tokens_file
 from gateway.types import Node
 
 router = APIRouter(prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin)])

@@ -15,7 +15,7 @@ from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
 from gateway.feed.explain import because, explain, verdict
 from gateway.render.tool_alarm import WORDS
-from gateway.store import decisions, episodes, turns
+from gateway.store import decisions, episode_pages, episodes, turns
 from scheduler.policies.staleness_state import GroupRow
 
 router = APIRouter(prefix="/admin/v1", tags=["Staleness"], dependencies=[Depends(admin)])
@@ -42,6 +42,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
         "consumed": ledger.next_buffer,
         "lease": found.leases.held(),
         "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
+        "slowest": await gateway.database.read(lambda c: episode_pages.slowest_groups(c, found.name)),
         "waiting": gateway.episodes.waiting(found.name),
         "lost": await gateway.database.read(lambda c: decisions.counts(c, found.name, _LOST, _OF_LATE)),
     }

@@ -55,7 +55,7 @@ async def list_runs(access: Admin, model: OfModel = None) -> dict[str, Any]:
     """The runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
     models = access.reach.models if not access.reach.everything else None
     if model is not None:
-        models = (_model(access, model),)
+        models = (model_in_reach(access, model),)
     return {"runs": await access.gateway.database.read(lambda c: trainer_steps.runs(c, models))}
 
 
@@ -71,7 +71,7 @@ async def get_steps(
     figure: Annotated[list[Name] | None, Query(max_length=256, description="Only these.")] = None,
 ) -> dict[str, Any]:
     """The steps of a run by column: step, version, time, and each figure, null where a step has none."""
-    name = _model(access, model)
+    name = model_in_reach(access, model)
 
     def read(connection: Any) -> dict[str, Any]:
         known = trainer_steps.runs(connection, (name,))
@@ -82,7 +82,7 @@ async def get_steps(
     return await access.gateway.database.read(read)
 
 
-def _model(access: Access, model: str | None) -> str:
+def model_in_reach(access: Access, model: str | None) -> str:
     """A model within reach, by its name; without one the first trained one. Raises NotFound."""
     name = model or access.gateway.models.first(access.reach)
     if not name or not access.reach.has(name):

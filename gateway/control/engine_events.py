@@ -1,4 +1,4 @@
-"""Tells those who watch what the engines do: a duty of the coordinator, which knows the states of all of them.
+"""Tells those who watch what engines and nodes do: a duty of the coordinator, which knows the states of all of them.
 
 States that last less than the duty's interval may go untold: `version.live` has the steps of an update with their seconds.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gateway.control.nodes import Node
 from gateway.rollout.slot import Slot
 from gateway.store.database import Database
 from gateway.store.events import Event, insert_events
@@ -19,8 +20,12 @@ _Engines = dict[tuple[str, str], dict[str, Any]]
 class EngineEvents:
     """Turns changes of the engines' states into events; keeps the states that were stored last."""
 
-    def __init__(self, database: Database, engines: Mapping[str, Mapping[str, Slot]]) -> None:
-        """`engines`: by model and name; looked at again each time."""
+    def __init__(
+        self, database: Database, engines: Mapping[str, Mapping[str, Slot]], nodes: Mapping[str, Node]
+    ) -> None:
+        """`engines`: by model and name; `nodes`: by name; both are looked at again each time."""
+        self._nodes = nodes
+        self._roles: dict[str, tuple[str, str]] = {}
         self._database = database
         self._engines = engines
         self._told: _Engines = {}
@@ -32,14 +37,24 @@ class EngineEvents:
             for model, slots in self._engines.items()
             for slot in slots.values()
         }
-        if changed := list(_changes(self._told, now)):
+        roles = {name: (str(node.role), node.reason) for name, node in self._nodes.items()}
+        if changed := [*_changes(self._told, now), *_moves(self._roles, roles)]:
             await self._database.submit(lambda c: insert_events(c, changed))
-        self._told = now
+        self._told, self._roles = now, roles
 
 
 def _described(slot: Slot) -> dict[str, Any]:
     node = {"node": slot.node} if slot.node else {}
     return {"engine": slot.name, "state": slot.state, "version": slot.version, "reason": slot.reason, **node}
+
+
+def _moves(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> Iterable[Event]:
+    """Changes of nodes' roles. They are no model's, so projects are not told of them."""
+    for name, (role, reason) in now.items():
+        if before.get(name) != (role, reason):
+            yield Event(f"node.{role}", "", data={"node": name, "role": role, "reason": reason})
+    for name in before.keys() - now.keys():
+        yield Event("node.removed", "", data={"node": name})
 
 
 def _changes(before: _Engines, now: _Engines) -> Iterable[Event]:

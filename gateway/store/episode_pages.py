@@ -13,8 +13,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, or_, select, tuple_
 
 from gateway.store import tallies
+from gateway.store.clock import NOW
 from gateway.store.columns import contains
-from gateway.store.episodes import COLUMNS, by_id
+from gateway.store.episodes import COLUMNS, UNFINISHED, by_id
 from gateway.store.models import CallRow, EpisodeRow, VersionRow
 from gateway.types import EpisodeMode
 
@@ -178,6 +179,18 @@ def calls_of(connection: Connection, episode_ids: Sequence[str]) -> dict[str, di
     return {name: found.get(name, dict.fromkeys(names, 0)) for name in episode_ids}
 
 
+def slowest_groups(connection: Connection, model: str, limit: int = 20) -> list[dict[str, Any]]:
+    """The groups whose oldest episode has run for longest, with their unfinished episodes."""
+    query = select(_C.group_id, _C.id, _C.created_at).where(UNFINISHED, _C.model == model, _C.mode == "train")
+    found: dict[str, dict[str, Any]] = {}
+    now = connection.scalar(select(NOW)) or 0.0
+    for row in connection.execute(query.order_by(_C.created_at, _C.id)):
+        age = max(0.0, now - row.created_at)
+        group = found.setdefault(row.group_id, {"group_id": row.group_id, "oldest_s": age, "episodes": []})
+        group["episodes"].append(row.id)
+    return [{**group, "running": len(group["episodes"])} for group in list(found.values())[:limit]]
+
+
 def histogram(connection: Connection, wanted: EpisodeFilter, bins: int) -> Bins | None:
     """How many episodes that match were opened when; None: there are none. From `since` to `until`, where they are given."""
     conditions = _within(wanted)
@@ -211,6 +224,12 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
         func.sum(_C.reward).label("total"),
     )
     return query.group_by(whole)
+
+
+def reasons(connection: Connection, model: str) -> dict[str, int]:
+    """The number of a model's closed training episodes by reason."""
+    counts = tallies.tallies(connection, (model,))
+    return {reason: n for (mode, state, reason), n in counts.items() if (mode, state) == ("train", "closed")}
 
 
 def facets(connection: Connection, wanted: EpisodeFilter = ALL) -> dict[str, Any]:

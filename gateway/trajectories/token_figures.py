@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gateway.feed.token_columns import TokenColumns, code, depths
+from gateway.trajectories.token_columns import TokenColumns, code, depths
 from gateway.types import Node
 
 FIGURES = ("logprob", "entropy", "advantage", "weight", "mismatch", "clipped")

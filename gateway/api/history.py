@@ -1,0 +1,103 @@
+"""`/admin/v1/versions`, `/admin/v1/timeline`: what engines, nodes and versions went through; `/admin/v1/health`: is the run well?
+
+And `/admin/v1/console`: what the holder of a key may see. All of it is read from SQL, so a recorded run answers too.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+from sqlalchemy import Connection
+
+from gateway.api.access import Access, Admin, admin
+from gateway.api.trainer_steps import OfModel, model_in_reach
+from gateway.feed import signals
+from gateway.feed.timeline import spans
+from gateway.store import episode_pages, history, trainer_steps
+from gateway.store.episode_pages import EpisodeFilter
+
+router = APIRouter(prefix="/admin/v1", tags=["History"], dependencies=[Depends(admin)])
+
+Moment = Annotated[float | None, Query(ge=0, lt=1e12, description="Seconds since 1970.")]
+_LOOKED_AT = 200
+"""The newest episodes by whose calls truncation is judged."""
+_FAILURES = ("engine.quarantined", "engine.dead")
+
+
+@router.get("/console")
+async def console(access: Admin) -> dict[str, Any]:
+    """The models and agents within reach of the key, and whether this is a recorded run, in which nothing can be changed."""
+    gateway, reach = access.gateway, access.reach
+    settings = gateway.settings
+    return {
+        "project": reach.project,
+        "recorded": bool(gateway.run_folders),
+        "version": version("headgate"),
+        "models": [{"name": name, "trained": settings.models[name].train} for name in reach.models],
+        "agents": [name for name in settings.agents if reach.has(settings.model_of(name))],
+        "now": time.time(),
+    }
+
+
+@router.get("/versions")
+async def list_versions(access: Admin, model: OfModel = None) -> dict[str, Any]:
+    """A model's versions, the oldest first: state, parent, path, when it was published and live, and what its update took."""
+    name = model_in_reach(access, model)
+
+    def read(connection: Connection) -> dict[str, Any]:
+        found = history.versions(connection, name)
+        told = history.machine_events(connection, ["version"], (name,))
+        live = {event.data["version"]: event.at for event in told if event.kind == "version.live"}
+        return {"model": name, "versions": [{**v, "live_at": live.get(v["version"])} for v in found]}
+
+    return await access.gateway.database.read(read)
+
+
+@router.get("/timeline")
+async def timeline(
+    access: Admin, since: Moment = None, until: Moment = None, model: OfModel = None
+) -> dict[str, Any]:
+    """The states of engines and the roles of nodes over time, with when versions came; nodes are told to the root key alone."""
+    models = None if access.reach.everything else access.reach.models
+    if model is not None:
+        models = (model_in_reach(access, model),)
+    subjects = ["engine", "version"]
+    told = await access.gateway.database.read(lambda c: history.machine_events(c, subjects, models))
+    if access.reach.everything:
+        told += await access.gateway.database.read(lambda c: history.machine_events(c, ["node"]))
+    first = told[0].at if told else None
+    return {"from": since if since is not None else first, "to": until, **spans(told, since, until)}
+
+
+@router.get("/health")
+async def health(access: Admin, model: OfModel = None) -> dict[str, Any]:
+    """The checklist of a run: each signal with its value now, what is healthy, and what to do."""
+    name = model_in_reach(access, model)
+    judged = await access.gateway.database.read(lambda c: _judged(c, access, name))
+    return {"model": name, "at": time.time(), "signals": judged}
+
+
+def _judged(connection: Connection, access: Access, model: str) -> list[dict[str, Any]]:
+    wanted = EpisodeFilter(model=model, mode="train")
+    newest = episode_pages.list_episodes(connection, wanted, _LOOKED_AT)
+    calls = episode_pages.calls_of(connection, [row["id"] for row in newest]).values()
+    return signals.judge(
+        _newest_figures(connection, model),
+        episode_pages.reasons(connection, model),
+        sum(row["calls"] for row in calls),
+        sum(row["truncated"] for row in calls),
+        history.faulty_calls(connection, model),
+        sum(e.kind in _FAILURES for e in history.machine_events(connection, ["engine"], (model,))),
+    )
+
+
+def _newest_figures(connection: Connection, model: str) -> dict[str, float]:
+    known = trainer_steps.runs(connection, (model,))
+    if not known:
+        return {}
+    last = known[0]["last_step"]
+    found = trainer_steps.curves(connection, model, known[0]["run"], after=last - 1)
+    return {name: values[-1] for name, values in found.figures.items() if values[-1] is not None}
