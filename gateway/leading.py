@@ -120,7 +120,7 @@ async def open_reader(plane: DataPlane) -> Leader:
 
 
 async def _nobody_leads() -> None:
-    raise Unavailable("this store is only read", code="recorded_run")
+    raise Unavailable("this store is only read", retry_after=60.0, code="recorded_run")
 
 
 async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedger]:

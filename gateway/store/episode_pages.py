@@ -216,14 +216,14 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
     place = (_C.created_at - first) / width
     # PostgreSQL rounds where it casts, and not every SQLite has floor().
     whole = cast(func.floor(place) if connection.dialect.name == "postgresql" else place, Integer)
-    query: Select[Any] = select(
+    columns: list[ColumnElement[Any]] = [
         whole.label("bin"),
         func.count().label("count"),
         func.sum(case((_C.state == "closed", 1), else_=0)).label("closed"),
         func.count(_C.reward).label("rewarded"),
         func.sum(_C.reward).label("total"),
-    )
-    return query.group_by(whole)
+    ]
+    return select(*columns).group_by(whole)
 
 
 def reasons(connection: Connection, model: str) -> dict[str, int]:
