@@ -16,6 +16,7 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, Task
     from gateway.client.environment import EnvironmentAgent
+    from gateway.client.places import Place
     from gateway.environments.base import Split
     from gateway.types import EpisodeMode
 
@@ -89,6 +90,26 @@ def run_episodes(
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")
     ] = 600.0,
+    sandbox: Annotated[
+        str | None,
+        typer.Option(help="Contain the command: bwrap, or docker:IMAGE (docs/sandboxes.md)."),
+    ] = None,
+    sandbox_memory: Annotated[
+        int, typer.Option(min=16, help="MiB that an agent in a sandbox may take.")
+    ] = 2048,
+    sandbox_cpu: Annotated[
+        int, typer.Option(min=1, help="Seconds of CPU time that an agent in a sandbox may take.")
+    ] = 600,
+    sandbox_disk: Annotated[
+        int, typer.Option(min=1, help="MiB that an agent in a sandbox may write.")
+    ] = 1024,
+    sandbox_processes: Annotated[
+        int, typer.Option(min=8, help="Processes that an agent in a sandbox may have.")
+    ] = 256,
+    sandbox_read: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another folder or file that agents in sandboxes may read. Can be repeated."),
+    ] = None,
     max_failures: Annotated[
         float,
         typer.Option(
@@ -114,14 +135,28 @@ def run_episodes(
       gateway episodes run --tasks tasks.jsonl --mode eval --agent my_package.agent:solve
 
       gateway episodes run --env reasoning-gym:chain_sum --env-args '{"size": 2000}' --group-size 8
+
+      gateway episodes run --tasks tasks.jsonl --group-size 8 --sandbox bwrap -- python my_agent.py
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.agents import read_tasks
+    from gateway.client.sandboxes.base import SandboxUnavailable
 
     configure_logging(verbose)
+    limits = {
+        "memory_mib": sandbox_memory,
+        "cpu_s": sandbox_cpu,
+        "disk_mib": sandbox_disk,
+        "processes": sandbox_processes,
+    }
     try:
+        place = _place(sandbox, limits, sandbox_read or []) if sandbox else None
+        if place is not None and (worker or not command):
+            raise ValueError("--sandbox contains a command that is run once per episode")
         if env is None:
-            chosen = _agent(agent, command or [], worker, concurrency, timeout, grade, exit_code_reward)
+            chosen = _agent(
+                agent, command or [], worker, concurrency, timeout, grade, exit_code_reward, place
+            )
         elif agent is None and not command:
             chosen = _environment(env, env_args, env_python, timeout)
         else:
@@ -146,7 +181,7 @@ def run_episodes(
         typer.echo(_LONELY, err=True)
     try:
         summary = asyncio.run(_run(gateway, admin_key, chosen, found or (split, limit), forever, kind))
-    except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped) as error:
+    except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped, SandboxUnavailable) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(summary))
@@ -163,16 +198,19 @@ async def _run(
 ) -> dict[str, float]:
     """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
 
-    Raises ValueError if the environment cannot be loaded.
+    Raises ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
     from gateway.cli.progress import EpisodeProgress
     from gateway.client import EpisodeRunner, GatewayClient
+    from gateway.client.agents import CommandAgent
     from gateway.client.environment import EnvironmentAgent
 
     try:
         if isinstance(tasks, tuple):
             assert isinstance(agent, EnvironmentAgent)
             tasks = await agent.tasks(*tasks)
+        if isinstance(agent, CommandAgent):
+            await agent.open()
         total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
         async with GatewayClient(url, admin_key) as client:
             with EpisodeProgress(total) as progress:
@@ -202,6 +240,7 @@ def _agent(
     timeout_s: float,
     grade: bool,
     exit_code_reward: bool,
+    place: Place | None,
 ) -> Agent:
     from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
 
@@ -220,7 +259,15 @@ def _agent(
         return load_agent(name)
     if worker:
         return WorkerAgent(command, workers, timeout_s)
-    return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward)
+    return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, place=place)
+
+
+def _place(sandbox: str, limits: dict[str, int], read: list[Path]) -> Place:
+    from gateway.client.sandboxes import sandbox_of
+    from gateway.client.sandboxes.base import Limits
+    from gateway.client.sandboxes.place import Sandboxed
+
+    return Sandboxed(sandbox_of(sandbox, Limits(**limits), read))
 
 
 def _environment(name: str, args: str, python: Path | None, timeout_s: float) -> EnvironmentAgent:

@@ -27,9 +27,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 
+from gateway.client.places import Host, Killed, Place
 from gateway.json_depth import loads
 from gateway.rewards import number
-from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, kill_group, quoted, start_worker
+from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, quoted
 
 AGENT_FAILED = "agent_failed"
 _REASON_LENGTH = 255
@@ -193,7 +194,8 @@ class CommandAgent:
     of these, no output, an exit status other than 0, and a signal are crashes: a program that broke did not earn 0.
 
     With `grade` its output is no reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
-    reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes.
+    reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes. `place`: where it runs, this machine
+    as it is or a sandbox; what is killed there crashed, for the reason that the place names.
     """
 
     def __init__(
@@ -203,6 +205,7 @@ class CommandAgent:
         *,
         grade: bool = False,
         exit_code_reward: bool = False,
+        place: Place | None = None,
     ) -> None:
         if grade and exit_code_reward:
             raise ValueError("grade and exit_code_reward exclude each other: one source of the reward")
@@ -210,8 +213,14 @@ class CommandAgent:
         self._timeout_s = timeout_s
         self._grade = grade
         self._exit_code_reward = exit_code_reward
+        self._place = place or Host()
+
+    async def open(self) -> None:
+        """Makes sure that it can run at all. Raises SandboxUnavailable."""
+        await self._place.open()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
+        base_url = self._place.reach(base_url)
         env = {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": api_key,
@@ -245,20 +254,21 @@ class CommandAgent:
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
         try:
-            process = await start_worker(self._argv, asyncio.subprocess.DEVNULL, output, errors, env)
+            async with asyncio.timeout(self._timeout_s):
+                return await self._place.run(self._argv, env, output, errors)
         except WorkerFailed as error:
             raise AgentCrashed(str(error)) from error
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await process.wait()
+        except Killed as error:
+            raise AgentCrashed(
+                f"{self._argv[0]}: {error}; {quoted(_end_of(errors))}", error.reason
+            ) from error
         except TimeoutError as error:
             message = f"step 'run the agent's command' was not done within {self._timeout_s:g} s"
-            raise AgentCrashed(f"{message}; {quoted(_end_of(errors))}") from error
-        finally:
-            await kill_group(process)
+            raise AgentCrashed(f"{message}; {quoted(_end_of(errors))}", "time_limit") from error
 
     async def close(self) -> None:
-        """Nothing outlives a call."""
+        """Ends what `open` began."""
+        await self._place.close()
 
 
 _NOTHING = object()

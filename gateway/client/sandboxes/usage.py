@@ -1,0 +1,134 @@
+"""How much a process and all its descendants take, from `/proc`, and whether that is too much.
+
+`Watch` owns one task that looks at all watched processes at once, since each look reads the whole of `/proc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gateway.client.sandboxes.base import MIB, Limits
+
+_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One row of a table of processes."""
+
+    pid: int
+    parent: int
+    cpu_s: float
+    """With the children that it has waited for."""
+    memory: int
+    """Resident bytes, those that it shares with others included."""
+
+
+Table = Mapping[int, Process]
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """Too much of something: a sentence, and a word for why the episode is left out."""
+
+    said: str
+    reason: str
+
+
+def table() -> dict[int, Process]:
+    """All processes of this machine."""
+    found = {}
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                cpu = sum(map(int, fields[11:15])) / ticks
+                pid = int(entry.name)
+                found[pid] = Process(pid, int(fields[1]), cpu, int(fields[21]) * page)
+    return found
+
+
+def tree(processes: Table, root: int) -> list[Process]:
+    """A process and its descendants."""
+    children: dict[int, list[int]] = {}
+    for pid, process in processes.items():
+        children.setdefault(process.parent, []).append(pid)
+    found, next_ones = [], [root]
+    while next_ones:
+        pid = next_ones.pop()
+        if pid in processes:
+            found.append(processes[pid])
+            next_ones += children.get(pid, ())
+    return found
+
+
+def shared_fairly(process: Process) -> Process:
+    """The same with its part alone of what it shares, which takes the kernel long to tell."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return replace(process, memory=kib * 1024)
+    return process
+
+
+def excess(processes: list[Process], limits: Limits) -> Excess | None:
+    """The first limit that these processes are beyond together."""
+    memory, cpu_s = sum(p.memory for p in processes) / MIB, sum(p.cpu_s for p in processes)
+    if memory > limits.memory_mib:
+        return Excess(f"{memory:.0f} MiB of memory, of {limits.memory_mib} that it may", "memory_limit")
+    if cpu_s > limits.cpu_s:
+        return Excess(f"{cpu_s:.1f} s of CPU time, of {limits.cpu_s} that it may", "cpu_limit")
+    if len(processes) > limits.processes:
+        return Excess(f"{len(processes)} processes, of {limits.processes} that it may", "process_limit")
+    return None
+
+
+class Watch:
+    """Looks at the trees of processes that are watched, five times a second."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._watched: dict[int, asyncio.Future[Excess]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def begin(self, root: int) -> asyncio.Future[Excess]:
+        """Watches a process from now on; the future is done once it takes too much."""
+        future = self._watched[root] = asyncio.get_running_loop().create_future()
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(), name="sandboxes-usage")
+        return future
+
+    def end(self, root: int) -> None:
+        """Watches it no more."""
+        self._watched.pop(root).cancel()
+
+    async def _look(self) -> None:
+        try:
+            while self._watched:
+                found = await asyncio.to_thread(self._excesses, tuple(self._watched))
+                for root, excess_of_it in found.items():
+                    future = self._watched.get(root)
+                    if future is not None and not future.done():
+                        future.set_result(excess_of_it)
+                await asyncio.sleep(_EVERY_S)
+        except Exception as error:  # an agent that nobody looks at must not go on
+            for future in self._watched.values():
+                if not future.done():
+                    future.set_exception(error)
+
+    def _excesses(self, roots: Iterable[int]) -> dict[int, Excess]:
+        processes, found = table(), {}
+        for root in roots:
+            members = tree(processes, root)
+            too_much = excess(members, self._limits)
+            if too_much is not None and too_much.reason == "memory_limit":
+                too_much = excess([shared_fairly(process) for process in members], self._limits)
+            if too_much is not None:
+                found[root] = too_much
+        return found
