@@ -10,13 +10,13 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import IO
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from gateway.client.places import Killed
 from gateway.client.sandboxes.base import URL, Contained, Sandbox, SandboxUnavailable
 from gateway.client.sandboxes.door import Door
-from gateway.client.sandboxes.usage import Excess, Watch
+from gateway.client.sandboxes.usage import Watch
 from processes.child import start_group
 from processes.lines import kill_group, start_worker
 
@@ -70,11 +70,12 @@ class Sandboxed:
             return await process.wait()
         excess = self._watch.begin(process.pid)
         waiting = asyncio.create_task(process.wait(), name="sandboxed-agent")
+        both: set[asyncio.Future[Any]] = {waiting, excess}
         try:
-            await asyncio.wait({waiting, excess}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if waiting.done():
                 return waiting.result()
-            found: Excess = excess.result()
+            found = excess.result()
             raise Killed(f"killed, because it took {found.said}", found.reason)
         finally:
             waiting.cancel()
