@@ -55,9 +55,9 @@ export function FilterBar({ filters, facets, models, change }: Props) {
       .sort((a, b) => counts![b]! - counts![a]!);
   return (
     <form class="toolbar filters" role="search" aria-label="Filters" onSubmit={(event) => event.preventDefault()}>
-      {field("text", "Text", "id, task, group, reason, error", 26)}
-      {field("task", "Task", "whole name", 14)}
-      {field("group", "Group", "whole name", 14)}
+      {field("text", "Text", "id, task, group, error", 18)}
+      {field("task", "Task", "whole name", 10)}
+      {field("group", "Group", "whole name", 10)}
       {menu("reason", "Reason", sorted(facets?.reasons), facets?.reasons)}
       {menu("state", "State", ["open", "grading", "closed"], facets?.states)}
       {menu("mode", "Mode", ["train", "eval"], facets?.modes)}

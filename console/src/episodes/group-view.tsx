@@ -12,7 +12,7 @@ import { stateTone, stateWords } from "./row";
 import { colouringOf, type Mode } from "./scale";
 import { tableOf, type TokensAnswer, type TokenTable } from "./table";
 import type { EpisodePage, EpisodeRow } from "./types";
-import { leavesOf } from "./tree";
+import { longestOf } from "./tree";
 import { count, number } from "./words";
 
 /** Members whose tokens are fetched at once; more on demand. */
@@ -90,7 +90,7 @@ function Member({ member, own, mode, changes, point }: MemberProps) {
       {table && colouring && (table.nodes.length ? (
         <Conversation
           table={table}
-          leaf={leavesOf(table.nodes).at(-1)!}
+          leaf={longestOf(table.nodes)}
           colouring={colouring}
           current={current.value}
           point={(token, by) => {

@@ -110,7 +110,8 @@ export class EpisodeList {
   }
 
   private ask(page: number, pin: string): Promise<EpisodePage> {
-    const asked = { ...Object.fromEntries(apiParameters(this.filters)), limit: PAGE, offset: page * PAGE, calls: true, total: true, pin };
+    // The length is counted once: with the pin it stays.
+    const asked = { ...Object.fromEntries(apiParameters(this.filters)), limit: PAGE, offset: page * PAGE, calls: true, total: pin === "", pin };
     return get<EpisodePage>("/admin/v1/episodes", asked, this.gone.signal);
   }
 }

@@ -46,8 +46,8 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
         …
       </span>
     );
-  const now = row.state === "closed" ? 0 : (speaking.get(row.episode_id) ?? 0);
-  const tokens = (row.sampled_tokens ?? 0) + now;
+  const now = row.state === "closed" ? undefined : speaking.get(row.episode_id);
+  const tokens = (row.sampled_tokens ?? 0) + (now ?? 0);
   return (
     <>
       <span role="gridcell" class="cell c-at">{moment(row.created_at)}</span>
@@ -62,8 +62,8 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
       </span>
       <span role="gridcell" class="cell c-reward">{number(row.reward)}</span>
       <span role="gridcell" class="cell c-calls">{row.calls ?? ""}</span>
-      <span role="gridcell" class={now ? "cell c-tokens speaking" : "cell c-tokens"}>
-        {tokens ? tokens.toLocaleString("en-US") : "–"}
+      <span role="gridcell" class={now === undefined ? "cell c-tokens" : "cell c-tokens speaking"}>
+        {tokens ? tokens.toLocaleString("en-US") : now === undefined ? "–" : "…"}
         {row.truncated ? <span title="A reply was cut at its token limit"> ✂</span> : null}
       </span>
       <span role="gridcell" class="cell c-agent" title={row.agent}>{row.agent}</span>

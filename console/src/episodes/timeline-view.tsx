@@ -50,7 +50,7 @@ export function TimelineView({ episode, table, now }: Props) {
         <div class="lanes" role="img" aria-label={summary}>
           {ticksOf(timeline.seconds).map((tick) => (
             <div key={tick} class="tick" style={{ left: place(tick) }}>
-              <span>{tick ? seconds(tick) : "0"}</span>
+              <span>{tick > timeline.seconds * 0.95 ? "" : tick ? seconds(tick) : "0"}</span>
             </div>
           ))}
           {Array.from({ length: timeline.lanes }, (_, lane) => (
@@ -62,7 +62,7 @@ export function TimelineView({ episode, table, now }: Props) {
                     key={bar.call_id + bar.phase}
                     class={`bar p-${bar.phase}`}
                     style={{ left: place(bar.from), width: place(bar.to - bar.from) }}
-                    title={`${bar.phase === "tool" ? "agent and tools before" : bar.phase} ${bar.call_id}: ${seconds(bar.to - bar.from)}`}
+                    title={`${bar.phase === "tool" ? "agent and tools" : `${bar.phase} of ${bar.call_id}`}: ${seconds(bar.to - bar.from)}`}
                   />
                 ))}
             </div>

@@ -1,7 +1,8 @@
 /** An episode's calls in time: what each waited for, and what the agent did in between. Pure.
  *
- * A call's time is cut into waiting (no engine had it), prefill (up to its first token) and sampling; the time between two calls of one
- * conversation is the agent's own: tools, and thinking of its program. Calls that overlap are on lanes of their own.
+ * A call's time is cut into waiting (no engine had it), prefill (up to its first token) and sampling. The agent's own time, with its
+ * tools, is what lies between two calls of a conversation; and before and after the others, where no call runs at all.
+ * Calls that overlap are on lanes of their own.
  */
 
 export interface CallTimes {
@@ -25,7 +26,7 @@ export interface Bar {
   from: number;
   to: number;
   lane: number;
-  /** A call; for `tool`: the call after it. */
+  /** A call; for `tool`: the call after it, empty at the end. */
   call_id: string;
 }
 
@@ -42,11 +43,12 @@ export function timelineOf(calls: readonly CallTimes[], begun: number, ended: nu
   const bars: Bar[] = [];
   const busy: number[] = [];
   const last = new Map<number, { at: number; lane: number }>();
+  let idle = { at: 0, lane: 0 }; // the end of all that ran so far
   let seconds = ended === null ? 0 : Math.max(ended - begun, 0);
   for (const call of sorted) {
     const from = Math.max(call.received_at - begun, 0);
     const to = from + Math.max(call.seconds, 0);
-    const before = call.lineage === null ? undefined : last.get(call.lineage);
+    const before = (call.lineage === null ? undefined : last.get(call.lineage)) ?? (idle.at <= from ? idle : undefined);
     // A conversation keeps its lane where it can, so that its waits and tools read from left to right.
     let lane = before && (busy[before.lane] ?? 0) <= from ? before.lane : busy.findIndex((until) => until <= from);
     if (lane < 0) lane = busy.length;
@@ -56,8 +58,10 @@ export function timelineOf(calls: readonly CallTimes[], begun: number, ended: nu
     }
     busy[lane] = to;
     if (call.lineage !== null) last.set(call.lineage, { at: to, lane });
+    if (to >= idle.at) idle = { at: to, lane };
     seconds = Math.max(seconds, to);
   }
+  if (sorted.length && idle.at < seconds) bars.push({ phase: "tool", from: idle.at, to: seconds, lane: idle.lane, call_id: "" });
   const totals: Record<Phase, number> = { waiting: 0, prefill: 0, sampling: 0, tool: 0 };
   for (const bar of bars) totals[bar.phase] += bar.to - bar.from;
   return { bars, lanes: Math.max(busy.length, 1), seconds, totals };

@@ -16,6 +16,13 @@ export function leavesOf(nodes: readonly TokenNode[]): number[] {
   return nodes.filter((node) => !continued.has(node.index)).map((node) => node.index);
 }
 
+/** The end of the longest path, the later one of equals: the conversation that is shown first. -1: there is none. */
+export function longestOf(nodes: readonly TokenNode[]): number {
+  const depths = depthsOf(nodes);
+  const end = (node: number) => depths[node]! + nodes[node]!.tokens;
+  return leavesOf(nodes).reduce((found, leaf) => (found < 0 || end(leaf) >= end(found) ? leaf : found), -1);
+}
+
 /** The tokens that lead from the root to the end of a node, in order. */
 export function pathTo(nodes: readonly TokenNode[], leaf: number): Segment[] {
   const path: Segment[] = [];

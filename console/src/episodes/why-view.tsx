@@ -65,7 +65,7 @@ export function WhyView({ why }: { why: Why }) {
             <Badge tone={TONES[step.kind] ?? "plain"}>{step.about === "group" ? `group ${step.kind}` : step.kind}</Badge>
             <span>
               <Words text={step.words} />
-              {ENDS.has(step.kind) && step.reason && (
+              {step.about === "episode" && ENDS.has(step.kind) && step.reason && (
                 <>
                   {" "}
                   <a class="quiet" href={href("episodes", { reason: step.reason })} title="Episodes that ended so">

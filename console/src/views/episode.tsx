@@ -17,7 +17,7 @@ import { Tabs } from "../episodes/tabs";
 import { TimelineView } from "../episodes/timeline-view";
 import { TokenPanel } from "../episodes/token-panel";
 import { TokenTree } from "../episodes/token-tree";
-import { leavesOf } from "../episodes/tree";
+import { leavesOf, longestOf } from "../episodes/tree";
 import type { EpisodeAnswer } from "../episodes/types";
 import { WhyView, Words } from "../episodes/why-view";
 import { count, moment, number, seconds } from "../episodes/words";
@@ -123,7 +123,7 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
   const colouring = useMemo(() => colouringOf(table, mode), [table, mode]);
   const leaves = useMemo(() => leavesOf(table.nodes), [table]);
   const asked = Number(route.value.query.get("path") ?? NaN);
-  const leaf = leaves.includes(asked) ? asked : (leaves[leaves.length - 1] ?? -1);
+  const leaf = leaves.includes(asked) ? asked : longestOf(table.nodes);
   const models = [...new Set(episode.calls.filter((call) => call.node >= 0).map((call) => call.model))];
   const wanted = route.value.query.get("token");
   useEffect(() => {

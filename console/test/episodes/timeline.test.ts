@@ -15,8 +15,9 @@ test("a call's time is cut at its engine and at its first token, and the rest is
     { phase: "sampling", from: 1.5, to: 4, lane: 0, call_id: "a" },
     { phase: "tool", from: 4, to: 7, lane: 0, call_id: "b" },
     { phase: "sampling", from: 7, to: 8, lane: 0, call_id: "b" },
+    { phase: "tool", from: 8, to: 10, lane: 0, call_id: "" },
   ]);
-  expect(totals).toEqual({ waiting: 1, prefill: 0.5, sampling: 3.5, tool: 3 });
+  expect(totals).toEqual({ waiting: 1, prefill: 0.5, sampling: 3.5, tool: 5 });
   expect(seconds).toBe(10);
 });
 
@@ -28,6 +29,11 @@ test("calls that overlap have lanes of their own, in which no bars overlap", () 
     const own = bars.filter((bar) => bar.lane === lane).sort((x, y) => x.from - y.from);
     for (let i = 1; i < own.length; i++) expect(own[i]!.from).toBeGreaterThanOrEqual(own[i - 1]!.to);
   }
+});
+
+test("a conversation that begins while nothing runs was begun by the agent", () => {
+  const { bars } = timelineOf([call("a", 1, 2), call("b", 5, 1, { lineage: 1 })], 0, 6);
+  expect(bars.filter((bar) => bar.phase === "tool").map(({ from, to }) => [from, to])).toEqual([[0, 1], [3, 5]]);
 });
 
 test("clocks that disagree give no bar of negative length", () => {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { barsOf, branchesOf, depthsOf, leavesOf, pathTo } from "../../src/episodes/tree";
+import { barsOf, branchesOf, depthsOf, leavesOf, longestOf, pathTo } from "../../src/episodes/tree";
 import { drawn } from "./fixture";
 
 // 0 prompt (3) - 1 sampled (4) - 2 prompt (2) - 3 sampled (1)
@@ -15,6 +15,11 @@ const { nodes } = drawn([
 
 test("a conversation ends at each node that nothing continues whole", () => {
   expect(leavesOf(nodes)).toEqual([3, 5]);
+});
+
+test("the longest conversation is shown first", () => {
+  expect(longestOf(nodes)).toBe(3);
+  expect(longestOf([])).toBe(-1);
 });
 
 test("the path to a branch has of its parent only what it continues", () => {
