@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from gateway.doctor import engines, host, models, stores
+from gateway.doctor import engines, host, models, stores, telemetry
 from gateway.doctor.finding import Finding
 from gateway.settings import Settings
 
@@ -21,6 +21,7 @@ CHECKS: dict[str, Callable[[Settings], Awaitable[list[Finding]]]] = {
     "bus": stores.examine_bus,
     "disk": host.examine_disk,
     "limits": host.examine_limits,
+    "traces": telemetry.examine,
 }
 """The parts, in the order in which they are examined."""
 

@@ -74,7 +74,7 @@ def examine_arguments(kind: EngineSettings) -> list[Finding]:
     """Looks for arguments and variables that undo what the gateway needs of a vLLM that it starts."""
     if kind.launch != "vllm":
         return []
-    given = dict(zip(kind.args, (*kind.args[1:], ""), strict=True))
+    given = dict(zip(kind.args, (*kind.args[1:], ""), strict=False))  # there may be none
     given |= dict(word.split("=", 1) for word in kind.args if word.startswith("--") and "=" in word)
     found = []
     for flag, needed in _NEEDED.items():

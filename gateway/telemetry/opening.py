@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import ModuleType
+
 from gateway.sections import TelemetrySettings
 from gateway.settings import ConfigError
 from gateway.telemetry.base import NoTracing, Tracing
@@ -11,9 +14,20 @@ def open_tracing(settings: TelemetrySettings, process: str) -> Tracing:
     """Tracing, or what stands in for it without an endpoint. Raises ConfigError if the SDK is not installed."""
     if settings.endpoint is None:
         return NoTracing()
+    tracing: Tracing = _otel().OpenTelemetry(settings.endpoint, settings, process)
+    return tracing
+
+
+async def collector_answers(settings: TelemetrySettings) -> bool:
+    """Returns whether the collector of `[telemetry] endpoint` takes spans. Raises ConfigError if the SDK is not installed."""
+    assert settings.endpoint is not None
+    return bool(await asyncio.to_thread(_otel().answers, settings.endpoint, settings))
+
+
+def _otel() -> ModuleType:
     try:
-        from gateway.telemetry.otel import OpenTelemetry
+        from gateway.telemetry import otel
     except ImportError as error:
         message = f"[telemetry] endpoint needs OpenTelemetry's SDK: pip install 'headgate[otel]' ({error})"
         raise ConfigError(message) from error
-    return OpenTelemetry(settings.endpoint, settings, process)
+    return otel

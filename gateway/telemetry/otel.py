@@ -16,7 +16,7 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -28,6 +28,20 @@ from gateway.telemetry.base import NO_TRACE, CallTrace, Facts, Step
 _PATH = "/v1/traces"
 _BATCH = 512
 """The most spans of one request to the collector, as the SDK has it."""
+
+
+def answers(endpoint: str, settings: TelemetrySettings) -> bool:
+    """Returns whether the collector takes a request without spans. Blocks, for `[telemetry] timeout_s` at most."""
+    exporter = _exporter(endpoint, settings)
+    try:
+        return exporter.export([]) is SpanExportResult.SUCCESS
+    finally:
+        exporter.shutdown()
+
+
+def _exporter(endpoint: str, settings: TelemetrySettings) -> OTLPSpanExporter:
+    url = endpoint.rstrip("/")
+    return OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH, timeout=settings.timeout_s)
 
 
 class OpenTelemetry:
@@ -45,11 +59,9 @@ class OpenTelemetry:
         self._provider = TracerProvider(
             sampler=ParentBasedTraceIdRatio(settings.share), resource=resource, shutdown_on_exit=False
         )
-        url = endpoint.rstrip("/")
-        exporter = OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH, timeout=settings.timeout_s)
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                exporter,
+                _exporter(endpoint, settings),
                 max_queue_size=settings.max_waiting,
                 max_export_batch_size=min(_BATCH, settings.max_waiting),
             )

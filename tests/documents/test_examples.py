@@ -11,6 +11,7 @@ import pytest
 
 from gateway.client import EpisodeRunner, load_agent
 from gateway.client.agents import Agent, CommandAgent, Task, read_tasks
+from gateway.client.environment import EnvironmentAgent
 from tests.harness.records import nodes_of
 from tests.harness.scripted import scripted_gateway
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "examples" / "agents"
 FOREIGN = ROOT / ".venv-compat" / "agents" / "bin" / "python"
 """The interpreter that has the clients which headgate's own environment lacks."""
+VERIFIERS = ROOT / ".venv-environments" / "verifiers" / "bin" / "python"
 clients = pytest.mark.clients
 
 
@@ -42,6 +44,7 @@ COMMANDS = {
     "smolagents_agent.py": [ADD, call("final_answer", answer="42")],
 }
 """What the model says in each of its turns."""
+ENVIRONMENTS = {"verifiers_taskset.py"}
 BRANCHES = {"smolagents_agent.py"}
 """smolagents writes its earlier tool calls anew, as text: each of its turns begins a branch."""
 FUNCTIONS = {
@@ -101,12 +104,32 @@ async def test_a_function_earns_the_reward_of_its_environment(
     assert await earned(agent, task, replies, tiny_model, tmp_path) == (1.0, True)
 
 
+@clients
+async def test_a_taskset_of_verifiers_earns_its_own_reward(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(AGENTS))
+    block = {"agent": {"runtime": {"type": "subprocess"}}}
+    agent = EnvironmentAgent("verifiers:verifiers_taskset", block, VERIFIERS)
+    try:
+        async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
+            [task] = await agent.tasks("train", 1)
+            index = task.data["index"]
+            engine.replies.extend([str(index // 10 + index % 10), "no"])
+            runner = EpisodeRunner(gateway.admin, agent, mode="eval")
+            outcomes = [*await runner.run([task]), *await runner.run([task])]
+            assert [(one.reward, one.error) for one in outcomes] == [(1.0, None), (0.0, None)]
+    finally:
+        await agent.close()
+
+
 def test_every_agent_is_short_listed_and_tested() -> None:
     page = (ROOT / "examples" / "README.md").read_text()
     agents = {path for path in AGENTS.iterdir() if path.suffix in (".py", ".sh") and path.stem != "__init__"}
-    assert {path.name for path in agents} == set(COMMANDS) | set(FUNCTIONS)
+    assert {path.name for path in agents} == set(COMMANDS) | set(FUNCTIONS) | ENVIRONMENTS
     for path in agents:
         assert len(path.read_text().splitlines()) < 60, path.name
         assert f"(agents/{path.name})" in page
-        assert re.search(rf"gateway episodes run .*{path.name}", path.read_text()), path.name
+        named = path.stem if path.name in ENVIRONMENTS else path.name
+        assert re.search(rf"gateway episodes run .*{named}", path.read_text()), path.name
     assert len(read_tasks(AGENTS / "tasks.jsonl")) >= 4
