@@ -95,7 +95,9 @@ async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
     said: str,
 ) -> None:
     """Weights that only the engine can reject leave it with the version before: the gateway's check of the tensors is off."""
-    monkeypatch.setattr("gateway.control.versions.read_weights", lambda path, v, _base: read_weights(path, v))
+    monkeypatch.setattr(
+        "gateway.control.versions.read_weights", lambda path, v, _base, _rank: read_weights(path, v)
+    )
     path = version(tmp_path, models, number, change)
     record = await gateway.admin.publish(number, str(path), wait_s=600)
     print(record["why"])

@@ -143,6 +143,9 @@ class Driver:
     async def view(self) -> dict[str, Any]:
         """The ledger, what the lease gives, and every trained batch, without ids and times."""
         shown = await self.admin.staleness()
+        for group in shown["slowest"]:
+            assert group.pop("oldest_s") >= 0
+            group["episodes"] = [self.names[episode] for episode in group["episodes"]]
         if shown["lease"]:
             assert self.lease is not None
             assert shown["lease"].pop("lease_id") == self.lease.lease_id

@@ -14,7 +14,7 @@ async def test_an_empty_ledger(gateway: RunningGateway) -> None:
     empty = {"state": "PENDING", "occupied": 0, "reserved": 0, "leased": False, "groups": []}
     assert shown == {
         "model": "demo", "rule": "staleflow", "eta": 1, "batch": 2, "version": 0, "consumed": 0, "lease": None,
-        "buffers": [{"buffer": 0, **empty}, {"buffer": 1, **empty}], "waiting": {}, "lost": [],
+        "buffers": [{"buffer": 0, **empty}, {"buffer": 1, **empty}], "slowest": [], "waiting": {}, "lost": [],
     }  # fmt: skip
 
 

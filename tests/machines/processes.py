@@ -303,7 +303,7 @@ class Process:
             details = TurnDetails("chat", True, {}, sampling, time.time())
             details.request_key = key.stored
             model, segment = self.services.models.local[MODEL], cast(Any, PlainSegmenter)
-            made.append(_completion(self.services, model, live, name, prompt, details, segment))
+            made.append(_completion(self.services, model, live, name, prompt, details, segment, {}))
             return made[0]
 
         reader = await self.services.replies.open(key, live.calls, begin, cast(Any, PlainSegmenter))

@@ -28,6 +28,12 @@ HIDDEN: dict[str, list[Request]] = {
     "POST /admin/v1/leases/{lease_id}/renew": [
         {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
     ],
+    "GET /admin/v1/episodes/{episode_id}/tokens": [{}, {"params": {"model": "{model}"}}],
+    "GET /admin/v1/runs": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/steps": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/versions": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/timeline": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/health": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/batches": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/batches/{buffer}/groups": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/staleness": [{"params": {"model": "{model}"}}],
@@ -67,8 +73,16 @@ NODES = {
     "DELETE /admin/v1/nodes/{name}": {},
 }
 """The root's too; in the order in which a node comes, is used and goes."""
-LISTED = ("GET /admin/v1/episodes", "GET /admin/v1/engines", "GET /admin/v1/calls")
+LISTED = (
+    "GET /admin/v1/episodes",
+    "GET /admin/v1/engines",
+    "GET /admin/v1/calls",
+    "GET /admin/v1/console",
+    "GET /admin/v1/timeline",
+)
 """Requests that name nothing."""
+COUNTED = ("GET /admin/v1/episodes/histogram", "GET /admin/v1/episodes/facets", "GET /admin/v1/runs")
+"""Requests that name nothing, and whose answers are numbers, or nothing before a trainer told of a step."""
 NAMED = {"call_id": "upstream_call_id", "name": "engine"}
 """Route parameters that have another name above."""
 
@@ -102,7 +116,7 @@ def said(answer: httpx.Response, names: dict[str, str]) -> tuple[int, str, Any]:
 
 async def test_every_admin_route_has_a_decision(tiny_model: Path, tmp_path: Path) -> None:
     app = create_app(Settings.parse(settings_for(tiny_model, tmp_path)))
-    shapes = {_shape(route) for route in (*HIDDEN, *LISTED, *ROOTS, *NODES)}
+    shapes = {_shape(route) for route in (*HIDDEN, *LISTED, *COUNTED, *ROOTS, *NODES)}
     found = {f"{method} {path}" for method, path in routes(app) if path.startswith("/admin")}
     assert found, "no admin routes were found"
     assert {route for route in found if _shape(route) not in shapes} == set()
@@ -152,6 +166,20 @@ async def test_lists_show_ones_own_alone(stage: Tenants, route: str) -> None:
     for name in ("model", "episode_id", "engine", "running_call_id"):
         assert stage.ann.names[name] not in own, name
     assert "bob-policy" in own and "ann-policy" in everything and "bob-policy" in everything
+
+
+async def test_episodes_are_counted_and_runs_listed_to_their_own_alone(stage: Tenants) -> None:
+    for name in ("ann", "bob"):
+        step = {"json": {"step": 1, "run": f"run-of-{name}", "model": f"{name}-policy"}}
+        assert (await ask(stage, key_of(name), "POST /admin/v1/steps", step, {})).is_success
+    shown = {}
+    for key in (key_of("ann"), key_of("bob"), ROOT):
+        bins, values, runs = [(await ask(stage, key, route, {}, {})).json() for route in COUNTED]
+        assert sum(bins["counts"]) == sum(values["modes"].values())
+        shown[key] = sum(bins["counts"]), {run["run"] for run in runs["runs"]}
+    anns, bobs, everything = shown.values()
+    assert (anns[1], bobs[1], everything[1]) == ({"run-of-ann"}, {"run-of-bob"}, {"run-of-ann", "run-of-bob"})
+    assert min(anns[0], bobs[0]) > 0 and anns[0] + bobs[0] == everything[0]
 
 
 @pytest.mark.asyncio(loop_scope="function")

@@ -33,6 +33,14 @@ ALLOWED: dict[tuple[str, str], str] = {
         "gateway/grading/worker.py",
         "import_module",
     ): "the function that the administrator's file names as a grader",
+    (
+        "gateway/environments/__init__.py",
+        "import_module",
+    ): "the module of a kind of environment, from the registry's table",
+    (
+        "gateway/environments/gym.py",
+        "import_module",
+    ): "the function that the command line names to read an action",
     ("gateway/client/agents.py", "import_module"): "the agent that the command line names",
     (
         "trainer/commands/warmstart.py",

@@ -162,6 +162,7 @@ async def test_every_version_is_trained_published_and_acknowledged(
         {
             "step": record["version"],
             "version": record["version"],
+            "run": f"{tmp_path.name}/run",
             "figures": {name: value for name, value in record.items() if name not in others},
         }
         for record in records
