@@ -1,4 +1,4 @@
-"""What failures cost that are taken for rewards of 0: FrozenLake with one tool call in ten failing, with and without the masks.
+"""The cost of failures that are taken for rewards of 0: FrozenLake with one tool call in ten failing, with and without the masks.
 
     python -m examples.frozen_lake.failures                    # what `make report-failures` does
     python -m examples.frozen_lake.failures --seeds 1 --steps 6 --dir runs/quick

@@ -23,7 +23,7 @@ _FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "glm4_moe": "glm-4.5", "dee
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What the files are about."""
+    """The model, agent and reward that the files are written for."""
 
     name: str
     model: Path
@@ -48,7 +48,7 @@ class Project:
 
     @property
     def grader(self) -> str:
-        """What computes the reward in the gateway; empty if the agent does."""
+        """The grader that computes the reward in the gateway; empty if the agent does."""
         return "" if self.reward in ("agent", "exit-code") else self.reward
 
 
@@ -218,7 +218,7 @@ tokens = {max(8192, project.context)}
 
 
 def next_steps(project: Project, directory: Path) -> str:
-    """What was written, and the commands that follow."""
+    """The message that says what was written, and which commands follow."""
     lines = [
         f"wrote gateway.toml, trainer.toml and tasks.jsonl, an example: put your tasks there ({directory.resolve()})",
         "check:  gateway doctor gateway.toml",

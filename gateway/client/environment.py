@@ -65,7 +65,7 @@ class EnvironmentAgent:
         self._asked: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         """Answers to the questions that are open; `{}`: the process ended."""
         self._ended = ""
-        """What the process said last when it ended."""
+        """The last words of the process, once it has ended."""
 
     async def tasks(self, split: Split, limit: int | None = None) -> list[Task]:
         """The tasks of a split, at most so many. Raises ValueError if the environment cannot be loaded, or has none."""

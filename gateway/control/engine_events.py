@@ -14,7 +14,7 @@ from gateway.store.database import Database
 from gateway.store.events import Event, insert_events
 
 _Engines = dict[tuple[str, str], dict[str, Any]]
-"""What is told of each engine, by model and name."""
+"""The last event of each engine, by model and name."""
 
 
 class EngineEvents:

@@ -13,4 +13,4 @@ class Finding:
     level: Literal["ok", "warning", "problem"]
     what: str
     mend: str = ""
-    """What to do about it; empty where nothing is wrong."""
+    """The way to repair it; empty where nothing is wrong."""

@@ -93,7 +93,8 @@ class GymEnvironment:
         return Played(sum(calls.values()), {"steps": float(steps)}, calls)
 
     def _act(self, game: Any, function: dict[str, Any]) -> tuple[str, float, bool]:
-        """What the model reads next, the reward, and whether the game is over; a call that is no action changes nothing."""
+        """Plays one action; answers what the model reads next, the reward, and whether the game is over. A call that is no action
+        changes nothing."""
         try:
             action = self._action(game, json.loads(function["arguments"])["action"])
         except (ValueError, KeyError, TypeError) as error:

@@ -132,7 +132,7 @@ class _Ring:
         self._events: list[tuple[Event, bytes]] = []
         self._bytes = 0
         self._pieces: dict[EventFilter, tuple[bytes, int]] = {}
-        """What those who are up to date get of the last growth."""
+        """By filter, the bytes of the newest events, for readers who have all before them."""
 
     def grow(self, events: Sequence[Event], newest: int) -> None:
         """Adds the next events; the oldest leave."""

@@ -1,4 +1,4 @@
-"""What spans say of a call, by the semantic conventions for generative AI (docs/telemetry.md). No text of prompts or replies.
+"""Attributes of a call's spans, by the semantic conventions for generative AI (docs/telemetry.md). No text of prompts or replies.
 
 The conventions are in development; names are those of github.com/open-telemetry/semantic-conventions-genai of 2026-11.
 """
@@ -22,7 +22,7 @@ def name_of(api: str, model: str) -> str:
 
 
 def asked(call: Call, details: TurnDetails, model: str) -> Facts:
-    """What is known when a call begins."""
+    """The attributes of a call's span that are known at its beginning."""
     used = call.sampling
     facts: dict[str, Fact] = {
         "gen_ai.operation.name": _OPERATIONS.get(details.api, "chat"),
@@ -45,7 +45,7 @@ def asked(call: Call, details: TurnDetails, model: str) -> Facts:
 
 
 def answered(call: Call, details: TurnDetails, prompt_tokens: int) -> Facts:
-    """What is known when a call has ended."""
+    """The attributes of a call's span that are known at its end."""
     turn = call.turn
     facts: dict[str, Fact] = {
         "gen_ai.response.finish_reasons": [details.finish_reason],

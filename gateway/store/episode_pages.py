@@ -48,7 +48,7 @@ class EpisodeFilter:
     text: str | None = None
     """A part of the id, or of what people named or said."""
     models: tuple[str, ...] | None = None
-    """Of these models alone: those within reach of the key."""
+    """Episodes of these models alone: those within reach of the key."""
     pin: Place | None = None
     """The newest episode of the list."""
 

@@ -150,7 +150,7 @@ class CallRow(Base):
     reward: Mapped[float | None] = mapped_column(Float)
     """Posted on this call; it counts in the episode's."""
     tool_faults: Mapped[str | None] = mapped_column(Words(64))
-    """What is wrong with the reply's tool calls, with commas (`gateway/render/tool_faults.py`); else None."""
+    """The faults of the reply's tool calls, with commas (`gateway/render/tool_faults.py`); else None."""
     open_to: Mapped[str | None] = mapped_column(Words(255))
     """While the episode is open: the agent whose conversations may go on from this reply; else None."""
     queued_s: Mapped[float | None] = mapped_column(Float)

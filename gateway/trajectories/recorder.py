@@ -79,7 +79,7 @@ class TurnDetails:
     arrived: float = field(default_factory=lambda: time.monotonic(), compare=False)
     """The moment at which this process got the call, by its monotonic clock."""
     tool_faults: list[str] = field(default_factory=list, compare=False)
-    """What is wrong with the reply's tool calls (`render/tool_faults.py`), once it is whole."""
+    """The faults of the reply's tool calls (`render/tool_faults.py`), once it is whole."""
     queued_s: float | None = field(default=None, compare=False)
     """The time from `received_at` until an engine had the call; None: not known."""
     seconds: float | None = field(default=None, compare=False)

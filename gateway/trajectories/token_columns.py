@@ -28,12 +28,12 @@ class Texts(Protocol):
         ...
 
     def end(self) -> str:
-        """What is left."""
+        """The text that is left."""
         ...
 
 
 class Vocabulary(Protocol):
-    """What columns need of a model's tokenizer."""
+    """The part of a model's tokenizer that columns need."""
 
     @property
     def control_ids(self) -> frozenset[int]:

@@ -143,7 +143,7 @@ class NodeTable(Sized):
     """`[nodes.NAME]`: a part of this machine (`local`), or one node of the Ray cluster (`ray`)."""
 
     tags: tuple[Label, ...] = ()
-    """What the node is for: `rollout`, `train`, or both; any other tag is a description."""
+    """The purpose of the node: `rollout`, `train`, or both; any other tag is a description."""
     zone: Label | None = None
     """The network zone of the node."""
     hardware: Label | None = None
@@ -162,7 +162,7 @@ class GroupTable(Section):
     name: Name
     """The name of the group."""
     tags: tuple[Label, ...] = Field(min_length=1)
-    """What these nodes are for."""
+    """The purpose of these nodes."""
     zone: Label | None = None
     """The network zone of these nodes."""
     hardware: Label | None = None

@@ -14,7 +14,7 @@ from scheduler.cluster.errors import OutOfMemory
 from scheduler.cluster.tags import Assignment, Node
 
 AWAY_GB = 1.5
-"""What a process keeps of a GPU whose memory it has freed: the device's libraries and queues. Assumed, not measured."""
+"""GB that a process keeps on a GPU whose memory it has freed: the device's libraries and queues. Assumed, not measured."""
 SHARE = 0.92
 """vLLM's default of `--gpu-memory-utilization`."""
 Kind = Literal["together", "in turn", "not at all"]

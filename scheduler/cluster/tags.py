@@ -70,7 +70,7 @@ class Group:
     """The number that is needed; further ones are spare."""
     most: int = 1
     gpu_memory_gb: float | None = None
-    """Of each of a node's GPUs; None: nobody has said."""
+    """The memory of each of a node's GPUs; None: nobody has said."""
 
     @property
     def selector(self) -> dict[str, str]:

@@ -112,11 +112,11 @@ class MemorySettings(Section):
     engine_gb: Positive
     """While it samples."""
     engine_asleep_gb: NotNegative = sharing.AWAY_GB
-    """What it keeps while it sleeps; with `[engine] sleep = "pause"` all of it."""
+    """The part that it keeps while it sleeps; with `[engine] sleep = "pause"` all of it."""
     trainer_gb: Positive
-    """Of a rank while it computes: `trainer plan-memory` predicts it."""
+    """A rank's memory while it computes: `trainer plan-memory` predicts it."""
     trainer_away_gb: NotNegative = sharing.AWAY_GB
-    """What it keeps while its weights are offloaded."""
+    """The part that a rank keeps while its weights are offloaded."""
 
     @property
     def fit(self) -> sharing.Fit:

@@ -43,7 +43,7 @@ COMMANDS = {
     "langgraph_agent.py": [ADD, "42"],
     "smolagents_agent.py": [ADD, call("final_answer", answer="42")],
 }
-"""What the model says in each of its turns."""
+"""The model's words in each of its turns."""
 ENVIRONMENTS = {"verifiers_taskset.py"}
 BRANCHES = {"smolagents_agent.py"}
 """smolagents writes its earlier tool calls anew, as text: each of its turns begins a branch."""

@@ -63,7 +63,7 @@ def ran(export: Path) -> Any:
 
 
 def outputs(notebook: Any, kind: str) -> list[str]:
-    """What all cells gave of a kind, in order."""
+    """The outputs of one kind that all cells gave, in order."""
     given = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return [output["data"][kind] for output in given if kind in output.get("data", {})]
 

@@ -12,7 +12,8 @@ from tests.gpu.learners import State, distance, learn, save_tiny, settings_of
 from trainer.learner import Learner
 
 BOUNDS = {"cpu": 0.0, "cuda": 1e-3}
-"""Of the steps' norm. Kernels of a GPU may add in another order from run to run, and bf16 rounds what they made."""
+"""The greatest difference, as a share of the steps' norm. Kernels of a GPU may add in another order from run to run, and bf16
+rounds what they made."""
 OFFLOADED: dict[str, dict[str, Any]] = {
     "optimizer": {"offload": "host"},
     "model": {"dtype": "bfloat16", "activation_checkpointing": 1, "activation_offload": True},

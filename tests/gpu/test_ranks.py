@@ -13,7 +13,7 @@ from tests.gpu.learners import distance, learn, save_tiny, settings_of
 
 ROOT = Path(__file__).parents[2]
 BOUND = 5e-3
-"""Of the steps' norm: TF32 at most."""
+"""The greatest difference, as a share of the steps' norm: that of TF32 at most."""
 
 
 def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class World:
     gateway: RunningGateway
     trainer: Path
     sent: Path
-    """What the trainer's server has; the gateway reads `trainer`."""
+    """The folder of the trainer's server; the gateway reads `trainer`."""
     sender: Program
     engines: dict[str, Program]
     base: Path

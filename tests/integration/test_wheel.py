@@ -1,4 +1,4 @@
-"""What `python -m build` makes runs where nothing else of headgate is: the wheel has migrations, data files and the console."""
+"""The wheel of `python -m build` runs where nothing else of headgate is: it has migrations, data files and the console."""
 
 from __future__ import annotations
 

@@ -334,5 +334,5 @@ class WatchedEngine(Adapter):
         return False
 
     async def wake(self) -> None:
-        """It is awake, so it is only paused."""
+        """The engine is awake, so it is only paused."""
         await self.pause()

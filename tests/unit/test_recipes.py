@@ -95,7 +95,7 @@ def test_the_real_shapes_fit_the_gpus(name: str) -> None:
 
 
 def _adapters(settings: Settings) -> int:
-    """Of Qwen3-8B's linear layers: rank times the sum of both sides, for each."""
+    """Counts the adapters' parameters of Qwen3-8B's linear layers: rank times the sum of both sides, for each."""
     if settings.model.lora is None:
         return 0
     width, inner, queries, keys = 4096, 12_288, 32 * 128, 8 * 128

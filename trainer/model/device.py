@@ -1,6 +1,7 @@
-"""What is known of a device alone: the most memory that its tensors took, as PyTorch's allocator counts it, and when it is done.
+"""A device's own account: the most memory that its tensors took, as PyTorch's allocator counts it, and when it is done.
 
-The CPU does not count, and is always done."""
+The CPU does not count, and is always done.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Sends:
         self._ids = itertools.count(1)
         self._running: dict[str, asyncio.Future[None]] = {}
         self._threads = ThreadPoolExecutor(_AT_ONCE, "send")
-        """Of its own: a transfer waits for its peers, and none may wait for another's end."""
+        """Threads for transfers alone: each waits for its peers, and none may wait for another's end."""
 
     def add_to(self, app: web.Application) -> None:
         """Adds the routes, before the application starts."""

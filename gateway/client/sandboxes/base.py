@@ -35,7 +35,7 @@ class Limits:
     cpu_s: int = 600
     """Seconds of CPU time."""
     disk_mib: int = 1024
-    """Of what it writes."""
+    """MiB that it may write."""
     processes: int = 256
     """Processes at the same time."""
 

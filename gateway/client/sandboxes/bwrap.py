@@ -19,7 +19,7 @@ _ETC = (
     "alternatives", "ca-certificates", "group", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types",
     "nsswitch.conf", "passwd", "pki", "ssl",
 )  # fmt: skip
-"""What programs look for; the rest of `/etc` may be secret."""
+"""Files that programs look for; the rest of `/etc` may be secret."""
 _KEPT = ("PATH", "LANG", "LC_ALL", "TZ", "VIRTUAL_ENV")
 _SHM_MIB = 64
 

@@ -1,7 +1,8 @@
-"""What most policies do, for the others to change one thing each: rollout and training apart, every group that may start
-starts at
-once, each call goes where least is running, and after a step all engines load the weights together while the
-trainer waits."""
+"""The behaviour that most policies share, of which each changes one thing.
+
+Rollout and training are apart, every group that may start starts at once, each call goes where least is running, and after a
+step all engines load the weights together while the trainer waits.
+"""
 
 from __future__ import annotations
 

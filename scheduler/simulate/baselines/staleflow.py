@@ -40,10 +40,10 @@ class StaleFlow(Plain):
 
     def __init__(self) -> None:
         self._queue: dict[int, deque[Sample]] = {}
-        """What waits at the coordinator, by the version of its group."""
+        """The samples that wait at the coordinator, by the version of their group."""
 
     def on_room(self, world: World) -> None:
-        """What may start waits at the coordinator, and is routed at once if it can be."""
+        """Samples that may start wait at the coordinator, and are routed at once if they can be."""
         fresh: list[Sample] = []
         while world.room() and (group := world.start_group()):
             fresh += group.samples
@@ -71,7 +71,7 @@ class StaleFlow(Plain):
         self._pull(world, world.open_hosts())
 
     def on_idle(self, world: World, host: Host) -> None:
-        """It takes what waits, or pulls."""
+        """The idle engine takes samples that wait, or pulls."""
         self._route(world, [host])
         self._pull(world, [host])
 

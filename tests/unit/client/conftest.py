@@ -30,7 +30,7 @@ class FakeGateway:
         self.restart_status = 200
         self.restarted: list[str] = []
         self.errors: dict[str, str] = {}
-        """What the agents of abandoned episodes said."""
+        """The last words of agents whose episodes were abandoned."""
         self.unready = ""
         self.requests: Counter[str] = Counter()
 

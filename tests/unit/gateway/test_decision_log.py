@@ -33,7 +33,7 @@ from scheduler.policies.staleness_state import LedgerSettings
 
 groups = st.integers(0, 5).map(lambda n: f"g{n}")
 episodes = st.integers(0, 3)
-"""Of those that run, by age; beyond that, of those that ever joined."""
+"""Episodes that run, by age; beyond that, those that ever joined."""
 steps = st.one_of(
     st.tuples(st.just("join"), groups),
     st.tuples(st.just("join"), groups),

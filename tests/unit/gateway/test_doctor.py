@@ -1,4 +1,4 @@
-"""What `gateway doctor` finds on a machine: each fault is made, and its finding says how to mend it."""
+"""Findings of `gateway doctor` on a machine: each fault is made, and its finding says how to mend it."""
 
 from __future__ import annotations
 

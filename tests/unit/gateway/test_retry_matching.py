@@ -56,7 +56,7 @@ def test_a_process_that_runs_equal_requests_tells_whether_a_client_is_gone() -> 
 def test_a_retry_that_was_begun_anew_answers_what_had_arrived_before_it(
     arrived: float | None, call_id: str, answered: bool
 ) -> None:
-    """It began three seconds ago, at 7.0."""
+    """A call that began three seconds ago, at 7.0."""
     for state in RequestState:
         request = EarlierRequest("own", state, None, arrived)
         assert is_answered(request, call_id, 3.0, now=10.0) is (answered and state is REFUSED)

@@ -164,7 +164,7 @@ def test_what_an_installation_cannot_do_is_refused_by_name(
 def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the sender names is not there for the receiver."""
+    """The receiver does not have the memory that the sender names."""
     plan, said = plan_in(folder), groups.Shared._said
 
     def elsewhere(group: groups.Shared, key: str) -> str:

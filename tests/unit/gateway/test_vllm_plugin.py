@@ -47,7 +47,7 @@ class Base:
 
 @pytest.fixture
 def done() -> list[str]:
-    """What vLLM's own functions were called for, in order."""
+    """The calls of vLLM's own functions, in order."""
     return []
 
 

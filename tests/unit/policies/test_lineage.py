@@ -18,7 +18,7 @@ TWICE: Parents = {**BRANCHED, 6: 4, 7: 6, 8: 0}
 UNKNOWN: Parents = {0: None, 1: None, 2: None, 5: None}
 """Parents that nobody named: the version before."""
 LOST: Parents = {3: 2, 5: 3}
-"""What came before 3 is not known any more."""
+"""Versions before 3 are not known any more."""
 
 
 @pytest.mark.parametrize(

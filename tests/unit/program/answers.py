@@ -33,4 +33,4 @@ ANSWER = st.builds(
 ANSWERS = st.dictionaries(
     st.sampled_from(get_args(Step)), st.lists(ANSWER, min_size=1, max_size=4), max_size=6
 )
-"""What becomes of a step when it is begun for the first time, the second, ...; then, and of other steps: done in 1 s."""
+"""The fate of a step that is begun for the first time, the second, ...; afterwards, and for other steps: done in 1 s."""

@@ -250,7 +250,7 @@ def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_told_to_pull(
 def test_the_run_of_a_placement_replays() -> None:
     class Kept(io.BytesIO):
         def close(self) -> None:
-            """It is read afterwards."""
+            """Does nothing: the file is read afterwards."""
 
     given = {"models": {MODEL: {"placement": {"rule": "gain", "engine": ENGINE}}}}
     program, file = ControlProgram(given), Kept()

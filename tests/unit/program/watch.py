@@ -61,7 +61,7 @@ class _Engine:
     removed: int | None = None
     lost: int = -1
     unwanted: bool = False
-    """It shall sleep."""
+    """True if it shall sleep."""
     told: int = -1
     """When that was said, or taken back, last."""
     sleeps: bool = False
@@ -101,8 +101,7 @@ class Watch:
         self._live = 0
         """The newest version that any engine was open at, or that was live while all slept."""
         self._doubters: list[str] = []
-        """Of these, engines that failed once more in a process that was started with it; not such as failed with the live one as
-        well."""
+        """Those of `_tried` that failed once more in a process that was started with it, and not with the live one as well."""
         self._tried: set[str] = set()
         """Engines that failed with the newest version, while nobody was open at it."""
         self._bad = -1

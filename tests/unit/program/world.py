@@ -47,7 +47,7 @@ class Answer:
     """None: it never answers."""
     pinned: int = 0
     stubborn: bool = False
-    """It answers also when nobody asks for it any more."""
+    """Answers also when nobody asks for it any more."""
     excused: bool = False
     """Where it fails, the version did not come to it."""
 
@@ -85,7 +85,7 @@ class World:
     homes: dict[str, str] = field(default_factory=dict)
     """On which node engines live; each has both tags."""
     answers_first: bool = True
-    """Of an answer and a deadline at one time, both at one tag; or the deadline's tag comes first."""
+    """Puts an answer and a deadline of one time at one tag; otherwise the deadline's tag comes first."""
     lines: list[str] = field(default_factory=list)
     watch: Watch = field(init=False)
     _runtime: Runtime = field(init=False)

@@ -31,7 +31,7 @@ class _Teller(Reactor):
 
 class _Kept(io.BytesIO):
     def close(self) -> None:
-        """It is read after it was closed."""
+        """The file is read after it was closed."""
 
 
 def recorded(*told: tuple[float, Any], until: float) -> list[Run]:

@@ -189,7 +189,7 @@ def refusal(directory: Path) -> str:
 
 
 def test_what_one_rank_sees_every_rank_refuses(small: Path) -> None:
-    """Of 129 rows in place of 130, the first of two ranks misses none."""
+    """The first of two ranks misses none of 129 rows in place of 130."""
     change(small, {HEAD: torch.ones(129, 32)})
     said = on_ranks(2, refusal, small)
     assert said[0] == said[1]

@@ -37,7 +37,7 @@ _LOOK_S = 0.0005
 _SHARED = Path("/dev/shm")
 _NAME = "headgate-transfer-"
 Frames = Iterable[tuple[str, torch.Tensor]]
-"""What each step is called, and its bytes in the host's memory."""
+"""The name of each step, and its bytes in the host's memory."""
 
 
 class TransferError(RuntimeError):
@@ -110,7 +110,7 @@ class Lanes:
             raise
 
     def run(self, work: Callable[[Group, int], T]) -> list[T]:
-        """What `work` answers for each lane. The first that fails ends all, and its error is raised."""
+        """Runs `work` on every lane at once and answers its results. The first that fails ends all, and its error is raised."""
         errors: list[BaseException] = []
 
         def one(lane: int) -> T | None:
