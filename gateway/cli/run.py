@@ -7,16 +7,18 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from gateway.cli import run_options as options
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, Task
     from gateway.client.environment import EnvironmentAgent
     from gateway.client.places import Place
+    from gateway.client.sandboxes.base import Limits
     from gateway.environments.base import Split
     from gateway.types import EpisodeMode
 
@@ -27,97 +29,33 @@ _LONELY = (
 
 
 def run_episodes(
-    tasks: Annotated[
-        Path | None, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')
-    ] = None,
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="After `--`: the command to run once per episode. Its last line is its reward."),
-    ] = None,
-    agent: Annotated[str | None, typer.Option(help="Instead of a command: an async module:function.")] = None,
-    worker: Annotated[
-        bool, typer.Option(help="Keep the command running: it reads tasks and writes rewards as JSON lines.")
-    ] = False,
-    env: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of an agent and tasks: an environment, verifiers:NAME, inspect:TASK, gym:ID or reasoning-gym:NAME."
-        ),
-    ] = None,
-    env_args: Annotated[
-        str, typer.Option(help="Arguments of the environment, as a JSON object (docs/environments.md).")
-    ] = "{}",
-    env_python: Annotated[
-        Path | None, typer.Option(help="The Python that has the environment's package. [default: this one]")
-    ] = None,
-    env_split: Annotated[
-        str | None,
-        typer.Option(
-            help="Its tasks: train, eval (one in 16) or all. [default: eval with --mode eval, else train]"
-        ),
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")] = None,
+    tasks: options.Tasks = None,
+    command: options.Command = None,
+    agent: options.Agent = None,
+    worker: options.Worker = False,
+    env: options.Env = None,
+    env_args: options.EnvArgs = "{}",
+    env_python: options.EnvPython = None,
+    env_split: options.EnvSplit = None,
+    limit: options.Limit = None,
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
-    grade: Annotated[
-        bool,
-        typer.Option(help="What the command prints is no reward: the gateway's graders compute it."),
-    ] = False,
-    exit_code_reward: Annotated[
-        bool,
-        typer.Option(
-            help="A command that prints no number is rewarded by its exit status: 0 is 1.0, 1 is 0.0."
-        ),
-    ] = False,
-    group_size: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
-    spare: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="Extra episodes per task, of which the slowest are dropped ([staleness] spare_members).",
-        ),
-    ] = 0,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Episodes that run at the same time, and the number of workers.")
-    ] = 8,
-    mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
-    model: Annotated[
-        str | None, typer.Option(help="The trained model that the episodes are about. [default: the first]")
-    ] = None,
-    forever: Annotated[
-        bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
-    ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")
-    ] = 600.0,
-    sandbox: Annotated[
-        str | None,
-        typer.Option(help="Contain the command: bwrap, or docker:IMAGE (docs/sandboxes.md)."),
-    ] = None,
-    sandbox_memory: Annotated[
-        int, typer.Option(min=16, help="MiB that an agent in a sandbox may take.")
-    ] = 2048,
-    sandbox_cpu: Annotated[
-        int, typer.Option(min=1, help="Seconds of CPU time that an agent in a sandbox may take.")
-    ] = 600,
-    sandbox_disk: Annotated[
-        int, typer.Option(min=1, help="MiB that an agent in a sandbox may write.")
-    ] = 1024,
-    sandbox_processes: Annotated[
-        int, typer.Option(min=8, help="Processes that an agent in a sandbox may have.")
-    ] = 256,
-    sandbox_read: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another folder or file that agents in sandboxes may read. Can be repeated."),
-    ] = None,
-    max_failures: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Stop when more than this share of the latest episodes failed; 1 never stops.",
-        ),
-    ] = 0.5,
+    grade: options.Grade = False,
+    exit_code_reward: options.ExitCodeReward = False,
+    group_size: options.GroupSize = 1,
+    spare: options.Spare = 0,
+    concurrency: options.Concurrency = 8,
+    mode: options.Mode = "train",
+    model: options.Model = None,
+    forever: options.Forever = False,
+    timeout: options.Timeout = 600.0,
+    sandbox: options.Sandbox = None,
+    sandbox_memory: options.SandboxMemory = 2048,
+    sandbox_cpu: options.SandboxCpu = 600,
+    sandbox_disk: options.SandboxDisk = 1024,
+    sandbox_processes: options.SandboxProcesses = 256,
+    sandbox_read: options.SandboxRead = None,
+    max_failures: options.MaxFailures = 0.5,
     verbose: Verbose = False,
 ) -> None:
     """Run an agent once per episode, with OPENAI_BASE_URL and OPENAI_API_KEY of its own, and post its reward.
@@ -139,32 +77,21 @@ def run_episodes(
       gateway episodes run --tasks tasks.jsonl --group-size 8 --sandbox bwrap -- python my_agent.py
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from gateway.client.agents import read_tasks
-    from gateway.client.sandboxes.base import SandboxUnavailable
+    from gateway.client.sandboxes.base import Limits, SandboxUnavailable
 
     configure_logging(verbose)
-    limits = {
-        "memory_mib": sandbox_memory,
-        "cpu_s": sandbox_cpu,
-        "disk_mib": sandbox_disk,
-        "processes": sandbox_processes,
-    }
     try:
-        place = _place(sandbox, limits, sandbox_read or []) if sandbox else None
-        if place is not None and (worker or not command):
-            raise ValueError("--sandbox contains a command that is run once per episode")
+        _check_together(env, sandbox, agent, command, worker)
         if env is None:
+            limits = Limits(sandbox_memory, sandbox_cpu, sandbox_disk, sandbox_processes)
+            place = _place(sandbox, limits, sandbox_read or []) if sandbox else None
             chosen = _agent(
                 agent, command or [], worker, concurrency, timeout, grade, exit_code_reward, place
             )
-        elif agent is None and not command:
-            chosen = _environment(env, env_args, env_python, timeout)
         else:
-            raise ValueError("--env brings its own agent: leave out --agent and the command")
-        if tasks is None and env is None:
-            raise ValueError("name --tasks FILE, or an environment that has its own, with --env")
-        found = None if tasks is None else read_tasks(tasks)[:limit]
+            chosen = _environment(env, env_args, env_python, timeout)
         split = _split(env_split or ("eval" if mode == "eval" else "train"))
+        found = _tasks(tasks, limit) if tasks or not env else (split, limit)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     if spare and mode == "eval":
@@ -180,7 +107,7 @@ def run_episodes(
     if group_size == 1 and mode == "train":
         typer.echo(_LONELY, err=True)
     try:
-        summary = asyncio.run(_run(gateway, admin_key, chosen, found or (split, limit), forever, kind))
+        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
     except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped, SandboxUnavailable) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
@@ -232,6 +159,24 @@ async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> Non
     await runner.run_forever(tasks, stop)
 
 
+def _check_together(
+    env: str | None, sandbox: str | None, agent: str | None, command: list[str] | None, worker: bool
+) -> None:
+    """Raises ValueError for options that exclude one another."""
+    if sandbox and (worker or not command):
+        raise ValueError("--sandbox contains a command that is run once per episode")
+    if env and (agent or command):
+        raise ValueError("--env brings its own agent: leave out --agent and the command")
+
+
+def _tasks(path: Path | None, limit: int | None) -> list[Task]:
+    from gateway.client.agents import read_tasks
+
+    if path is None:
+        raise ValueError("name --tasks FILE, or an environment that has its own, with --env")
+    return read_tasks(path)[:limit]
+
+
 def _agent(
     name: str | None,
     command: list[str],
@@ -262,12 +207,11 @@ def _agent(
     return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, place=place)
 
 
-def _place(sandbox: str, limits: dict[str, int], read: list[Path]) -> Place:
+def _place(sandbox: str, limits: Limits, read: list[Path]) -> Place:
     from gateway.client.sandboxes import sandbox_of
-    from gateway.client.sandboxes.base import Limits
     from gateway.client.sandboxes.place import Sandboxed
 
-    return Sandboxed(sandbox_of(sandbox, Limits(**limits), read))
+    return Sandboxed(sandbox_of(sandbox, limits, read))
 
 
 def _environment(name: str, args: str, python: Path | None, timeout_s: float) -> EnvironmentAgent:

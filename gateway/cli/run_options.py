@@ -1,0 +1,84 @@
+"""The options of `gateway episodes run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Tasks = Annotated[Path | None, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')]
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="After `--`: the command to run once per episode. Its last line is its reward."),
+]
+Agent = Annotated[str | None, typer.Option(help="Instead of a command: an async module:function.")]
+Worker = Annotated[
+    bool, typer.Option(help="Keep the command running: it reads tasks and writes rewards as JSON lines.")
+]
+Env = Annotated[
+    str | None,
+    typer.Option(
+        help="Instead of an agent and tasks: an environment, verifiers:NAME, inspect:TASK, gym:ID or reasoning-gym:NAME."
+    ),
+]
+EnvArgs = Annotated[
+    str, typer.Option(help="Arguments of the environment, as a JSON object (docs/environments.md).")
+]
+EnvPython = Annotated[
+    Path | None, typer.Option(help="The Python that has the environment's package. [default: this one]")
+]
+EnvSplit = Annotated[
+    str | None,
+    typer.Option(
+        help="Its tasks: train, eval (one in 16) or all. [default: eval with --mode eval, else train]"
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")]
+Grade = Annotated[
+    bool,
+    typer.Option(help="What the command prints is no reward: the gateway's graders compute it."),
+]
+ExitCodeReward = Annotated[
+    bool,
+    typer.Option(help="A command that prints no number is rewarded by its exit status: 0 is 1.0, 1 is 0.0."),
+]
+GroupSize = Annotated[int, typer.Option(min=1, help="Episodes per task.")]
+Spare = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Extra episodes per task, of which the slowest are dropped ([staleness] spare_members).",
+    ),
+]
+Concurrency = Annotated[
+    int, typer.Option(min=1, help="Episodes that run at the same time, and the number of workers.")
+]
+Mode = Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")]
+Model = Annotated[
+    str | None, typer.Option(help="The trained model that the episodes are about. [default: the first]")
+]
+Forever = Annotated[bool, typer.Option(help="Go through the tasks again and again, until interrupted.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")]
+Sandbox = Annotated[
+    str | None,
+    typer.Option(help="Contain the command: bwrap, or docker:IMAGE (docs/sandboxes.md)."),
+]
+SandboxMemory = Annotated[int, typer.Option(min=16, help="MiB that an agent in a sandbox may take.")]
+SandboxCpu = Annotated[
+    int, typer.Option(min=1, help="Seconds of CPU time that an agent in a sandbox may take.")
+]
+SandboxDisk = Annotated[int, typer.Option(min=1, help="MiB that an agent in a sandbox may write.")]
+SandboxProcesses = Annotated[int, typer.Option(min=8, help="Processes that an agent in a sandbox may have.")]
+SandboxRead = Annotated[
+    list[Path] | None,
+    typer.Option(help="Another folder or file that agents in sandboxes may read. Can be repeated."),
+]
+MaxFailures = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Stop when more than this share of the latest episodes failed; 1 never stops.",
+    ),
+]
