@@ -29,7 +29,7 @@ TESTS = $(BIN)/python -m tests
 .PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
-	bench-reactor bench-control bench-lengths bench-costs bench-console \
+	bench-reactor bench-control bench-lengths bench-costs bench-console bench-structure \
 	litellm trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
 
 help: ## list the targets
@@ -203,6 +203,9 @@ bench-console: setup ## what 200 streams of events cost the gateway, and what it
 
 bench-costs: setup engine ## what vLLM's steps take here, in the simulator's form, and how well it foretells a run
 	$(BIN)/python -m bench.costs
+
+bench-structure: setup ## lines by package, lengths of functions, circles of imports, docstrings by their first word
+	$(BIN)/python -m bench.structure
 
 bench-lengths: setup ## recall of the longest 20% of calls, predicted before they are sampled, and what that costs
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
