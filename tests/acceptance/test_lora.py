@@ -24,6 +24,8 @@ from tests.harness.weights import write_manifest_of_pieces
 pytestmark = pytest.mark.vllm
 
 NOISE = 2e-3
+TOKENS = 2_000
+"""Enough that a call lasts longer than two updates, on a loaded machine too."""
 RANK, ALPHA = 8, 16
 TARGETS = ("q_proj", "down_proj")
 
@@ -87,7 +89,7 @@ async def test_calls_end_under_the_adapter_that_they_began_with_to_the_log_proba
             episode, headers = await gateway.open(f"under {version - 1}", mode="eval")
             begun = asyncio.Event()
             episodes.append(episode)
-            calls.append(asyncio.create_task(stream(gateway, headers, 600, begun), name=episode))
+            calls.append(asyncio.create_task(stream(gateway, headers, TOKENS, begun), name=episode))
             await begun.wait()
             record = await gateway.admin.publish(version, str(adapters[version]), wait_s=300)
             assert record["state"] == "live", record["why"]
@@ -102,7 +104,7 @@ async def test_calls_end_under_the_adapter_that_they_began_with_to_the_log_proba
             began = [version for version, _ in turn["versions"]]
             assert began == list(range(number, number + len(began))), "no version is left out"
             crossed += len(began) > 1
-            assert len(turn["ids"]) == 600
+            assert len(turn["ids"]) == TOKENS
             context, at = path_to(nodes, turn), 0
             for version, count in turn["versions"]:
                 ids = context + turn["ids"][: at + count]

@@ -36,6 +36,8 @@ from tests.proof.models import BLOCK, VERSIONS
 ADMIN_KEY = "admin-of-the-chaos-proof"
 _CLUSTER_KEY = "cluster-of-the-chaos-proof"
 _START_S = {"fake": 60.0, "vllm": 300.0}
+_STORE_WAIT_S = 20.0
+"""More than a starting gateway waits for its store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class System:
         self.front: Link
         self._postgres: PostgresServer | None = None
         self._postgres_away = False
+        self._postgres_back = 0.0
         self._sources: list[Path] = []
         self._gateway_ports: list[int] = []
         self._ports = {"redis": free_port()}
@@ -164,6 +167,8 @@ class System:
         await process.start()
 
     def _exited(self, name: str, code: int) -> None:
+        if code == 2 and (self._postgres_away or time.time() - self._postgres_back < _STORE_WAIT_S):
+            return  # a gateway that starts while its store is away says so and ends; whoever keeps it up starts it again
         self.exits.append((time.time(), name, code))
         self.say(f"{name} ended by itself with {code}")
 
@@ -299,7 +304,7 @@ class System:
             await asyncio.sleep(seconds)
         finally:
             await asyncio.to_thread(self._postgres.start)
-            self._postgres_away = False
+            self._postgres_away, self._postgres_back = False, time.time()
         return True
 
     async def _read(self, query: str) -> list[Any]:

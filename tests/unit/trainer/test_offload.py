@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def measure(settings: Settings) -> tuple[list[int], int]:
     learner = Learner.open(settings)
     learner.train(groups_of(0))
     own = 3 * sum(weight.nbytes for weight in learner.model.parameters())
+    gc.collect()
     give_back("cpu")  # what the step needed is no part of it
     seen = [resident()]
     learner.offload("disk", settings.run.dir)
