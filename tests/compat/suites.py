@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -34,7 +35,7 @@ class Suite:
     environment: str
     """`.venv-compat/NAME`, from `requirements/compat/NAME.txt`; empty: headgate's own."""
     tests: tuple[str, ...]
-    """Arguments of pytest."""
+    """Arguments of pytest; a file of `tests/compat/javascript` for node."""
     sources: bool = False
     """The tests are the package's own: they come with its source distribution."""
     options: tuple[str, ...] = field(default=())
@@ -77,6 +78,15 @@ def _coding(name: str, package: str, wanted: str) -> Suite:
     return Suite(name, package, "", tests, group="coding agents", packages=CODING)
 
 
+def _framework(name: str, package: str, environment: str = "common") -> Suite:
+    tests = (f"{CLIENTS}/test_{name.replace('-', '_')}.py",)
+    return Suite(name, package, f"frameworks/{environment}", tests, group="frameworks")
+
+
+def _javascript(package: str, file: str) -> Suite:
+    return Suite(package, package, "", (file,), group="JavaScript", packages=JAVASCRIPT)
+
+
 _SDKS = ("openai", "anthropic")
 _OWN = ("chat", "test_completions.py", "test_models.py", "test_responses.py", "responses")
 _OWN_TESTS = tuple(f"tests/api_resources/{part}" for part in _OWN)
@@ -92,12 +102,25 @@ SUITES = (
     _client("smolagents", "smolagents", "test_smolagents.py"),
     _client("inspect-ai", "inspect-ai", "test_inspect_ai.py"),
     _client("mini-swe-agent", "mini-swe-agent", "test_mini_swe_agent.py", "openai2"),
+    _framework("autogen", "autogen-agentchat"),
+    _framework("crewai", "crewai", "crewai"),
+    _framework("dspy", "dspy"),
+    _framework("llama-index", "llama-index-core"),
+    _framework("haystack", "haystack-ai"),
+    _framework("instructor", "instructor"),
+    _framework("google-adk", "google-adk"),
+    _framework("strands", "strands-agents"),
+    _framework("agno", "agno"),
     _coding("Claude Code", "@anthropic-ai/claude-code", "claude-code"),
     _coding("Codex", "@openai/codex", "codex"),
     _coding("opencode", "opencode-ai", "opencode"),
     _coding("Qwen Code", "@qwen-code/qwen-code", "qwen-code"),
     _coding("pi", "@mariozechner/pi-coding-agent", "pi"),
     _coding("Cline", "cline", "cline"),
+    _javascript("openai", "openai.test.mjs"),
+    _javascript("@anthropic-ai/sdk", "anthropic.test.mjs"),
+    _javascript("ai", "ai.test.mjs"),
+    _javascript("@openai/agents", "agents.test.mjs"),
     Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True, group="the API itself"),
     Suite("our OpenAPI schema", "schemathesis", "", ("tests/compat/test_schema.py",), group="the API itself"),
 )
@@ -112,18 +135,32 @@ def run(suite: Suite, gate: Gate, work: Path) -> Path:
     if suite.lacks:
         raise Skipped(f"not installed: make {suite.lacks}/.ready")
     result = work / f"{re.sub(r'[^a-z0-9]+', '-', suite.name.lower())}.xml"
-    if suite.sources:
+    if suite.packages == JAVASCRIPT:
+        _node(suite, _environment(gate), work, result)
+    elif suite.sources:
         _pytest(suite, _sources(suite, work), _own_environment(suite, gate, work), result)
     else:
         _pytest(suite, ROOT, _environment(gate), result)
     if not result.exists():
-        raise Skipped(f"pytest ended without a result; see {result.with_suffix('.log')}")
+        raise Skipped(f"its runner ended without a result; see {result.with_suffix('.log')}")
     return result
 
 
 def _pytest(suite: Suite, folder: Path, env: dict[str, str], result: Path) -> None:
     ini = ["-n", "0"] if suite.sources else ["-c", "tests/compat/clients.ini", "--rootdir", str(ROOT)]
     argv = [suite.python, "-m", "pytest", *ini, "-q", "--tb=short", f"--junitxml={result}", *suite.options]
+    with result.with_suffix(".log").open("wb") as log:
+        subprocess.run([*argv, *suite.tests], cwd=folder, env=env, stdout=log, stderr=log, timeout=TIMEOUT_S)
+
+
+def _node(suite: Suite, env: dict[str, str], work: Path, result: Path) -> None:
+    """Node finds packages upward from the file that imports them, so the tests are copied to beside a link to these."""
+    folder = work / "javascript"
+    shutil.copytree(ROOT / "tests" / "compat" / "javascript", folder, dirs_exist_ok=True)
+    if not (folder / "node_modules").exists():
+        (folder / "node_modules").symlink_to(JAVASCRIPT / "node_modules")
+    node = shutil.which("node", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    argv = [node or "node", "--test", "--test-reporter=junit", f"--test-reporter-destination={result}"]
     with result.with_suffix(".log").open("wb") as log:
         subprocess.run([*argv, *suite.tests], cwd=folder, env=env, stdout=log, stderr=log, timeout=TIMEOUT_S)
 
