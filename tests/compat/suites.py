@@ -121,6 +121,7 @@ SUITES = (
     _javascript("@anthropic-ai/sdk", "anthropic.test.mjs"),
     _javascript("ai", "ai.test.mjs"),
     _javascript("@openai/agents", "agents.test.mjs"),
+    _javascript("@langchain/openai", "langchain.test.mjs"),
     Suite("openai-python's own tests", "openai", "agents", _OWN_TESTS, sources=True, group="the API itself"),
     Suite("our OpenAPI schema", "schemathesis", "", ("tests/compat/test_schema.py",), group="the API itself"),
 )
