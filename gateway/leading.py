@@ -28,6 +28,7 @@ from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger
+from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
 from gateway.peers import snapshot
 from gateway.peers.role import Leader
@@ -36,6 +37,7 @@ from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.slot import Slot
 from gateway.settings import Settings
 from gateway.store.database import Database
+from processes.ports import url_of
 from scheduler.policies.throughput import EngineModel
 
 log = logging.getLogger(__name__)
@@ -190,7 +192,9 @@ async def _episodes(
     load: bool = True,
 ) -> Episodes:
     settings, renderers = plane.settings, {model.name: model.renderer for model in plane.models}
-    grading = await Grading.open(settings.graders, database, renderers, settings.rewards)
+    grading = await Grading.open(
+        settings.graders, database, renderers, settings.rewards, _own_gateway(settings)
+    )
     stack.push_async_callback(grading.close)
     recorders = [model.recorder for model in plane.models]
     episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub)
@@ -198,6 +202,14 @@ async def _episodes(
     if load:
         await episodes.load()
     return episodes
+
+
+def _own_gateway(settings: Settings) -> OwnGateway:
+    """Where this process is reached from this machine, whatever agents are told."""
+    server, admin = settings.server, settings.admin
+    url = url_of(server.host, server.port)
+    admin_url = url_of(admin.host or server.host, admin.port) if admin.port else url
+    return OwnGateway(url, admin_url, admin.key.get_secret_value() if admin.key else None)
 
 
 async def _start_engines(

@@ -22,6 +22,7 @@ from gateway.grading.grading import Grading
 from gateway.rollout.peers import NoPeers, Peers
 from gateway.sections import RewardSettings
 from gateway.store import episodes as statements
+from gateway.store import turns
 from gateway.store.database import Database, Write
 from gateway.trajectories.recorder import Recorder
 from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
@@ -192,7 +193,10 @@ class Closing:
             log.exception("grading episode %s", live.id)
             failure = repr(error)
         else:
-            outcome = live.rewarded(grade.reward, grade.components)
+            if grade.calls:  # before the end is stored: to grade again after a crash replaces them
+                await self._database.submit(lambda c: turns.set_rewards(c, live.id, grade.calls))
+                live.call_rewards |= grade.calls
+            outcome = live.rewarded(grade.reward - sum(grade.calls.values()), grade.components)
             if not (refusal := self._rewards.refusal(outcome.values["reward"])):
                 return outcome
             failure = f"the sum of the grade and of the rewards posted on calls: {refusal}"

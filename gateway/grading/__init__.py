@@ -9,7 +9,17 @@
     weight = 0.1
     models = ["actor"]
 
-A grader is a Python function, run in worker processes (`function`), or a URL (`url`). Either gets the episode (`episode_view`):
+    [graders.polite]
+    judge = "critic"                          # a model of this gateway that is not trained
+    criteria = { tone = "The reply is polite." }
+
+    [graders.better]
+    judge = "critic"
+    against = "reference"                     # the key of the episode's metadata with the text to compare with
+
+A grader is a Python function, run in worker processes (`function`); a URL (`url`); a rubric by which a judge scores (`criteria`);
+or a comparison that a judge decides (`against`). `grading` has their registry. A function and a URL get the episode
+(`episode_view`):
 
     {"episode_id", "task_id", "group_id", "model",
      "metadata":   what the episode was opened with,
@@ -19,6 +29,7 @@ A grader is a Python function, run in worker processes (`function`), or a URL (`
                    marks of the template included, abandoned turns left out,
      "final_text": the text of the last turn; empty if there is none}
 
-and answers a number: a function returns it, a URL answers `{"reward": number}`. The episode's reward is the sum of the answers
-times their weights, plus what was posted on its calls. `grading` owns the graders and repeats failed requests.
+and answer a number: a function returns it, a URL answers `{"reward": number}`. With `{"reward": ..., "calls": {"CALL": number}}`
+they say which part of it single calls earned, and that becomes the reward of those calls. The episode's reward is the sum of
+the answers times their weights, plus what was posted on its other calls. `grading` owns the graders and repeats failed requests.
 """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from gateway.rewards import number
 
 
 class GradingFailed(Exception):
@@ -13,11 +16,44 @@ class GradingFailed(Exception):
         self.final = final
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a grader says of an episode."""
+
+    reward: float
+    """The whole, what single calls earned included."""
+    calls: dict[str, float] = field(default_factory=dict)
+    """The part of it that single calls earned, by their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGateway:
+    """The addresses at which this gateway answers itself: for agents, and for the administrator."""
+
+    url: str
+    admin_url: str
+    admin_key: str | None = field(repr=False)
+
+
+NOWHERE = OwnGateway("", "", None)
+"""Enough for graders that ask no model."""
+
+
 class Grader(Protocol):
     """Computes a number for an episode."""
 
-    async def grade(self, episode: dict[str, Any]) -> float:
+    async def grade(self, episode: dict[str, Any]) -> Answer:
         """One try; waits its turn first. Raises GradingFailed."""
 
     async def close(self) -> None:
         """Ends what outlives a try."""
+
+
+def answer_of(value: Any) -> Answer:
+    """A number, or an object with `reward` and perhaps `calls`, as an answer. Raises ValueError."""
+    if not isinstance(value, dict):
+        return Answer(number(value))
+    calls = value.get("calls") or {}
+    if "reward" not in value or not isinstance(calls, dict):
+        raise ValueError('no object with "reward", and numbers by call in "calls"')
+    return Answer(number(value["reward"]), {str(call): number(earned) for call, earned in calls.items()})

@@ -12,8 +12,7 @@ from typing import Any
 
 import orjson
 
-from gateway.grading.base import GradingFailed
-from gateway.rewards import number
+from gateway.grading.base import Answer, GradingFailed, answer_of
 from processes.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
@@ -40,7 +39,7 @@ class FunctionGrader:
         finally:
             self._idle.put_nowait(worker)
 
-    async def grade(self, episode: dict[str, Any]) -> float:
+    async def grade(self, episode: dict[str, Any]) -> Answer:
         question = orjson.dumps(episode)
         worker = await self._idle.get()
         try:
@@ -57,7 +56,7 @@ class FunctionGrader:
         if "error" in answer:
             raise GradingFailed(f"{self._function} raised:\n{answer['error']}")
         try:
-            return number(answer.get("reward"))
+            return answer_of(answer)
         except ValueError as error:
             raise GradingFailed(f"{self._function}: {error}") from error
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
 
-from gateway.grading.base import Grader, GradingFailed
+from gateway.grading.base import NOWHERE, Answer, Grader, GradingFailed, OwnGateway
 from gateway.grading.episode_view import describe_episode
 from gateway.grading.function import FunctionGrader
 from gateway.render.renderer import ChatRenderer
 from gateway.sections import GraderSettings, RewardSettings
 from gateway.settings import ConfigError
 from gateway.store.database import Database
+
+if TYPE_CHECKING:
+    from gateway.grading.judge import Judge
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +38,10 @@ class Grade:
     """The weighted sum, and what each grader answered."""
 
     reward: float
+    """The whole, `calls` included."""
     components: dict[str, float]
+    calls: dict[str, float] = field(default_factory=dict)
+    """The weighted sums of what single calls earned."""
 
 
 class Grading:
@@ -46,14 +53,15 @@ class Grading:
         database: Database,
         renderers: Mapping[str, ChatRenderer],
         rewards: RewardSettings | None = None,
+        gateway: OwnGateway = NOWHERE,
     ) -> None:
-        """`rewards`: between which numbers an answer is a reward."""
+        """`rewards`: between which numbers an answer is a reward. `gateway`: where judges are asked."""
         self._settings = settings
         self._rewards = rewards or RewardSettings()
         self._database = database
         self._renderers = renderers
         self._reads = asyncio.Semaphore(_READS)
-        self._graders = {name: _grader(given) for name, given in settings.items()}
+        self._graders = {name: FORMS[given.form](name, given, gateway) for name, given in settings.items()}
 
     @classmethod
     async def open(
@@ -62,11 +70,12 @@ class Grading:
         database: Database,
         renderers: Mapping[str, ChatRenderer],
         rewards: RewardSettings | None = None,
+        gateway: OwnGateway = NOWHERE,
     ) -> Self:
         """`renderers`: of every model. Raises ConfigError if a function cannot be imported."""
-        grading = cls(settings, database, renderers, rewards)
+        grading = cls(settings, database, renderers, rewards, gateway)
         try:
-            await asyncio.gather(*(grading._check(name) for name in settings))
+            await asyncio.gather(*(grading._start(name) for name in settings))
         except BaseException:
             await grading.close()
             raise
@@ -88,7 +97,7 @@ class Grading:
         async with self._reads:
             episode = await describe_episode(self._database, self._renderers[model], episode_id)
         answers = await asyncio.gather(*(self._ask(name, episode) for name in names), return_exceptions=True)
-        components: dict[str, float] = {}
+        found: dict[str, Answer] = {}
         failures: list[str] = []
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, GradingFailed):
@@ -96,22 +105,30 @@ class Grading:
             elif isinstance(answer, BaseException):
                 raise answer
             else:
-                components[name] = answer
+                found[name] = answer
         if failures:
             raise GradingFailed("\n".join(failures))
-        total = sum(self._settings[name].weight * answer for name, answer in components.items())
+        return self._sum(found)
+
+    def _sum(self, answers: Mapping[str, Answer]) -> Grade:
+        components = {name: answer.reward for name, answer in answers.items()}
+        total, calls = 0.0, Counter[str]()
+        for name, answer in answers.items():
+            weight = self._settings[name].weight
+            total += weight * answer.reward
+            for call, earned in answer.calls.items():
+                calls[call] += weight * earned  # type: ignore[assignment]
         if refusal := self._rewards.refusal(total):
             raise GradingFailed(f"the weighted sum of {components}: {refusal}")
-        return Grade(total, components)
+        return Grade(total, components, dict(calls))
 
-    async def _ask(self, name: str, episode: dict[str, Any]) -> float:
+    async def _ask(self, name: str, episode: dict[str, Any]) -> Answer:
         tries, backoff_s = 1 + self._settings[name].retries, _FIRST_BACKOFF_S
         while True:
             tries -= 1
             try:
                 answer = await self._graders[name].grade(episode)
-                if refusal := self._rewards.refusal(answer):
-                    raise GradingFailed(refusal)
+                self._check(answer, episode)
                 return answer
             except GradingFailed as error:
                 if error.final or not tries:
@@ -120,7 +137,15 @@ class Grading:
             await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
-    async def _check(self, name: str) -> None:
+    def _check(self, answer: Answer, episode: dict[str, Any]) -> None:
+        """Raises GradingFailed for rewards out of bounds, and for rewards of calls that the episode does not have."""
+        for reward in (answer.reward, *answer.calls.values()):
+            if refusal := self._rewards.refusal(reward):
+                raise GradingFailed(refusal)
+        if answer.calls and (strange := answer.calls.keys() - {call["call_id"] for call in episode["calls"]}):
+            raise GradingFailed(f"the episode has no call {min(strange)!r}")
+
+    async def _start(self, name: str) -> None:
         grader = self._graders[name]
         if isinstance(grader, FunctionGrader):
             try:
@@ -134,10 +159,41 @@ class Grading:
         ]
 
 
-def _grader(given: GraderSettings) -> Grader:
-    if given.url is not None:
-        from gateway.grading.url import UrlGrader  # httpx brings rich and pygments with it
-
-        return UrlGrader(given.url, given.workers, given.timeout_s)
+def _function(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
     assert given.function is not None
     return FunctionGrader(given.function, given.workers, given.timeout_s)
+
+
+def _url(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
+    from gateway.grading.url import UrlGrader  # httpx brings rich and pygments with it
+
+    assert given.url is not None
+    return UrlGrader(given.url, given.workers, given.timeout_s)
+
+
+def _rubric(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
+    from gateway.grading.rubric import RubricGrader
+
+    return RubricGrader(_judge(name, given, gateway), given.criteria, given.each_turn)
+
+
+def _pairwise(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
+    from gateway.grading.pairwise import PairwiseGrader
+
+    return PairwiseGrader(_judge(name, given, gateway), given.against, " ".join(given.criteria.values()))
+
+
+def _judge(name: str, given: GraderSettings, gateway: OwnGateway) -> Judge:
+    from gateway.grading.judge import Judge
+
+    assert given.judge is not None
+    return Judge(given.judge, name, gateway, given.workers, given.timeout_s, given.max_tokens)
+
+
+FORMS: Mapping[str, Callable[[str, GraderSettings, OwnGateway], Grader]] = {
+    "function": _function,
+    "url": _url,
+    "rubric": _rubric,
+    "pairwise": _pairwise,
+}
+"""What makes a grader of each form, by its name and settings."""

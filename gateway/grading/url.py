@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import orjson
 
-from gateway.grading.base import GradingFailed
+from gateway.grading.base import Answer, GradingFailed, answer_of
 from gateway.json_depth import loads
-from gateway.rewards import number
 
 _TOO_MANY = 429
 
@@ -30,7 +29,7 @@ class UrlGrader:
             timeout=None, limits=limits, headers={"content-type": "application/json"}
         )
 
-    async def grade(self, episode: dict[str, Any]) -> float:
+    async def grade(self, episode: dict[str, Any]) -> Answer:
         """Asks the URL. An answer that another try would not change is final: a redirection, and every 4xx but 429."""
         content = orjson.dumps(episode)
         async with self._turns:
@@ -52,11 +51,11 @@ class UrlGrader:
         """Closes connections."""
         await self._http.aclose()
 
-    def _reward(self, response: httpx.Response) -> float:
+    def _reward(self, response: httpx.Response) -> Answer:
         try:
             answer = loads(response.content)
-            if not isinstance(answer, dict) or "reward" not in answer:
+            if not isinstance(answer, dict):
                 raise ValueError('no object with "reward"')
-            return number(answer["reward"])
+            return answer_of(answer)
         except ValueError as error:
             raise GradingFailed(f"{self._url} answered {response.text[:200]!r}: {error}") from error

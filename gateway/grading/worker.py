@@ -1,8 +1,8 @@
 """A grading worker: `python -m gateway.grading.worker module:function`.
 
 It imports the function and writes `{"ready": true}`; then, for each line with an episode that it reads, it writes
-`{"reward": number}`, or `{"error": "..."}`, after which it goes on. It ends when there is nothing more to read, and with its
-parent.
+`{"reward": number, "calls": {...}}`, or `{"error": "..."}`, after which it goes on. It ends when there is nothing more to read,
+and with its parent.
 
 The function may print and read as it likes: standard output is standard error, and standard input is empty, before anything of
 it is imported. It may be async.
@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from gateway.rewards import number
+from gateway.grading.base import answer_of
 from processes.streams import private_streams
 
 _QUOTED = 4000
@@ -55,7 +55,8 @@ def _answer(function: Callable[[dict[str, Any]], Any], line: bytes) -> dict[str,
         value = function(json.loads(line))
         if inspect.iscoroutine(value):
             value = asyncio.run(value)
-        return {"reward": number(value)}
+        answer = answer_of(value)
+        return {"reward": answer.reward, "calls": answer.calls}
     except Exception:
         return {"error": _last_words()}
     finally:

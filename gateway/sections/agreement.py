@@ -74,7 +74,7 @@ def check_models(models: Models) -> None:
 
 
 def check_graders(graders: Mapping[str, GraderSettings], models: Models) -> None:
-    """A grader grades trained models."""
+    """A grader grades trained models, and its judge is none of them: it would change under the judgements that are kept."""
     if "calls" in graders:
         raise ValueError(
             "[graders.calls]: the name `calls` is reserved for rewards posted on calls: rename the grader"
@@ -83,6 +83,10 @@ def check_graders(graders: Mapping[str, GraderSettings], models: Models) -> None
         for model in grader.models or ():
             if not _trained(models, model):
                 raise ValueError(f"[graders.{name}] models: there is no trained model {model!r}")
+        if grader.judge is not None and (grader.judge not in models or models[grader.judge].train):
+            raise ValueError(
+                f"[graders.{name}] judge: {grader.judge!r} is no model with train = false; [models.{grader.judge}] adds one"
+            )
 
 
 def check_agents(

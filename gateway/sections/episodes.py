@@ -62,6 +62,17 @@ class GraderSettings(Section):
     """`module:function`, run in a worker process; it is given the episode as a dict and answers a number."""
     url: str | None = Field(None, pattern="^https?://")
     """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
+    judge: str | None = None
+    """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with the text
+    `against`. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
+    criteria: dict[str, str] = Field(default_factory=dict, max_length=32)
+    """What a reply is scored by, in words, by name; in a comparison, what makes one better."""
+    against: str = ""
+    """The key of the episode's metadata that has the text to compare with."""
+    each_turn: bool = False
+    """Score every turn by `criteria`, not the last alone; each call's part is the reward of that call."""
+    max_tokens: int = Field(1024, ge=1, le=2**20)
+    """Tokens of a judge's reply."""
     weight: float = Field(1.0, ge=-1e6, le=1e6, allow_inf_nan=False)
     """The weight of its answer in the sum."""
     timeout_s: Seconds = 60.0
@@ -73,10 +84,23 @@ class GraderSettings(Section):
     models: tuple[str, ...] | None = None
     """The trained models whose episodes it grades; all, if none are named."""
 
+    @property
+    def form(self) -> Literal["function", "url", "rubric", "pairwise"]:
+        """The kind of grader that it is."""
+        if self.judge is not None:
+            return "pairwise" if self.against else "rubric"
+        return "url" if self.function is None else "function"
+
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
-        if (self.function is None) == (self.url is None):
-            raise ValueError("a grader needs `function` or `url`, not both")
+        if sum(given is not None for given in (self.function, self.url, self.judge)) != 1:
+            raise ValueError("a grader needs one of `function`, `url` and `judge`")
+        if self.judge is None and (self.criteria or self.against or self.each_turn):
+            raise ValueError("`criteria`, `against` and `each_turn` are for a `judge`")
+        if self.judge is not None and not (self.criteria or self.against):
+            raise ValueError("a `judge` needs `criteria` to score by, or a text `against` which it compares")
+        if self.each_turn and self.against:
+            raise ValueError("`each_turn` is for `criteria`, not for a comparison `against` a text")
         return self
 
 

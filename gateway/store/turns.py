@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -199,6 +199,12 @@ def set_reward(connection: Connection, episode_id: str, call_id: str, reward: fl
     """Stores the reward of a call, in place of the one before."""
     where = (CallRow.id == call_id, CallRow.episode_id == episode_id)
     connection.execute(update(CallRow).where(*where).values(reward=reward))
+
+
+def set_rewards(connection: Connection, episode_id: str, rewards: Mapping[str, float]) -> None:
+    """Stores the rewards of several calls, by their ids."""
+    for call_id, reward in rewards.items():
+        set_reward(connection, episode_id, call_id, reward)
 
 
 def has_call(connection: Connection, episode_id: str, call_id: str) -> bool:

@@ -400,7 +400,17 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
     given = values(tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={"min_members": 1})
     judge.answers.extend([(200, '{"reward": 0.5}'), (200, '{"reward": 0.25}')])
     async with run_gateway(given) as gateway:
-        argv = ["episodes", "run", "--tasks", str(tasks), "--gateway", gateway.url, "--grade"]
+        argv = [
+            "episodes",
+            "run",
+            "--tasks",
+            str(tasks),
+            "--gateway",
+            gateway.url,
+            "--grade",
+            "--concurrency",
+            "1",
+        ]
 
         async def invoke(*more: str) -> Result:
             return await asyncio.to_thread(CliRunner().invoke, app, [*argv, *more])
@@ -414,6 +424,7 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
             "aborted": 0,
             "reward_mean": 0.375,
         }
+        assert [given["metadata"] for given in judge.asked] == [{"task_id": "a"}, {"task_id": "b"}]
         for more in (("--agent", "tests.harness.graders:slowly"), ("--worker", "--", "worker")):
             refusal = await invoke(*more)
             assert refusal.exit_code == 2

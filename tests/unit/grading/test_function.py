@@ -38,12 +38,12 @@ async def grader(name: str, workers: int = 1, timeout_s: float = 60.0) -> AsyncI
 async def test_the_answer_is_what_the_function_returns_whatever_it_prints(name: str) -> None:
     async with grader(name) as one:
         for value in (0.25, -3.0, 2):
-            assert await one.grade(episode(value=value)) == float(value)
+            assert (await one.grade(episode(value=value))).reward == float(value)
 
 
 async def test_a_worker_serves_many_episodes_and_ends_with_the_grader() -> None:
     async with grader("process") as one:
-        pids = {await one.grade(episode()) for _ in range(5)}
+        pids = {(await one.grade(episode())).reward for _ in range(5)}
         (pid,) = (int(pid) for pid in pids)
         assert alive(pid)
     await until(lambda: not alive(pid), "the worker is gone")
@@ -52,7 +52,7 @@ async def test_a_worker_serves_many_episodes_and_ends_with_the_grader() -> None:
 async def test_workers_share_the_episodes_and_no_more_than_asked_for_are_started(tmp_path: Path) -> None:
     async with grader("together", workers=2) as one:
         given = episode(folder=str(tmp_path), workers=2)
-        pids = set(await asyncio.gather(*(one.grade(given) for _ in range(12))))
+        pids = {answer.reward for answer in await asyncio.gather(*(one.grade(given) for _ in range(12)))}
     assert len(pids) == 2
 
 
@@ -71,7 +71,7 @@ async def test_a_worker_survives_what_the_function_does_wrong(do: str, words: st
         with pytest.raises(GradingFailed, match=words) as error:
             await one.grade(episode(do=do, pid=str(first)))
         assert not error.value.final
-        assert await one.grade(episode(do="work", pid=str(second))) == 1.0
+        assert (await one.grade(episode(do="work", pid=str(second)))).reward == 1.0
         assert first.read_text() == second.read_text()
 
 
@@ -81,7 +81,7 @@ async def test_a_worker_that_dies_is_replaced(do: str, words: str, tmp_path: Pat
         first, second = tmp_path / "first", tmp_path / "second"
         with pytest.raises(GradingFailed, match=words):
             await one.grade(episode(do=do, pid=str(first)))
-        assert await one.grade(episode(do="work", pid=str(second))) == 1.0
+        assert (await one.grade(episode(do="work", pid=str(second)))).reward == 1.0
         assert first.read_text() != second.read_text()
 
 
@@ -91,7 +91,7 @@ async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(tmp_path:
         with pytest.raises(GradingFailed, match="not done within 5 s"):
             await one.grade(episode(do="hang", pid=str(first)))
         await until(lambda: not alive(int(first.read_text())), "the worker is gone")
-        assert await one.grade(episode(do="work", pid=str(second))) == 1.0
+        assert (await one.grade(episode(do="work", pid=str(second)))).reward == 1.0
         assert first.read_text() != second.read_text()
 
 
@@ -106,7 +106,7 @@ async def test_cancelling_a_grade_kills_its_worker_so_that_no_answer_is_taken_fo
         with pytest.raises(asyncio.CancelledError):
             await grading
         await until(lambda: not alive(int(pid.read_text())), "the worker is gone")
-        assert await one.grade(episode(do="work")) == 1.0
+        assert (await one.grade(episode(do="work"))).reward == 1.0
 
 
 async def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

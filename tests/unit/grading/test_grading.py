@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.grading import grading as module
-from gateway.grading.base import GradingFailed
+from gateway.grading.base import Answer, GradingFailed
 from gateway.grading.grading import Grading
 from gateway.sections import GraderSettings
 from gateway.settings import ConfigError, Settings
@@ -20,16 +20,16 @@ MODELS = {"actor": {"path": "a"}, "planner": {"path": "b"}, "judge": {"path": "c
 class Scripted:
     """A grader that answers what it was told, one an episode; numbers are answers."""
 
-    def __init__(self, *answers: float | GradingFailed) -> None:
+    def __init__(self, *answers: float | Answer | GradingFailed) -> None:
         self.answers = list(answers)
         self.asked: list[dict[str, Any]] = []
 
-    async def grade(self, episode: dict[str, Any]) -> float:
+    async def grade(self, episode: dict[str, Any]) -> Answer:
         self.asked.append(episode)
         answer = self.answers.pop(0)
         if isinstance(answer, GradingFailed):
             raise answer
-        return answer
+        return answer if isinstance(answer, Answer) else Answer(answer)
 
     async def close(self) -> None:
         pass
@@ -40,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_FIRST_BACKOFF_S", 0.001)
 
     async def describe_episode(_database: Any, _renderer: Any, episode_id: str) -> dict[str, Any]:
-        return {"episode_id": episode_id}
+        return {"episode_id": episode_id, "calls": [{"call_id": "c1"}, {"call_id": "c2"}]}
 
     monkeypatch.setattr(module, "describe_episode", describe_episode)
 
@@ -59,6 +59,17 @@ async def test_the_reward_is_the_weighted_sum() -> None:
     grade = await grading.grade("e", "actor")
     assert grade.reward == pytest.approx(2.0 * 0.5 - 0.1 * 3.0)
     assert grade.components == {"right": 0.5, "long": 3.0}
+
+
+async def test_what_calls_earned_is_weighted_and_summed_and_calls_must_be_the_episodes_own() -> None:
+    turns, last = Answer(3.0, {"c1": 1.0, "c2": 0.5}), Answer(1.0, {"c2": 1.0})
+    grade = await graded_by({"turns": Scripted(turns), "last": Scripted(last)}, turns={"weight": 0.5}).grade(
+        "e", "actor"
+    )
+    assert (grade.reward, grade.calls) == (2.5, {"c1": 0.5, "c2": 1.25})
+    strange = graded_by({"one": Scripted(Answer(1.0, {"c3": 1.0}))}, one={"retries": 0})
+    with pytest.raises(GradingFailed, match="the episode has no call 'c3'"):
+        await strange.grade("e", "actor")
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
@@ -123,7 +134,7 @@ async def test_cancelling_a_grade_ends_its_tries() -> None:
                 await asyncio.Event().wait()
             finally:
                 self.asked.append(episode)
-            return 0.0
+            return Answer(0.0)
 
     endless = Endless()
     grading = asyncio.create_task(graded_by({"endless": endless}).grade("e", "actor"))
@@ -143,12 +154,17 @@ async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> N
 @pytest.mark.parametrize(
     ("graders", "words"),
     [
-        ({"g": {}}, "`function` or `url`, not both"),
-        ({"g": {"url": "http://x", "function": "a:b"}}, "`function` or `url`, not both"),
+        ({"g": {}}, "one of `function`, `url` and `judge`"),
+        ({"g": {"url": "http://x", "function": "a:b"}}, "one of `function`, `url` and `judge`"),
         ({"g": {"url": "http://x", "models": ["judge"]}}, "there is no trained model 'judge'"),
         ({"g": {"url": "http://x", "models": ["nobody"]}}, "there is no trained model 'nobody'"),
         ({"calls": {"url": "http://x"}}, "posted on calls"),
         ({"g": {"url": "file:///etc/passwd"}}, "url"),
+        ({"g": {"judge": "actor", "criteria": {"a": "b"}}}, "'actor' is no model with train = false"),
+        ({"g": {"judge": "nobody", "against": "b"}}, "'nobody' is no model with train = false"),
+        ({"g": {"judge": "judge"}}, "needs `criteria` to score by, or a text `against`"),
+        ({"g": {"judge": "judge", "against": "b", "each_turn": True}}, "`each_turn` is for `criteria`"),
+        ({"g": {"url": "http://x", "criteria": {"a": "b"}}}, "are for a `judge`"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(graders: dict[str, Any], words: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request, Response
 
-from gateway.grading.base import GradingFailed
+from gateway.grading.base import Answer, GradingFailed
 from gateway.grading.url import UrlGrader
 from processes.ports import free_port
 from tests.harness.gateways import serve
@@ -54,7 +54,7 @@ async def test_the_episode_is_posted_and_the_reward_is_answered(server: tuple[Se
     there.answers.append((200, '{"reward": -0.5, "why": "short"}'))
     grader = UrlGrader(url, 1, 60.0)
     given = {"episode_id": "e", "metadata": {"unicode": "ä"}}
-    assert await grader.grade(given) == -0.5
+    assert (await grader.grade(given)).reward == -0.5
     assert there.asked == [given]
     await grader.close()
 
@@ -120,7 +120,7 @@ async def test_no_more_requests_at_once_than_allowed(server: tuple[Server, str])
     await until(lambda: there.running > 2, "what was sent after them has come, too")
     assert there.running == 3, "the others were held back"
     there.gate.set()
-    assert await asyncio.gather(*grading, marked) == [1.0] * 7
+    assert await asyncio.gather(*grading, marked) == [Answer(1.0)] * 7
     assert there.most == 3
     await grader.close()
     await later.close()

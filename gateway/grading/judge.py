@@ -1,0 +1,122 @@
+"""A model of this gateway that judges: what it is asked, where that is recorded, and what it said before.
+
+Owns the connections to this gateway and the judgements that are kept. Invariants: each judgement is a call in an evaluation
+episode of its own, so it is recorded and never trained; the same text is judged once, however many episodes have it; a judgement
+that failed is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import httpx
+
+from gateway.client import GatewayClient, GatewayRefused
+from gateway.grading.base import GradingFailed, OwnGateway
+from gateway.types import EpisodeOpened
+
+CHARACTERS = 50_000
+"""A judge reads so many of a conversation: its end."""
+_MARGIN_S = 5.0
+UNREADABLE = "judgement_unreadable"
+"""The reason of a judge's episode whose reply is no judgement."""
+_KEPT = 10_000
+_PAUSE_S = 0.5
+Read = Callable[[str], float]
+"""Reads a judgement from a reply. Raises ValueError."""
+
+
+class Judge:
+    """`model`, for the grader `grader`; asked by at most `requests` at once, for at most `timeout_s` seconds."""
+
+    def __init__(
+        self, model: str, grader: str, gateway: OwnGateway, requests: int, timeout_s: float, max_tokens: int
+    ) -> None:
+        self._model = model
+        self._grader = grader
+        self._timeout_s = timeout_s
+        self._max_tokens = max_tokens
+        self._turns = asyncio.Semaphore(requests)
+        self._admin = GatewayClient(gateway.admin_url, gateway.admin_key, timeout_s + _MARGIN_S)
+        self._http = httpx.AsyncClient(base_url=gateway.url, timeout=None)
+        self._judged: dict[str, asyncio.Task[float]] = {}
+        """By a hash of the question: the newest last. Several episodes may wait for one."""
+
+    async def judge(self, episode: dict[str, Any], question: str, read: Read) -> float:
+        """The judgement of a question about an episode. Raises GradingFailed."""
+        key = hashlib.sha256(question.encode()).hexdigest()
+        judging = self._judged.pop(key, None)
+        if judging is None:
+            work = self._ask(episode, question, read)
+            judging = asyncio.create_task(work, name=f"judge-{self._grader}-{key[:8]}")
+            judging.add_done_callback(partial(self._forget_failed, key))
+        self._judged[key] = judging
+        while len(self._judged) > _KEPT:
+            self._judged.pop(next(iter(self._judged)))
+        return await asyncio.shield(judging)  # another episode may wait for the same
+
+    async def close(self) -> None:
+        """Ends what is asked, and closes connections."""
+        asked = [judging for judging in self._judged.values() if not judging.done()]
+        for judging in asked:
+            judging.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await self._admin.close()
+        await self._http.aclose()
+
+    def _forget_failed(self, key: str, judging: asyncio.Task[float]) -> None:
+        if (judging.cancelled() or judging.exception()) and self._judged.get(key) is judging:
+            del self._judged[key]
+
+    async def _ask(self, episode: dict[str, Any], question: str, read: Read) -> float:
+        try:
+            async with self._turns, asyncio.timeout(self._timeout_s):
+                opened = await self._open(episode)
+                reply = await self._reply(opened, question)
+                return await self._end(opened, reply, read)
+        except TimeoutError as error:
+            raise GradingFailed(
+                f"the judge {self._model} was not done within {self._timeout_s:g} s"
+            ) from error
+        except (GatewayRefused, httpx.HTTPError) as error:
+            raise GradingFailed(f"the judge {self._model}: {error!r}") from error
+
+    async def _open(self, episode: dict[str, Any]) -> EpisodeOpened:
+        place = f"judge/{self._grader}", f"judge/{episode['episode_id']}"
+        while True:
+            try:
+                return await self._admin.open_episode(*place, mode="eval", model=episode["model"])
+            except httpx.ConnectError:  # after a restart, grading goes on before the gateway listens
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _reply(self, opened: EpisodeOpened, question: str) -> str:
+        response = await self._http.post(
+            "/v1/chat/completions",
+            json={
+                "model": self._model,
+                "messages": [{"role": "user", "content": question}],
+                "temperature": 0,
+                "max_tokens": self._max_tokens,
+            },
+            headers={"Authorization": f"Bearer {opened.api_key}"},
+        )
+        if response.is_error:
+            said = f"answered {response.status_code}: {response.text[:500]}"
+            await self._admin.abandon(opened.episode_id, "judge_failed", said)
+            raise GradingFailed(f"the judge {self._model} {said}")
+        return response.json()["choices"][0]["message"].get("content") or ""
+
+    async def _end(self, opened: EpisodeOpened, reply: str, read: Read) -> float:
+        """Keeps the judgement as the reward of the judge's own episode."""
+        try:
+            judged = read(reply)
+        except ValueError as error:
+            said = f"{error}: {reply[-200:]!r}"
+            await self._admin.abandon(opened.episode_id, UNREADABLE, said)
+            raise GradingFailed(f"the judge {self._model} gave no judgement: {said}") from error
+        await self._admin.reward(opened.episode_id, judged)
+        return judged

@@ -1,0 +1,112 @@
+"""Models behind the gateway that judge episodes: what they are asked, what is recorded of it, and what their words earn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.responses import JSONResponse, Response
+
+from gateway.grading import grading as gateway_grading
+from processes.ports import free_port
+from tests.harness.gateways import RunningGateway, serve
+from tests.harness.records import nodes_of
+from tests.harness.upstream import WHOLE, Elsewhere, behind
+
+WAIT_S = 60.0
+
+
+@asynccontextmanager
+async def judged(
+    model: Path, work: Path, says: Callable[[str], str], **grader: Any
+) -> AsyncIterator[tuple[RunningGateway, list[str]]]:
+    """A gateway whose grader `good` asks `oracle`, who answers a question by `says`; and the questions."""
+    elsewhere, port, questions = Elsewhere(), free_port(), []
+
+    async def respond(asked: dict[str, Any]) -> Response:
+        questions.append(asked["messages"][0]["content"])
+        message = {"role": "assistant", "content": says(questions[-1])}
+        return JSONResponse({**WHOLE, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    elsewhere.respond = respond
+    graders = {"good": {"judge": "oracle", "retries": 0, **grader}}
+    staleness = {"batch": 1, "eta": 0}
+    async with (
+        serve(elsewhere.app(), port),
+        behind(model, work, port, graders=graders, staleness=staleness) as gateway,
+    ):
+        yield gateway, questions
+
+
+async def close(gateway: RunningGateway, metadata: dict[str, Any], turns: int = 1) -> tuple[str, Any]:
+    """An episode of the group g with so many turns, and its fate."""
+    episode, headers = await gateway.open("t", group_id="g", group_size=2, metadata=metadata)
+    messages: list[Any] = [{"role": "user", "content": "hi"}]
+    for _ in range(turns):
+        answer = (await gateway.chat(headers, messages=messages, max_tokens=4)).json()
+        messages += [answer["choices"][0]["message"], {"role": "user", "content": "and?"}]
+    return episode, await gateway.admin.close_episode(episode, WAIT_S)
+
+
+async def test_a_rubric_rewards_each_turn_and_its_own_calls_are_recorded_and_never_trained(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The engine says the same to the same, so the second episode is judged by what was said of the first."""
+    criteria = {"short": "It is short.", "kind": "It is kind."}
+    says = lambda question: "1: 10\n2: 5" if "and?" in question else "1: 1/10\n2. 2"  # noqa: E731
+    async with judged(tiny_model, tmp_path, says, criteria=criteria, each_turn=True) as (gateway, questions):
+        (first, fate), (second, same) = [await close(gateway, {}, turns=2) for _ in range(2)]
+        assert fate["reward"] == same["reward"] == pytest.approx((0.15 + 0.75) / 2)
+        assert fate["components"] == {"good": fate["reward"], "calls": fate["reward"]}
+        assert len(questions) == 2
+        assert all(f"{n}: {text}" in questions[0] for n, text in enumerate(criteria.values(), 1))
+        lease = await gateway.admin.lease("trainer")
+        (group,) = (await gateway.admin.leased_groups(lease, wait_s=WAIT_S)).groups
+        assert {episode.episode_id for episode in group.episodes} == {first, second}
+        for episode in group.episodes:
+            rewards = [node.reward for node in episode.nodes if node.sampled]
+            assert rewards == pytest.approx([0.15 / 2, 0.75 / 2])
+        judging = await gateway.admin.episodes(mode="eval")
+        assert sorted(row["reward"] for row in judging) == pytest.approx([0.15, 0.75])
+        for row in judging:
+            whole = await gateway.admin.episode(row["id"])
+            assert (whole["task_id"], whole["group_id"]) == ("judge/good", f"judge/{first}")
+            assert [call["model"] for call in whole["calls"]] == ["oracle"]
+            assert not await nodes_of(gateway, row["id"])
+
+
+@pytest.mark.parametrize(
+    ("says", "reward"),
+    [
+        (lambda question: "I prefer A", 0.5),
+        (lambda question: "B" if question.index("the other") > question.index("<reply B>") else "A", 0.0),
+        (lambda question: "A" if question.index("the other") > question.index("<reply B>") else "B", 1.0),
+        (lambda question: "tie", 0.5),
+    ],
+    ids=["the first place", "the other", "the own", "neither"],
+)
+async def test_a_comparison_is_made_both_ways_round(
+    says: Callable[[str], str], reward: float, tiny_model: Path, tmp_path: Path
+) -> None:
+    async with judged(tiny_model, tmp_path, says, against="reference") as (gateway, questions):
+        _, fate = await close(gateway, {"reference": "the other"})
+        assert (fate["reason"], fate["reward"], len(questions)) == ("rewarded", reward, 2)
+
+
+async def test_words_that_are_no_judgement_leave_the_episode_out_and_are_asked_for_again(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_grading, "_FIRST_BACKOFF_S", 0.01)
+    criteria = {"short": "It is short."}
+    says = lambda question: "I would rather not say."  # noqa: E731
+    async with judged(tiny_model, tmp_path, says, criteria=criteria, retries=1) as (gateway, questions):
+        episode, fate = await close(gateway, {})
+        assert (fate["reason"], fate["reward"]) == ("grading_failed", None)
+        row = await gateway.admin.episode(episode)
+        assert "no score from 0 to 10 for criterion 1: 'I would rather not say.'" in row["error"]
+        assert len(questions) == 2
+        judging = await gateway.admin.episodes(mode="eval")
+        assert {row["reason"] for row in judging} == {"judgement_unreadable"}
