@@ -94,10 +94,10 @@ def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tup
     return groups, failed
 
 
-def heldout_reward(walker: Walker) -> float:
-    """The mean reward of greedy walks on the held-out maps."""
+def heldout_reward(walker: Walker, *, greedy: bool = True) -> float:
+    """The mean reward of walks on the held-out maps, greedy or sampled."""
     lakes = [task["map"] for task in itertools.islice(tasks.tasks("heldout", EVALUATION_SEED), HELDOUT)]
-    return sum(walk.crossing.reward for walk in walker.walk(lakes, greedy=True)) / HELDOUT
+    return sum(walk.crossing.reward for walk in walker.walk(lakes, greedy=greedy)) / HELDOUT
 
 
 def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
