@@ -26,7 +26,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console bench-structure \
@@ -121,6 +121,9 @@ report-algorithms: setup ## algorithms side by side on FrozenLake, three seeds e
 
 report-failures: setup ## what failures cost that are taken for rewards of 0: one tool call in ten fails on FrozenLake, three seeds
 	$(BIN)/python -m examples.frozen_lake.failures
+
+report-curriculum: setup ## what an order of tasks by difficulty is worth at equal sampled tokens on FrozenLake, three seeds
+	$(BIN)/python -m examples.frozen_lake.curriculum
 
 report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each
 	$(BIN)/python -m scheduler.simulate.report

@@ -33,7 +33,7 @@ from trainer.sections.model import ModelSettings
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
 from trainer.sections.report import ReportSettings
-from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings
+from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings, TaskSettings
 from trainer.sections.sft import SftRunSettings, SftSettings
 from trainer.sections.state import CheckpointSettings, WeightsSettings
 
@@ -141,6 +141,7 @@ class Settings(LearnerSettings):
 
     gateway: GatewaySettings
     rollout: RolloutSettings | None = None
+    tasks: TaskSettings = TaskSettings()
     eval: EvalSettings = EvalSettings()
     weights: WeightsSettings = WeightsSettings()
 
@@ -152,6 +153,12 @@ class Settings(LearnerSettings):
     def _has_adapters_to_publish(self) -> Self:
         if self.serves_adapters and self.model.lora is None:
             raise ValueError("[weights] transport = 'lora' publishes adapters: set [model.lora]")
+        return self
+
+    @model_validator(mode="after")
+    def _has_tasks_to_order(self) -> Self:
+        if self.tasks.order == "difficulty" and (self.rollout is None or self.rollout.group_size < 2):
+            raise ValueError("[tasks] order = 'difficulty' needs [rollout], with a group_size of 2 or more")
         return self
 
     @model_validator(mode="after")

@@ -6,6 +6,8 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, Task
     from gateway.client.environment import EnvironmentAgent
+    from gateway.client.order import TaskOrder
     from gateway.client.places import Place
     from gateway.client.sandboxes.base import Limits
     from gateway.environments.base import Split
@@ -48,6 +51,9 @@ def run_episodes(
     mode: options.Mode = "train",
     model: options.Model = None,
     forever: options.Forever = False,
+    order: options.Order = "passes",
+    order_floor: options.OrderFloor = 0.1,
+    order_state: options.OrderState = None,
     timeout: options.Timeout = 600.0,
     sandbox: options.Sandbox = None,
     sandbox_memory: options.SandboxMemory = 2048,
@@ -94,6 +100,10 @@ def run_episodes(
         found = _tasks(tasks, limit) if tasks or not env else (split, limit)
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
+    if order not in ("passes", "difficulty"):
+        raise typer.BadParameter(f"passes or difficulty, not {order!r}", param_hint="--order")
+    if order == "difficulty" and (not forever or group_size == 1):
+        raise typer.BadParameter("--order difficulty is for --forever, and groups of 2 and more")
     if spare and mode == "eval":
         raise typer.BadParameter("--spare is for training: evaluations count every episode")
     kind = {
@@ -103,11 +113,13 @@ def run_episodes(
         "mode": _mode(mode),
         "model": model,
         "max_failures": max_failures,
+        "describe": grade,
     }
     if group_size == 1 and mode == "train":
         typer.echo(_LONELY, err=True)
+    ordered = partial(_by_difficulty, order_floor, order_state) if order == "difficulty" else None
     try:
-        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind))
+        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind, ordered))
     except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped, SandboxUnavailable) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
@@ -122,8 +134,10 @@ async def _run(
     tasks: list[Task] | tuple[Split, int | None],
     forever: bool,
     kind: dict[str, Any],
+    ordered: Callable[[list[Task]], TaskOrder] | None,
 ) -> dict[str, float]:
     """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
+    `ordered`: makes the order of the tasks, if they do not come in passes.
 
     Raises ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
@@ -138,6 +152,8 @@ async def _run(
             tasks = await agent.tasks(*tasks)
         if isinstance(agent, CommandAgent):
             await agent.open()
+        if ordered is not None:
+            kind = {**kind, "order": ordered(tasks)}
         total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
         async with GatewayClient(url, admin_key) as client:
             with EpisodeProgress(total) as progress:
@@ -205,6 +221,14 @@ def _agent(
     if worker:
         return WorkerAgent(command, workers, timeout_s)
     return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, place=place)
+
+
+def _by_difficulty(floor: float, state: Path | None, tasks: list[Task]) -> TaskOrder:
+    from gateway.client.kept_order import KeptOrder
+    from gateway.client.order import ByDifficulty
+
+    order = ByDifficulty(tasks, 0, floor)
+    return KeptOrder(order, state) if state is not None else order
 
 
 def _place(sandbox: str, limits: Limits, read: list[Path]) -> Place:

@@ -59,6 +59,20 @@ Model = Annotated[
     str | None, typer.Option(help="The trained model that the episodes are about. [default: the first]")
 ]
 Forever = Annotated[bool, typer.Option(help="Go through the tasks again and again, until interrupted.")]
+Order = Annotated[
+    str,
+    typer.Option(
+        help="With --forever: passes, or difficulty: tasks whose groups are all equal come less often."
+    ),
+]
+OrderFloor = Annotated[
+    float,
+    typer.Option(min=0.001, max=1.0, help="With --order difficulty: a task comes at least this often."),
+]
+OrderState = Annotated[
+    Path | None,
+    typer.Option(help="With --order difficulty: the file that keeps what is known of the tasks."),
+]
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")]
 Sandbox = Annotated[
     str | None,

@@ -26,9 +26,11 @@ import httpx
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Agent, Reward, Task
 from gateway.client.failures import FailureRate, RunStopped, pause_s
+from gateway.client.order import Passes, TaskOrder
 from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
 from gateway.client.patience import Patience, Stopped, rest
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
+from scheduler.policies.rewards import all_equal
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
 _STOP_GRACE_S = 5.0
@@ -59,7 +61,8 @@ class EpisodeRunner:
     run. `on_wait` is called with what episodes wait for before they are opened, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
-    agents ask for.
+    agents ask for. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
+    of the tasks of `run_forever`; shuffled passes, if there is none.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class EpisodeRunner:
         max_failures: float = 0.5,
         model: str | None = None,
         sampling: EpisodeSampling = AS_REQUESTED,
+        describe: bool = False,
+        order: TaskOrder | None = None,
     ) -> None:
         if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
             raise ValueError("group_size and concurrency must be >= 1, retries and spare >= 0")
@@ -104,6 +109,10 @@ class EpisodeRunner:
         self._stopped = False
         self._model = model
         self._sampling = sampling
+        self._describe = describe
+        self._order = order
+        self._under_way: dict[str, list[EpisodeOutcome]] = {}
+        """The outcomes so far of groups of which an order is to hear."""
         self._jitter = random.Random()
         self._run_id = uuid.uuid4().hex[:12]
         self._groups = 0
@@ -115,21 +124,24 @@ class EpisodeRunner:
         return [outcomes[index] for index in sorted(outcomes)]
 
     async def run_forever(self, tasks: Sequence[Task], stop: asyncio.Event) -> None:
-        """The tasks again and again, each pass in another order, until `stop` is set; then finishes what it began.
+        """The tasks again and again, by the order, until `stop` is set; then finishes what it began.
 
         An episode that still waits for a slot is given up within seconds. Raises GatewayUnreachable or RunStopped.
         """
         if not tasks:
             raise ValueError("there are no tasks")
-        await self._drive(self._jobs(self._shuffled(tasks, stop)), _keep_nothing, stop)
+        order = self._order or Passes(tasks, self._seed)
+        await self._drive(self._jobs(_until(stop, order)), partial(self._tell, order), stop)
 
-    def _shuffled(self, tasks: Sequence[Task], stop: asyncio.Event) -> Iterator[Task]:
-        order = random.Random(self._seed)
-        while True:
-            for task in order.sample(tasks, len(tasks)):
-                if stop.is_set():
-                    return
-                yield task
+    def _tell(self, order: TaskOrder, _index: int, outcome: EpisodeOutcome) -> None:
+        """Tells the order of a group once it is over, if two of its members at least were rewarded."""
+        members = self._under_way.setdefault(outcome.group_id, [])
+        members.append(outcome)
+        if len(members) == self._group_size + self._spare:
+            del self._under_way[outcome.group_id]
+            rewards = [member.reward for member in members if member.reward is not None]
+            if len(rewards) > 1:
+                order.ended(outcome.task_id, not all_equal(rewards))
 
     def _jobs(self, tasks: Iterable[Task]) -> Iterator[_Job]:
         for task in tasks:
@@ -252,6 +264,7 @@ class EpisodeRunner:
                 job.group_id,
                 self._group_size,
                 self._mode,
+                metadata=job.task.data if self._describe else None,
                 wait_s=wait_s,
                 model=self._model,
                 idempotency_key=again,
@@ -365,5 +378,6 @@ class EpisodeRunner:
         return closed(row["reason"], error)
 
 
-def _keep_nothing(_index: int, _outcome: EpisodeOutcome) -> None:
-    pass
+def _until(stop: asyncio.Event, order: TaskOrder) -> Iterator[Task]:
+    while not stop.is_set():
+        yield order.next()

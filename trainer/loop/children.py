@@ -98,6 +98,12 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--env-python": rollout.env_python,
         "--limit": rollout.env_tasks,
     }
+    if settings.tasks.order == "difficulty":
+        named |= {
+            "--order": settings.tasks.order,
+            "--order-floor": settings.tasks.floor,
+            "--order-state": settings.run.dir / "tasks.json",
+        }
     argv += [part for name, value in named.items() if value is not None for part in (name, str(value))]
     if settings.gateway.model is not None:
         argv += ["--model", settings.gateway.model]

@@ -1,4 +1,4 @@
-"""`[run]`, `[gateway]` and `[rollout]`: the loop, the gateway that feeds it, and the agents."""
+"""`[run]`, `[gateway]`, `[rollout]` and `[tasks]`: the loop, the gateway that feeds it, the agents, and what they play."""
 
 from __future__ import annotations
 
@@ -101,3 +101,13 @@ class RolloutSettings(Section):
         if self.env is None and self.tasks is None:
             raise ValueError("`agent` needs `tasks`")
         return self
+
+
+class TaskSettings(Section):
+    """`[tasks]`: which of its tasks `[rollout]` plays when."""
+
+    order: Literal["passes", "difficulty"] = "passes"
+    """`passes`: each once, then each again in another order. `difficulty`: tasks whose groups end with equal rewards, and so
+    teach nothing, come less often. What is known of the tasks is kept in `tasks.json` in `[run] dir`."""
+    floor: float = Field(0.1, gt=0.0, le=1.0)
+    """How often a task comes at least, beside one that teaches each time: what is too hard today may not be tomorrow."""

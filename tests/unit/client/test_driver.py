@@ -15,6 +15,7 @@ from gateway.cli import app
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
+from gateway.client.order import Passes
 from tests.harness.waiting import turns, until, within
 from tests.unit.client.conftest import FakeGateway
 
@@ -207,6 +208,36 @@ async def test_runs_until_it_is_stopped_and_finishes_its_groups(
     assert set(first) == everything
     assert set(second) <= everything
     assert first != second[: len(first)]
+
+
+async def test_an_order_hears_of_whole_groups_whether_their_rewards_differ(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    """Of t0 all members earn the same, of t1 not, and of t2 one alone earns anything: nothing can be said of it."""
+    stop, heard = asyncio.Event(), []
+
+    class Told(Passes):
+        def ended(self, task_id: str, teaches: bool) -> None:
+            heard.append((task_id, teaches))
+            if len(heard) >= 4:
+                stop.set()
+
+    started: Counter[str] = Counter()
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        name = task["task_id"]
+        started[name] += 1
+        if name == "t2" and started[name] % 3:
+            raise RuntimeError("no such tool")
+        return float(started[name] if name == "t1" else 1)
+
+    order, tasks = Told(TASKS[:3], 1), TASKS[:3]
+    runner = EpisodeRunner(
+        client, FunctionAgent(solve), group_size=3, concurrency=1, retries=0, max_failures=1.0, order=order
+    )
+    async with within("the driver has stopped"):
+        await runner.run_forever(tasks, stop)
+    assert {(task_id, teaches) for task_id, teaches in heard} == {("t0", False), ("t1", True)}
 
 
 async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: GatewayClient) -> None:

@@ -395,9 +395,14 @@ async def test_the_agents_episodes_are_of_the_model_that_is_trained(
         "model": {"path": tmp_path},
         "optimizer": {"lr": 0},
         "rollout": {"agent": "a:b", "tasks": tmp_path / "tasks.jsonl"},
+        "tasks": {"order": "difficulty", "floor": 0.2},
     })  # fmt: skip
     await rollout_process(AsyncExitStack(), settings, "http://x")
     (argv,) = started
+    at = argv.index("--order")
+    assert argv[at : at + 6] == [
+        "--order", "difficulty", "--order-floor", "0.2", "--order-state", str(tmp_path / "tasks.json")
+    ]  # fmt: skip
     assert (argv[argv.index("--model") + 1 :] if "--model" in argv else None) == (name and [name])
 
 

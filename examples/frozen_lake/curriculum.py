@@ -1,0 +1,113 @@
+"""What an order of tasks by difficulty is worth: FrozenLake in passes and by difficulty, the same number of sampled tokens each.
+
+    python -m examples.frozen_lake.curriculum                    # what `make report-curriculum` does
+    python -m examples.frozen_lake.curriculum --seeds 1 --tokens 20000 --dir runs/quick
+
+The same model, maps and seeds, in one process as in `algorithms`; a run ends with the batch in which it has sampled enough tokens.
+Held-out maps are walked greedily and by samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from examples.frozen_lake import tasks
+from examples.frozen_lake.algorithms import HELDOUT, LR, MAPS, SEEDS, heldout_reward, learner_of, sample
+from examples.frozen_lake.walks import Walker
+from gateway.client import Task
+from gateway.client.order import ByDifficulty, Passes, TaskOrder
+from gateway.types import Group
+from scheduler.policies.rewards import all_equal
+from trainer.commands.warmstart import Recipe, warm_start
+
+PASSES, DIFFICULTY = "passes", "difficulty"
+TRAIN_MAPS = 64
+FLOOR = 0.1
+TOKENS = 150_000
+MOST_STEPS = 200
+"""For the learning rate's schedule and as a bound; no run gets there."""
+
+
+def teaches(group: Group) -> bool:
+    """True if a group's rewards differ."""
+    return not all_equal([episode.reward for episode in group.episodes])
+
+
+def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> dict[str, Any]:
+    """One run: its batches' figures, and the mean reward on held-out maps before and after."""
+    learner, walker = learner_of(model, "grpo", seed, MOST_STEPS, LR), Walker(model, seed)
+    maps = [Task(lake["task_id"], lake) for lake in itertools.islice(tasks.tasks("train", seed), TRAIN_MAPS)]
+    order: TaskOrder = Passes(maps, seed) if arm == PASSES else ByDifficulty(maps, seed, FLOOR)
+    before, sampled_before = measured(walker, model, seed)
+    spent, rewards, taught = 0, [], []
+    bar = progress.add_task("", total=budget)
+    while spent < budget and len(rewards) < MOST_STEPS:
+        groups, _ = sample(walker, [order.next().data for _ in range(MAPS)], learner.version)
+        for group in groups:
+            order.ended(group.task_id, teaches(group))
+        spent += sum(n.ids.size for g in groups for e in g.episodes for n in e.nodes if n.sampled)
+        taught.append(sum(map(teaches, groups)) / len(groups))
+        rewards.append(learner.train(groups)["reward_mean"])
+        walker.take(learner.model)
+        progress.update(bar, completed=spent, description=f"{arm}, seed {seed}: reward {rewards[-1]:.2f}")
+    progress.remove_task(bar)
+    after, sampled_after = measured(walker, model, seed)
+    return {
+        "arm": arm, "seed": seed, "tokens": spent, "steps": len(rewards), "before": before, "after": after,
+        "sampled_before": sampled_before, "sampled_after": sampled_after,
+        "taught_share": sum(taught) / len(taught), "taught": taught, "rewards": rewards,
+    }  # fmt: skip
+
+
+def measured(walker: Walker, model: Path, seed: int) -> tuple[float, float]:
+    """The mean reward on held-out maps of greedy and of sampled walks."""
+    measuring = Walker(model, seed)
+    measuring.take(walker.model)
+    return heldout_reward(measuring), heldout_reward(measuring, greedy=False)
+
+
+def show(runs: list[dict[str, Any]], console: Console) -> None:
+    """The table."""
+    table = Table(title=f"{TRAIN_MAPS} maps, {HELDOUT} held-out maps: mean reward at equal sampled tokens")
+    names = ("seed", "tokens", "steps", "before", "after", "sampled_before", "sampled_after", "taught_share")
+    for column in ("arm", *names):
+        table.add_column(column.replace("_", " "), justify="left" if column == "arm" else "right")
+    for run in runs:
+        figures = (run[name] for name in names)
+        table.add_row(run["arm"], *(f"{f:.3f}" if isinstance(f, float) else str(f) for f in figures))
+    console.print(table)
+
+
+def main() -> None:
+    """Runs what is missing in the folder, then reports all that was asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="numbers, separated by commas")
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="sampled tokens of each run")
+    parser.add_argument("--dir", type=Path, default=Path("runs/curriculum"))
+    options = parser.parse_args()
+    console, runs = Console(width=120), []
+    with Progress(console=Console(stderr=True)) as progress:
+        recipe = Recipe.load(Path(__file__).with_name("warmstart.toml"))
+        warm_start(recipe, options.dir / "model", progress=progress)
+        for seed, arm in itertools.product(map(int, options.seeds.split(",")), (PASSES, DIFFICULTY)):
+            done = options.dir / f"{arm}-seed-{seed}-tokens-{options.tokens}.json"
+            if not done.exists():
+                run = train(options.dir / "model", arm, seed, options.tokens, progress)
+                done.write_text(json.dumps(run) + "\n")
+            runs.append(json.loads(done.read_text()))
+    show(runs, console)
+    console.file.write(json.dumps({"report": "curriculum", "floor": FLOOR, "runs": runs}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

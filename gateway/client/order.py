@@ -1,0 +1,108 @@
+"""The order in which tasks are played again and again: in shuffled passes, or by difficulty. Pure: no clock, no I/O.
+
+By difficulty, a task whose groups end with equal rewards, so that they teach nothing, is visited less: its weight falls with
+each of them, towards `floor`, and rises with each group that differs. A task of half the weight comes half as often. Old groups
+count less than new ones, so a task that has become learnable is found; one that was never played has the full weight. While all
+weights are equal, this too is passes over all tasks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from gateway.client.agents import Task
+
+_MEMORY = 0.9
+"""A group counts so much once another of the same task has ended."""
+
+
+class TaskOrder(Protocol):
+    """Says which task is next."""
+
+    def next(self) -> Task:
+        """The task of the next group."""
+
+    def ended(self, task_id: str, teaches: bool) -> None:
+        """Hears of a group that is over, and whether its rewards differ."""
+
+
+class Passes:
+    """Every task once, in an order by chance, and again in another."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        self._tasks = tasks
+        self._random = random.Random(seed)
+        self._left: list[Task] = []
+
+    def next(self) -> Task:
+        if not self._left:
+            self._left = self._random.sample(self._tasks, len(self._tasks))[::-1]
+        return self._left.pop()
+
+    def ended(self, task_id: str, teaches: bool) -> None:
+        """Nothing depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visits:
+    """What is known of a task."""
+
+    at: float
+    """When it was begun last, on a clock that runs by 1 from a visit of a task with the weight 1 to its next."""
+    groups: float = 0.0
+    taught: float = 0.0
+    """Of these, those whose rewards differed; both fade."""
+
+    def weight(self, floor: float) -> float:
+        """How often it comes, beside a task that was never played."""
+        return max(floor, (self.taught + 1.0) / (self.groups + 1.0))
+
+    def due(self, floor: float) -> float:
+        """When it is to be begun next."""
+        return self.at + 1.0 / self.weight(floor)
+
+    def after(self, teaches: bool) -> Visits:
+        """The same after a group."""
+        return replace(
+            self, groups=_MEMORY * self.groups + 1.0, taught=_MEMORY * self.taught + float(teaches)
+        )
+
+
+class ByDifficulty:
+    """Tasks by what their groups taught; `floor`: the least weight. `state` and `restore` let a run go on with what it knew."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int, floor: float) -> None:
+        if not 0 < floor <= 1:
+            raise ValueError(f"the floor of a task's weight is above 0 and at most 1, not {floor}")
+        chance = random.Random(seed)
+        self._tasks = {task.task_id: task for task in tasks}
+        self._floor = floor
+        self._visits = {task_id: Visits(chance.random() - 1.0) for task_id in self._tasks}
+
+    def next(self) -> Task:
+        task_id = min(self._visits, key=lambda name: self._visits[name].due(self._floor))
+        visits = self._visits[task_id]
+        self._visits[task_id] = replace(visits, at=visits.due(self._floor))
+        return self._tasks[task_id]
+
+    def ended(self, task_id: str, teaches: bool) -> None:
+        self._visits[task_id] = self._visits[task_id].after(teaches)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each task."""
+        return {task_id: visits.weight(self._floor) for task_id, visits in self._visits.items()}
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as JSON."""
+        return {task_id: [v.at, v.groups, v.taught] for task_id, v in self._visits.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on with a state. Tasks that are new join where the others are; those that are gone are forgotten."""
+        known = {task_id: Visits(*map(float, state[task_id])) for task_id in self._tasks if task_id in state}
+        begun = min((visits.at for visits in known.values()), default=0.0)
+        fresh = {task_id: replace(visits, at=visits.at + begun) for task_id, visits in self._visits.items()}
+        self._visits = {**fresh, **known}
