@@ -3,7 +3,7 @@
     python -m examples.frozen_lake.curriculum                    # what `make report-curriculum` does
     python -m examples.frozen_lake.curriculum --seeds 1 --tokens 20000 --dir runs/quick
 
-The same model, maps and seeds, in one process as in `algorithms`; a run ends with the batch in which it has sampled enough tokens.
+The same model, maps and seeds, in one process as in `algorithms`; a run ends with the batch in which it has sampled enough.
 Held-out maps are walked greedily and by samples.
 """
 
@@ -31,7 +31,7 @@ from trainer.commands.warmstart import Recipe, warm_start
 PASSES, DIFFICULTY = "passes", "difficulty"
 TRAIN_MAPS = 64
 FLOOR = 0.1
-TOKENS = 150_000
+TOKENS = 100_000
 MOST_STEPS = 200
 """For the learning rate's schedule and as a bound; no run gets there."""
 

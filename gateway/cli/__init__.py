@@ -11,6 +11,7 @@ from gateway.cli.console import console
 from gateway.cli.database import export, migrate, prune
 from gateway.cli.doctor import doctor
 from gateway.cli.init import init
+from gateway.cli.matches import run_matches
 from gateway.cli.mirror import mirror
 from gateway.cli.run import run_episodes
 from gateway.cli.serve import engine, serve
@@ -45,6 +46,7 @@ for command in (
 ):
     app.command()(command)
 episodes_app.command("run")(run_episodes)
+episodes_app.command("match")(run_matches)
 episodes_app.command("list")(list_episodes)
 episodes_app.command("show")(show_episode)
 episodes_app.command("why")(why)

@@ -154,6 +154,11 @@ class FunctionAgent:
 
 def load_agent(name: str) -> FunctionAgent:
     """The agent `module:function`, or `path/to/file.py:function`. Raises ValueError if there is none of that name."""
+    return FunctionAgent(function_named(name))
+
+
+def function_named(name: str) -> Callable[..., Awaitable[Any]]:
+    """The async function `module:function`, or `path/to/file.py:function`. Raises ValueError if there is none of that name."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"an agent is named module:function or file.py:function, not {name!r}")
@@ -161,7 +166,8 @@ def load_agent(name: str) -> FunctionAgent:
     function = getattr(module, attribute, None)
     if not inspect.iscoroutinefunction(function):
         raise ValueError(f"{name}: there is no async function {attribute} in {place}")
-    return FunctionAgent(function)
+    found: Callable[..., Awaitable[Any]] = function
+    return found
 
 
 def _module(name: str) -> ModuleType:

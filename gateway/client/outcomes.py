@@ -21,7 +21,10 @@ _GIVEN_UP = frozenset(
     )
 )
 """The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
+NO_PARTNER = "no_partner"
+"""The reason of an episode that was alone in a match."""
 NO_FAILURE = _GIVEN_UP | {
+    NO_PARTNER,
     "driver_stopped",
     "members_missing",
     "skipped",

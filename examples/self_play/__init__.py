@@ -1,0 +1,1 @@
+"""Two trained models that play against each other."""

@@ -1,0 +1,101 @@
+"""`gateway episodes match`: play matches of several trained models, each in an episode of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
+
+if TYPE_CHECKING:
+    from gateway.client import Task
+    from gateway.client.seats import Play
+
+
+def run_matches(
+    agent: Annotated[
+        str,
+        typer.Option(help="The match: an async module:function, or file.py:function, `play(task, seats)`."),
+    ],
+    tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
+    seats: Annotated[str, typer.Option(help="The trained model of each seat: NAME=MODEL,NAME=MODEL.")],
+    gateway: Url = "http://127.0.0.1:8000",
+    admin_key: AdminKey = None,
+    group_size: Annotated[int, typer.Option(min=1, help="Matches per task.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Matches that run at the same time.")] = 8,
+    mode: Annotated[str, typer.Option(help="train, or eval: recorded, never trained.")] = "train",
+    forever: Annotated[
+        bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
+    ] = False,
+    max_failures: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Stop when more than this share of a seat's latest episodes failed."
+        ),
+    ] = 0.5,
+    verbose: Verbose = False,
+) -> None:
+    """Play matches of several trained models: each has a seat, an episode of its own, and a reward from one outcome.
+
+    The function gets the task and, by seat, a `base_url` and an `api_key`; it returns a reward for each seat. A match that raises
+    is left out in all seats.
+
+    Examples:
+
+      gateway episodes match --agent duel.py:play --tasks tasks.jsonl --seats first=red,second=blue --forever
+    """
+    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
+    from gateway.client.agents import function_named, read_tasks
+    from gateway.client.seats import parse_seats
+
+    configure_logging(verbose)
+    if mode not in ("train", "eval"):
+        raise typer.BadParameter("must be train or eval", param_hint="--mode")
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        models, play, found = parse_seats(seats), function_named(agent), read_tasks(tasks)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    kind: dict[str, Any] = {
+        "group_size": group_size,
+        "concurrency": concurrency,
+        "mode": mode,
+        "max_failures": max_failures,
+    }
+    try:
+        summary = asyncio.run(_run(gateway, admin_key, play, models, found, forever, kind))
+    except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from error
+    typer.echo(json.dumps(summary))
+    raise typer.Exit(1 if not forever and any(seat["failed"] for seat in summary.values()) else 0)
+
+
+async def _run(
+    url: str,
+    admin_key: str | None,
+    play: Play,
+    models: dict[str, str],
+    tasks: list[Task],
+    forever: bool,
+    kind: dict[str, Any],
+) -> dict[str, dict[str, float]]:
+    """The summary of each seat's episodes."""
+    from gateway.client import GatewayClient
+    from gateway.client.seats import Matches
+
+    stop = asyncio.Event()
+    if forever:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with GatewayClient(url, admin_key) as client:
+        matches = Matches(client, play, models, **kind)
+        await matches.run(tasks, stop if forever else None)
+    return matches.summary()
