@@ -47,7 +47,9 @@ def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> 
     maps = [Task(lake["task_id"], lake) for lake in itertools.islice(tasks.tasks("train", seed), TRAIN_MAPS)]
     order: TaskOrder = Passes(maps, seed) if arm == PASSES else ByDifficulty(maps, seed, FLOOR)
     before, sampled_before = measured(walker, model, seed)
-    spent, rewards, taught = 0, [], []
+    spent = 0
+    rewards: list[float] = []
+    taught: list[float] = []
     bar = progress.add_task("", total=budget)
     while spent < budget and len(rewards) < MOST_STEPS:
         groups, _ = sample(walker, [order.next().data for _ in range(MAPS)], learner.version)

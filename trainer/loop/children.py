@@ -101,7 +101,7 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
     if settings.tasks.order == "difficulty":
         named |= {
             "--order": settings.tasks.order,
-            "--order-floor": settings.tasks.floor,
+            "--order-floor": str(settings.tasks.floor),
             "--order-state": settings.run.dir / "tasks.json",
         }
     argv += [part for name, value in named.items() if value is not None for part in (name, str(value))]
