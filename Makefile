@@ -28,7 +28,7 @@ TESTS = $(BIN)/python -m tests
 .DEFAULT_GOAL := help
 .PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
-	bench bench-update bench-publish bench-rules bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
+	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console bench-structure \
 	litellm trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
 
@@ -185,6 +185,9 @@ bench-publish: setup ## how long a version takes into another process, by collec
 
 bench-rules: setup ## StaleFlow's rule and six others under the same load
 	$(BIN)/python -m bench.rules
+
+bench-orders: setup ## orders of tasks on a simulated learner: passes and by difficulty, at equal sampled tokens
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.orders
 
 bench-store: setup ## p99 of the store's queries with 1,000,000 turns in it, on SQLite and PostgreSQL (15 minutes)
 	$(BIN)/python -m bench.store
