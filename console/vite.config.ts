@@ -11,5 +11,5 @@ export default defineConfig({
     modulePreload: { polyfill: false },
   },
   server: { proxy: { "/admin": "http://127.0.0.1:8000", "/metrics": "http://127.0.0.1:8000" } },
-  test: { environment: "happy-dom", include: ["test/**/*.test.{ts,tsx}"] },
+  test: { environment: "happy-dom", isolate: false, include: ["test/**/*.test.{ts,tsx}"] },
 });

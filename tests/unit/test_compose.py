@@ -141,12 +141,16 @@ def test_every_dockerfile_is_there_and_what_it_copies_is_sent() -> None:
     for service in SERVICES.values():
         if build := service.get("build"):
             lines = (ROOT / build["dockerfile"]).read_text().splitlines()
-            assert re.fullmatch(
-                r"FROM python:\d+\.\d+\.\d+-slim-\w+", next(x for x in lines if x.startswith("FROM"))
-            )
-            assert "USER headgate" in lines
+            pinned = r"FROM python:\d+\.\d+\.\d+-slim-\w+(?: AS (\w+))?"
+            stages = [re.fullmatch(pinned, x) for x in lines if x.startswith("FROM")]
+            assert stages and all(stages), build["dockerfile"]
+            built = {f"--from={stage[1]}" for stage in stages if stage}
+            last = max(i for i, line in enumerate(lines) if line.startswith("FROM"))
+            assert "USER headgate" in lines[last:]
             for line in lines:
-                for source in line.split()[1:-1] if line.startswith("COPY") else ():
+                if not line.startswith("COPY") or line.split()[1] in built:
+                    continue
+                for source in line.split()[1:-1]:
                     assert (ROOT / source).exists(), source
                     assert f"!{source.split('/')[0]}" in sent, source
 

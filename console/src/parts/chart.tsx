@@ -98,6 +98,9 @@ function drawn(props: ChartProps): uPlot.Plugin {
   };
 }
 
+/** Steps and versions are whole numbers. */
+const WHOLE = [1, 2, 5].flatMap((one) => Array.from({ length: 8 }, (_, power) => one * 10 ** power)).sort((a, b) => a - b);
+
 const plain = (value: number) => String(+value.toPrecision(6));
 
 function options(props: ChartProps, width: number): uPlot.Options {
@@ -115,7 +118,7 @@ function options(props: ChartProps, width: number): uPlot.Options {
     legend: { show: true, live: true },
     scales: { x: { time: props.time ?? false }, y: props.log ? { distr: 3 } : {} },
     axes: [
-      { ...axis, size: 24, gap: 3 },
+      { ...axis, size: 24, gap: 3, ...(props.time ? {} : { incrs: WHOLE }) },
       { ...axis, size: 48, gap: 3, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
     ],
     series: [

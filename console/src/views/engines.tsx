@@ -240,11 +240,13 @@ function Updates() {
       <Failure text={error.value} />
       {curves.x.length > 1 && (
         <div class="charts">
-          <section class="panel" aria-labelledby="margins">
-            <h3 id="margins">Margin of the probe by version</h3>
-            <Chart label="Margin of the probe" x={curves.x} lines={curves.margins} band={[0.5, 1.5]} sync="versions" xLabel="version" />
-            <p class="hint">1: the engine runs the new weights. -1: it still runs those before.</p>
-          </section>
+          {curves.margins.some((line) => line.values.some((value) => value !== null)) && (
+            <section class="panel" aria-labelledby="margins">
+              <h3 id="margins">Margin of the probe by version</h3>
+              <Chart label="Margin of the probe" x={curves.x} lines={curves.margins} band={[0.5, 1.5]} sync="versions" xLabel="version" />
+              <p class="hint">1: the engine runs the new weights. -1: it still runs those before.</p>
+            </section>
+          )}
           <section class="panel" aria-labelledby="update-seconds">
             <h3 id="update-seconds">Seconds of an update by version</h3>
             <Chart label="Seconds of an update" x={curves.x} lines={curves.seconds} sync="versions" format={duration} xLabel="version" />

@@ -77,7 +77,7 @@ function Checklist({ health }: { health: Health }) {
           { head: "Healthy", cell: (one) => <span class="together">{one.healthy}</span> },
           { head: "What it says", cell: (one) => one.words },
           { head: "What to do", cell: (one) => (one.state === "ok" ? <span class="quiet">{one.do}</span> : one.do) },
-          { head: "See", cell: (one) => one.link && <a href={href(one.link.view, one.link.query)} aria-label={`Show: ${one.label}`}>Show</a> },
+          { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />
       <p class="hint">The ranges are where to begin, not laws: look at the change from your own first steps. Curves of most signals are in Run.</p>

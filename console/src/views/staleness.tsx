@@ -71,7 +71,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
             empty="Nothing was lost of late."
             columns={[
               { head: "What happened", cell: (one) => one.kind },
-              { head: "Reason", cell: (one) => <a href={href("episodes", { reason: one.reason })}>{one.reason}</a> },
+              { head: "Reason", cell: (one) => <a href={href("episodes", { reason: one.reason, model: model.value })}>{one.reason}</a> },
               { head: "Times", cell: (one) => one.count, number: true },
             ]}
           />
@@ -95,7 +95,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
 }
 
 function Group({ id }: { id: string }) {
-  return <a href={href("episodes", { group_id: id })}>{id}</a>;
+  return <a href={href("episodes", { group_id: id, model: model.value })}>{id}</a>;
 }
 
 const TONES: Record<string, Tone> = { READY: "good", READY_WITH_CAPACITY: "good", STUCK: "bad", PENDING: "plain" };
@@ -133,7 +133,7 @@ function Place({ entry }: { entry: Entry }) {
   const { group, done, members } = entry;
   const title = `${group.group_id}: ${Object.entries(group.members).map(([state, count]) => `${count} ${state}`).join(", ")}; began with version ${group.version}`;
   return (
-    <a class={`entry ${group.state}`} href={href("episodes", { group_id: group.group_id })} title={title} aria-label={title}>
+    <a class={`entry ${group.state}`} href={href("episodes", { group_id: group.group_id, model: model.value })} title={title} aria-label={title}>
       <span class="entry-fill" style={{ width: `${(100 * done) / Math.max(1, members)}%` }} />
       <span class="entry-text">
         {done}/{members} v{group.version}

