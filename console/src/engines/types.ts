@@ -86,6 +86,13 @@ export function endOf(told: Timeline, over: boolean): number {
   return last + Math.max(1, (last - told.from) / 50);
 }
 
+/** The begin of a drawing: what was asked for, or the first thing that is known since. */
+export function beginOf(told: Timeline): number {
+  const spans = [...told.engines, ...told.nodes].flatMap((row) => row.spans.map((span) => span.from));
+  const first = Math.min(...spans, ...told.versions.map(({ live_at }) => live_at ?? Infinity));
+  return Number.isFinite(first) ? Math.max(told.from, first) : told.from;
+}
+
 export const isPaused = (engine: Engine) => engine.paused ?? engine.state === "paused";
 
 /** A row for each engine of each version, and one for a version that no engine tells of. */

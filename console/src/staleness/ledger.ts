@@ -60,7 +60,10 @@ export function waits(ledger: Ledger): string[] {
 }
 
 function trainer({ lease, consumed, buffers }: Ledger): string {
-  if (!lease) return `No trainer holds batch ${consumed}: none has asked for it yet, or it publishes a version.`;
+  if (!lease) {
+    const whole = buffers.find((one) => one.buffer === consumed)?.state.startsWith("READY");
+    return `Batch ${consumed} ${whole ? "is complete and " : ""}waits for a trainer: none has asked for it yet, or it still publishes a version.`;
+  }
   const buffer = buffers.find((one) => one.buffer === lease.buffer);
   const complete = buffer?.state.startsWith("READY");
   const left = lease.left_s > 0 ? `${duration(lease.left_s)} left` : "over its time";
@@ -84,6 +87,6 @@ function next({ buffers, batch, slowest }: Ledger): string | null {
 
 function waiting({ waiting, eta }: Ledger): string | null {
   const groups = Object.keys(waiting).length;
-  if (!groups) return "No group waits for a place: agents may begin more.";
+  if (!groups) return "No group waits for a place.";
   return `${plural(groups, "group")} (${plural(sum(waiting), "episode")}) ${groups === 1 ? "waits" : "wait"} for a place: all that may begin within ${plural(eta, "version")} has begun, so the next version is what lets them in.`;
 }

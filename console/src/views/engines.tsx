@@ -3,7 +3,7 @@ import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { get, post, remove, session } from "../api";
 import { confirmDrain, confirmMove, confirmPause, confirmResume } from "../engines/actions";
-import { endOf, isPaused, updatesOf, type Call, type Engine, type Node, type Timeline, type Update, type VersionRow } from "../engines/types";
+import { beginOf, endOf, isPaused, updatesOf, type Call, type Engine, type Node, type Timeline, type Update, type VersionRow } from "../engines/types";
 import { clock, duration, plural, share, short } from "../format";
 import { Gantt } from "../gantt/gantt";
 import { rowsOf } from "../gantt/rows";
@@ -96,7 +96,7 @@ function TimelinePart() {
         </label>
       </div>
       <Failure text={error.value} />
-      {told && rows.length > 0 && <Gantt rows={rows} from={told.from} to={endOf(told, recorded.value)} versions={versions} />}
+      {told && rows.length > 0 && <Gantt rows={rows} from={beginOf(told)} to={endOf(told, recorded.value)} versions={versions} />}
       {told && !rows.length && <Empty>Nothing is recorded in this time.</Empty>}
     </section>
   );

@@ -80,7 +80,7 @@ function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: 
 
 function Controls({ run, runs, other }: { run: Run; runs: Run[]; other: Run | undefined }) {
   const query = route.value.query;
-  const label = (one: Run) => `${one.run} (${plural(one.steps, "step")}, ${clock(one.began_at)})`;
+  const label = (one: Run) => `${one.run || "unnamed"} (${plural(one.steps, "step")}, ${clock(one.began_at)})`;
   const chosen = (name: string) => (event: Event) => setQuery({ [name]: (event.target as HTMLSelectElement).value });
   return (
     <div class="toolbar">

@@ -1,0 +1,24 @@
+import { expect, test } from "vitest";
+import { beginOf, endOf, updatesOf, type Timeline } from "../src/engines/types";
+
+const TOLD: Timeline = {
+  from: 0,
+  to: null,
+  engines: [{ name: "e", node: null, spans: [{ state: "open", version: 1, reason: "", from: 100, to: null }] }],
+  nodes: [],
+  versions: [{ model: "m", version: 1, published_at: null, live_at: 150 }],
+};
+
+test("a timeline begins with what is known, and that of a recorded run ends with the last thing that happened", () => {
+  expect(beginOf(TOLD)).toBe(100);
+  expect(endOf(TOLD, true)).toBe(153);
+  expect(endOf({ ...TOLD, to: 170 }, false)).toBe(170);
+  expect(endOf(TOLD, false)).toBeGreaterThan(1e9);
+});
+
+test("a version that no engine tells of has a row, and each engine's report has one", () => {
+  const version = { state: "live", created_at: 1, live_at: 2, bad: "" };
+  const report = { engine: "e", streams: 3, seconds: { load: 1 }, failure: "", probe: { verdict: "passed", gap: 0.1, margin: 0.9 } };
+  const rows = updatesOf([{ ...version, version: 0, report: [] }, { ...version, version: 1, report: [report, { ...report, engine: "f", probe: null }] }]);
+  expect(rows.map((row) => [row.version, row.engine, row.margin, row.verdict])).toEqual([[0, "", null, ""], [1, "e", 0.9, "passed"], [1, "f", null, ""]]);
+});
