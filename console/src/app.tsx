@@ -7,6 +7,7 @@ import { press, shortcuts, useShortcuts } from "./keys";
 import { streamState } from "./live";
 import { useLoaded } from "./load";
 import { ConfirmDialog } from "./parts/confirm";
+import { Failure, Loading } from "./parts/notice";
 import { go, href, route, setQuery } from "./router";
 import { loadShell, model, recorded, shell } from "./shell";
 import { EnginesView } from "./views/engines";
@@ -40,7 +41,7 @@ const STREAM = {
 
 export function App() {
   const helping = useSignal(false);
-  useLoaded(loadShell, [session.value]);
+  const loaded = useLoaded(loadShell, [session.value]);
   useEffect(() => {
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
@@ -79,7 +80,7 @@ export function App() {
         </button>
       </header>
       <main id="main" tabIndex={-1} key={session.value}>
-        {asking.value !== null ? <KeyForm why={asking.value} /> : place ? <View place={place} /> : <NotFound />}
+        {asking.value !== null ? <KeyForm why={asking.value} /> : <Shown place={place} error={loaded.error.value} />}
       </main>
       <Help open={helping.value} close={() => (helping.value = false)} />
       <ConfirmDialog />
@@ -100,6 +101,12 @@ function ModelChoice() {
       </select>
     </label>
   );
+}
+
+/** Views begin once the gateway has said what it is: before that they would ask without a key, or for what a recorded run has not. */
+function Shown({ place, error }: { place: Place | undefined; error: string | null }) {
+  if (!shell.value) return error ? <Failure text={error} /> : <Loading />;
+  return place ? <View place={place} /> : <NotFound />;
 }
 
 function View({ place }: { place: Place }) {

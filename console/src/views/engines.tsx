@@ -14,7 +14,7 @@ import { Chart } from "../parts/chart";
 import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href, route, setQuery } from "../router";
-import { model, recorded } from "../shell";
+import { model, recorded, shell } from "../shell";
 
 interface Fleet {
   engines: Engine[];
@@ -23,12 +23,13 @@ interface Fleet {
 }
 
 async function loadFleet(signal: AbortSignal): Promise<Fleet> {
-  const nodes = get<{ nodes: Node[] }>("/admin/v1/nodes", {}, signal).catch(() => ({ nodes: [] })); // the root key's alone
-  const [engines, calls] = await Promise.all([
+  const own = shell.value?.project; // nodes are the root key's alone
+  const [engines, calls, nodes] = await Promise.all([
     get<{ engines: Engine[] }>("/admin/v1/engines", {}, signal),
     get<{ calls: Call[] }>("/admin/v1/calls", {}, signal),
+    own ? { nodes: [] } : get<{ nodes: Node[] }>("/admin/v1/nodes", {}, signal),
   ]);
-  return { engines: engines.engines, calls: calls.calls, nodes: (await nodes).nodes };
+  return { engines: engines.engines, calls: calls.calls, nodes: nodes.nodes };
 }
 
 export function EnginesView() {
