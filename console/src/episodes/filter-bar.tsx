@@ -1,5 +1,6 @@
 /** The filters above the list. Text is taken over when its field is left or Enter is pressed, menus at once. */
 
+import { useSignal } from "@preact/signals";
 import { NO_FILTERS, rangeOf, searchOf, type Filters } from "./query";
 import type { Facets } from "./types";
 
@@ -10,26 +11,46 @@ interface Props {
   change: (some: Partial<Filters>) => void;
 }
 
+interface FieldProps {
+  name: string;
+  value: string;
+  hint: string;
+  size: number;
+  wrong: boolean;
+  change: (value: string) => void;
+}
+
 type Name = "text" | "task" | "group" | "agent" | "model" | "mode" | "state" | "reason" | "version" | "reward";
 
+/** A field of text: what is typed stays while the view around it is drawn again. */
+function Field({ name, value, hint, size, wrong, change }: FieldProps) {
+  const typed = useSignal<string | null>(null);
+  return (
+    <input
+      name={name}
+      value={typed.value ?? value}
+      placeholder={hint}
+      size={size}
+      spellcheck={false}
+      autocomplete="off"
+      aria-invalid={wrong || undefined}
+      title={wrong ? "A number, or a range such as 3..5, 3.. or ..5" : undefined}
+      onInput={(event) => (typed.value = event.currentTarget.value)}
+      onChange={(event) => {
+        typed.value = null;
+        change(event.currentTarget.value.trim());
+      }}
+    />
+  );
+}
+
 export function FilterBar({ filters, facets, models, change }: Props) {
-  const typed = (name: Name) => (event: Event) => change({ [name]: (event.currentTarget as HTMLInputElement).value.trim() });
   const field = (name: Name, label: string, hint: string, size: number, range = false) => {
     const wrong = range && rangeOf(filters[name]) === null;
     return (
       <label>
         {label}
-        <input
-          name={name}
-          value={filters[name]}
-          placeholder={hint}
-          size={size}
-          spellcheck={false}
-          autocomplete="off"
-          aria-invalid={wrong || undefined}
-          title={wrong ? "A number, or a range such as 3..5, 3.. or ..5" : undefined}
-          onChange={typed(name)}
-        />
+        <Field name={name} value={filters[name]} hint={hint} size={size} wrong={wrong} change={(value) => change({ [name]: value })} />
       </label>
     );
   };

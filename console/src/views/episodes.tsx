@@ -91,7 +91,7 @@ function List({ list, speaking, filtered }: { list: EpisodeList; speaking: Map<s
   return (
     <>
       <p class="list-words" role="status">
-        {filtered ? `${count(total, "episode")} match` : count(total, "episode")}
+        {filtered ? `${count(total, "episode")} ${total === 1 ? "matches" : "match"}` : count(total, "episode")}
         {list.fresh.value > 0 && !list.atTop && (
           <button type="button" onClick={() => void list.renew()}>
             {list.fresh.value.toLocaleString("en-US")} new: show

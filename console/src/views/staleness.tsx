@@ -133,7 +133,7 @@ function Place({ entry }: { entry: Entry }) {
   const { group, done, members } = entry;
   const title = `${group.group_id}: ${Object.entries(group.members).map(([state, count]) => `${count} ${state}`).join(", ")}; began with version ${group.version}`;
   return (
-    <a class={`entry ${group.state}`} href={href("episodes", { group_id: group.group_id, model: model.value })} title={title} aria-label={title}>
+    <a class={`entry ${group.state}`} href={href("episodes", { group_id: group.group_id, model: model.value })} title={title} aria-label={`${done}/${members} v${group.version}, ${title}`}>
       <span class="entry-fill" style={{ width: `${(100 * done) / Math.max(1, members)}%` }} />
       <span class="entry-text">
         {done}/{members} v{group.version}
