@@ -16,7 +16,7 @@ from gateway.api.access import Access, Admin, admin
 from gateway.api.trainer_steps import OfModel, model_in_reach
 from gateway.feed import signals
 from gateway.feed.timeline import spans
-from gateway.store import episode_pages, history, trainer_steps
+from gateway.store import episode_pages, events, history, trainer_steps
 from gateway.store.episode_pages import EpisodeFilter
 
 router = APIRouter(prefix="/admin/v1", tags=["History"], dependencies=[Depends(admin)])
@@ -69,7 +69,16 @@ async def timeline(
     if access.reach.everything:
         told += await access.gateway.database.read(lambda c: history.machine_events(c, ["node"]))
     first = told[0].at if told else None
-    return {"from": since if since is not None else first, "to": until, **spans(told, since, until)}
+    last = until if until is not None else await _now(access)
+    return {"from": since if since is not None else first, "to": last, **spans(told, since, until)}
+
+
+async def _now(access: Access) -> float:
+    """The end of what is known: of a recorded run its last event."""
+    if not access.gateway.run_folders:
+        return time.time()
+    newest = await access.gateway.database.read(lambda c: events.before(c, 2**53, 1))
+    return newest[-1].at if newest else time.time()
 
 
 @router.get("/health")

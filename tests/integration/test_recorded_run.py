@@ -124,6 +124,8 @@ async def test_versions_timeline_and_health_are_told_from_the_store(
     drawn = await told(page, "/timeline")
     (engine,) = drawn["engines"]
     assert engine["spans"][-1]["state"] == "open"
+    with sqlite3.connect(run.folder / "gateway.db") as database:
+        assert drawn["to"] == database.execute("SELECT max(at) FROM events").fetchone()[0]
     for earlier, later in zip(engine["spans"], engine["spans"][1:], strict=False):
         assert earlier["to"] == later["from"]
     judged = {signal["name"]: signal for signal in (await told(page, "/health"))["signals"]}

@@ -37,8 +37,8 @@ export interface Call {
 
 export interface Timeline {
   from: number;
-  /** null: now. */
-  to: number | null;
+  /** Now; of a recorded run its last event. */
+  to: number;
   engines: { name: string; node: string | null; spans: { state: string; version: number | null; reason: string; from: number; to: number | null }[] }[];
   nodes: { name: string; spans: { role: string; reason: string; from: number; to: number | null }[] }[];
   versions: { model: string; version: number; published_at: number | null; live_at: number | null }[];
@@ -77,21 +77,15 @@ export interface Update {
   failure: string;
 }
 
-/** The end of what a timeline tells: of a recorded run the last thing that happened, so that a run of last week fills the drawing. */
-export function endOf(told: Timeline, over: boolean): number {
-  if (told.to !== null) return told.to;
-  if (!over) return Date.now() / 1000;
-  const spans = [...told.engines, ...told.nodes].flatMap((row) => row.spans.flatMap((span) => [span.from, span.to ?? span.from]));
-  const last = Math.max(told.from, ...spans, ...told.versions.map(({ live_at }) => live_at ?? 0));
-  return last + Math.max(1, (last - told.from) / 50);
-}
-
 /** The begin of a drawing: what was asked for, or the first thing that is known since. */
 export function beginOf(told: Timeline): number {
   const spans = [...told.engines, ...told.nodes].flatMap((row) => row.spans.map((span) => span.from));
   const first = Math.min(...spans, ...told.versions.map(({ live_at }) => live_at ?? Infinity));
   return Number.isFinite(first) ? Math.max(told.from, first) : told.from;
 }
+
+/** The end of a drawing: a recorded run of one moment has a width too. */
+export const endOf = (told: Timeline) => Math.max(told.to, beginOf(told) + 1);
 
 export const isPaused = (engine: Engine) => engine.paused ?? engine.state === "paused";
 

@@ -97,7 +97,7 @@ function TimelinePart() {
         </label>
       </div>
       <Failure text={error.value} />
-      {told && rows.length > 0 && <Gantt rows={rows} from={beginOf(told)} to={endOf(told, recorded.value)} versions={versions} />}
+      {told && rows.length > 0 && <Gantt rows={rows} from={beginOf(told)} to={endOf(told)} versions={versions} />}
       {told && !rows.length && <Empty>Nothing is recorded in this time.</Empty>}
     </section>
   );
