@@ -1,0 +1,94 @@
+"""A real browser for tests of the console: Debian's Chromium, driven by Playwright.
+
+Where Playwright, Chromium or the built console is missing, its tests are skipped with a sentence that says what to install. A
+`tab` fails its test for whatever the page complains of: errors, violations of its Content-Security-Policy, and requests to
+other hosts.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.api.console import BUILT
+
+pytest.importorskip("playwright", reason="the tests of the console need Playwright: run `make setup`")
+from playwright.async_api import Page, async_playwright, expect
+
+AXE = Path(__file__).parents[2] / "console" / "node_modules" / "axe-core" / "axe.min.js"
+_PATIENCE_MS = 100_000.0
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
+_AXE_RUN = "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)"
+
+
+def needed() -> str:
+    """Chromium's program; skips the test, saying what to install, where a part is missing."""
+    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("the tests of the console need Chromium: run `apt-get install chromium` as root")
+    if not (BUILT / "index.html").is_file() or not AXE.is_file():
+        pytest.skip("the tests of the console need its built page: run `make console`")
+    return found
+
+
+class Tab:
+    """A page of the console, and what was wrong in it."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self._url = url
+        self.wrong: list[str] = []
+        page.on(
+            "console",
+            lambda said: self._note(f"console: {said.text}") if said.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda error: self._note(f"error: {error}"))
+        page.on(
+            "request",
+            lambda asked: None if asked.url.startswith(url) else self._note(f"request: {asked.url}"),
+        )
+
+    def _note(self, what: str) -> None:
+        self.wrong.append(what)
+
+    async def show(self, place: str, heading: str) -> None:
+        """Goes to a view, and waits until its heading is there."""
+        await self.page.goto(f"{self._url}/console/#/{place}")
+        await expect(self.page.get_by_role("heading", level=1, name=heading)).to_be_attached()
+
+    async def settle(self) -> None:
+        """Waits until the view shows what it has loaded."""
+        await expect(self.page.locator("[aria-busy=true], .loading")).to_have_count(0)
+
+    async def violations(self) -> list[str]:
+        """What axe-core has against the page as it is."""
+        await self.page.evaluate(AXE.read_text())
+        found: list[dict[str, Any]] = await self.page.evaluate(_AXE_RUN)
+        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+
+
+@asynccontextmanager
+async def tab(url: str, *, dark: bool = False, width: int = 1280, height: int = 800) -> AsyncIterator[Tab]:
+    """A tab of a fresh browser. Raises AssertionError at its end if the page complained of anything."""
+    program = needed()
+    expect.set_options(timeout=_PATIENCE_MS)
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=program, args=_FLAGS, timeout=_PATIENCE_MS)
+        context = await browser.new_context(
+            viewport={"width": width, "height": height},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
+        )
+        context.set_default_timeout(_PATIENCE_MS)
+        opened = Tab(await context.new_page(), url)
+        try:
+            yield opened
+        finally:
+            await browser.close()
+        assert opened.wrong == []

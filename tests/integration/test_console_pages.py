@@ -1,0 +1,128 @@
+"""The console in a real browser: every view of a recorded run, what a live one tells, the keyboard, and what axe-core says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.archive import create_archive, find_run
+from processes.ports import free_port
+from tests.harness.browser import expect, needed, tab
+from tests.harness.gateways import run_gateway, serve, settings_for
+from tests.harness.recorded_run import STEPS, Recorded, record
+
+VIEWS = {
+    "run": "Run",
+    "episodes": "Episodes",
+    "staleness": "Staleness",
+    "engines": "Engines and nodes",
+    "health": "Health",
+}
+TABS = ("conversation", "timeline", "tokens", "group", "why")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    needed()
+    return asyncio.run(record(tmp_path_factory.mktemp("run")))
+
+
+@pytest.fixture
+async def url(run: Recorded) -> AsyncIterator[str]:
+    """The run, shown."""
+    port = free_port()
+    async with serve(create_archive(find_run(run.folder)), port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_every_view_of_a_recorded_run_is_whole_and_open_to_all(
+    url: str, run: Recorded, dark: bool
+) -> None:
+    found: dict[str, list[str]] = {}
+    async with tab(url, dark=dark) as shown:
+        page = shown.page
+        for place, heading in VIEWS.items():
+            await shown.show(place, heading)
+            await shown.settle()
+            found[place] = await shown.violations()
+        await shown.show(f"episodes/{run.trained[3]}", run.trained[3])
+        await expect(page.get_by_role("tab")).to_have_count(len(TABS))
+        for name in TABS:
+            await page.get_by_role("tab", name=name).click()
+            await expect(page.get_by_role("tabpanel")).not_to_be_empty()
+            await shown.settle()
+            found[name] = await shown.violations()
+    assert {place: wrong for place, wrong in found.items() if wrong} == {}
+
+
+async def test_the_views_say_what_was_recorded_and_offer_no_action(url: str, run: Recorded) -> None:
+    async with tab(url) as shown:
+        page = shown.page
+        await shown.show("run", "Run")
+        await expect(page.get_by_role("main")).to_contain_text(f"Last step{STEPS}")
+        await shown.show("episodes", "Episodes")
+        await expect(page.get_by_text(f"{len(run.trained) + 3} episodes", exact=True)).to_be_visible()
+        await page.get_by_label("Reason").select_option("agent_failed")
+        await expect(page.get_by_text("1 episode matches", exact=True)).to_be_visible()
+        await expect(page.get_by_text(run.failed)).to_be_visible()
+        await shown.show("staleness", "Staleness")
+        await expect(page.get_by_role("table", name="The groups whose episodes run longest")).to_contain_text(
+            run.open
+        )
+        await shown.show("health", "Health")
+        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("4 %")
+        await shown.show("engines", "Engines and nodes")
+        await expect(page.get_by_role("main")).to_contain_text("demo-0")
+        assert await page.get_by_role("button", name="Drain").count() == 0
+
+
+async def test_the_keyboard_alone_reaches_every_view_and_an_episode(url: str, run: Recorded) -> None:
+    async with tab(url) as shown:
+        page = shown.page
+        await shown.show("run", "Run")
+        for keys, heading in (
+            ("g e", "Episodes"),
+            ("g s", "Staleness"),
+            ("g n", "Engines and nodes"),
+            ("g h", "Health"),
+        ):
+            for key in keys.split():
+                await page.keyboard.press(key)
+            await expect(page.get_by_role("heading", level=1, name=heading)).to_be_attached()
+        await page.keyboard.press("?")
+        await expect(page.get_by_role("dialog")).to_be_visible()
+        await page.keyboard.press("Escape")
+        await expect(page.get_by_role("dialog")).to_have_count(0)
+        await page.keyboard.press("g")
+        await page.keyboard.press("e")
+        await expect(page.get_by_text(run.open)).to_be_visible()
+        await page.keyboard.press("/")
+        await page.keyboard.type(run.trained[0])
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_text("1 episode matches", exact=True)).to_be_visible()
+
+
+async def test_a_live_view_follows_what_happens(tiny_model: Path, tmp_path: Path) -> None:
+    values = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 1, "min_members": 1})
+    values["admin"] = {"key": "the-key-of-the-root"}
+    async with run_gateway(values) as gateway, tab(gateway.url) as shown:
+        page = shown.page
+        await page.goto(f"{gateway.url}/console/#/episodes")
+        await page.get_by_label("Key", exact=True).fill("the-key-of-the-root")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("heading", level=1, name="Episodes")).to_be_attached()
+        await expect(page.get_by_role("banner").get_by_role("status")).to_have_text("live")
+        episode, headers = await gateway.open("a-task-that-begins-now", group_id="g")
+        await expect(page.get_by_text("a-task-that-begins-now")).to_be_visible()
+        (await gateway.chat(headers, max_tokens=4)).raise_for_status()
+        await gateway.admin.reward(episode, 0.625)
+        await expect(page.get_by_text("0.625")).to_be_visible()
+        await page.evaluate("location.hash = '#/run'")
+        await gateway.admin.post_step(7, {"loss": 0.25, "reward_mean": 0.625}, version=7, run="a run")
+        await expect(page.get_by_role("main")).to_contain_text("Last step7")
+        # A key that is not known (401) is a line in the browser's console, and so is the page's first question without one.
+        shown.wrong = [said for said in shown.wrong if "401" not in said]
