@@ -281,10 +281,11 @@ $(ENVIRONMENTS)/%/.ready: requirements/environments/%.txt
 	@$(ENVIRONMENTS)/$*/bin/python $(PIP) --no-deps -r $<
 	@touch $@
 
+# Not `npm ci`: it wants every platform's optional builds in the lockfile, and the pinned ones are those of Linux on x64.
 $(COMPAT)/npm/%/.ready: requirements/compat/npm/%/package-lock.json requirements/compat/npm/%/package.json | $(VENV)/.ready
 	@echo "installing the programs of $< into $(COMPAT)/npm/$*"
 	@mkdir -p $(@D) && cp $^ $(@D)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" npm ci --prefix $(@D) --silent --no-audit --no-fund
+	@PATH="$(CURDIR)/$(BIN):$$PATH" npm install --no-save --prefix $(@D) --silent --no-audit --no-fund
 	@touch $@
 
 $(COMPAT)/%/.ready: requirements/compat/%.txt
