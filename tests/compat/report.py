@@ -21,7 +21,6 @@ page. Versions are pinned in `requirements/compat`. openai-python's tests (of it
 the one line that is changed) and langchain's standard suites are their authors'. The others are scenarios of ours with the
 unmodified client: a reply, a stream, a talk with tools, a typed reply, async, errors. After each scenario the episode's record is
 compared with what the engine was given and what it said; openai-python's tests share one episode and are not compared.
-
 """
 
 
