@@ -8,23 +8,6 @@ type Act = () => Promise<unknown>;
 const place = (others: number) =>
   others ? `${plural(others, "other open engine")} of ${others === 1 ? "the" : "this"} model take${others === 1 ? "s" : ""} new calls.` : "No other engine of this model is open: new calls will wait.";
 
-export function confirmPause(engine: Engine, others: number, act: Act): void {
-  confirm({
-    title: `Pause ${engine.name}?`,
-    body: (
-      <p>
-        It gets no new calls until it is resumed. Its {plural(engine.streams, "running call")} go on to the end. {place(others)}
-      </p>
-    ),
-    action: "Pause",
-    act,
-  });
-}
-
-export function confirmResume(engine: Engine, act: Act): void {
-  confirm({ title: `Resume ${engine.name}?`, body: <p>It gets calls again, as soon as it runs the newest version.</p>, action: "Resume", act });
-}
-
 export function confirmDrain(engine: Engine, others: number, act: Act): void {
   confirm({
     title: `Drain ${engine.name}?`,

@@ -11,7 +11,6 @@ export interface Engine {
   pinned: number;
   restarts: number;
   node: string | null;
-  paused?: boolean;
   /** Seconds of a decode step: k3 for each call, k4 always. */
   speed: { k3: number; k4: number } | null;
 }
@@ -86,8 +85,6 @@ export function beginOf(told: Timeline): number {
 
 /** The end of a drawing: a recorded run of one moment has a width too. */
 export const endOf = (told: Timeline) => Math.max(told.to, beginOf(told) + 1);
-
-export const isPaused = (engine: Engine) => engine.paused ?? engine.state === "paused";
 
 /** A row for each engine of each version, and one for a version that no engine tells of. */
 export function updatesOf(versions: readonly VersionRow[]): Update[] {

@@ -2,8 +2,8 @@
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { get, post, remove, session } from "../api";
-import { confirmDrain, confirmMove, confirmPause, confirmResume } from "../engines/actions";
-import { beginOf, endOf, isPaused, updatesOf, type Call, type Engine, type Node, type Timeline, type Update, type VersionRow } from "../engines/types";
+import { confirmDrain, confirmMove } from "../engines/actions";
+import { beginOf, endOf, updatesOf, type Call, type Engine, type Node, type Timeline, type Update, type VersionRow } from "../engines/types";
 import { clock, duration, plural, share, short } from "../format";
 import { Gantt } from "../gantt/gantt";
 import { rowsOf } from "../gantt/rows";
@@ -107,7 +107,7 @@ const TONES: Record<string, Tone> = { open: "good", held: "warn", starting: "inf
 
 function Engines({ fleet, done }: { fleet: Fleet; done: () => void }) {
   const most = Math.max(1, ...fleet.engines.map((engine) => engine.streams));
-  const others = (engine: Engine) => fleet.engines.filter((one) => one.model === engine.model && one !== engine && one.state === "open" && !isPaused(one)).length;
+  const others = (engine: Engine) => fleet.engines.filter((one) => one.model === engine.model && one !== engine && one.state === "open").length;
   const path = (engine: Engine) => `/admin/v1/engines/${encodeURIComponent(engine.name)}`;
   const act = (ask: () => Promise<unknown>) => () => ask().finally(done);
   return (
@@ -120,7 +120,7 @@ function Engines({ fleet, done }: { fleet: Fleet; done: () => void }) {
         { head: "Engine", cell: (engine) => <strong>{engine.name}</strong> },
         { head: "Model", cell: (engine) => engine.model },
         { head: "Node", cell: (engine) => engine.node ?? "–" },
-        { head: "State", cell: (engine) => (isPaused(engine) ? <Badge tone="warn">paused</Badge> : <Badge tone={TONES[engine.state] ?? "plain"}>{engine.state}</Badge>) },
+        { head: "State", cell: (engine) => <Badge tone={TONES[engine.state] ?? "plain"}>{engine.state}</Badge> },
         { head: "Why", cell: (engine) => engine.reason || "–" },
         { head: "Version", cell: (engine) => (engine.version < 0 ? "–" : engine.version), number: true },
         {
@@ -139,15 +139,6 @@ function Engines({ fleet, done }: { fleet: Fleet; done: () => void }) {
           head: "Actions",
           cell: (engine) => (
             <span class="buttons">
-              {isPaused(engine) ? (
-                <button type="button" aria-label={`Resume ${engine.name}`} onClick={() => confirmResume(engine, act(() => post(`${path(engine)}/resume`)))}>
-                  Resume
-                </button>
-              ) : (
-                <button type="button" aria-label={`Pause ${engine.name}`} onClick={() => confirmPause(engine, others(engine), act(() => post(`${path(engine)}/pause`)))}>
-                  Pause
-                </button>
-              )}
               <button type="button" aria-label={`Drain ${engine.name}`} onClick={() => confirmDrain(engine, others(engine), act(() => remove(path(engine))))}>
                 Drain
               </button>
