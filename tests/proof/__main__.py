@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, show
+from tests.harness.transports import TRANSPORTS
 from tests.harness.vllm import PYTHON
 from tests.proof.checker import COUNTS
 from tests.proof.models import VERSIONS
@@ -35,6 +36,9 @@ def main(
     ] = VERSIONS - 1,
     mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
     order: Annotated[str, typer.Option(help="`rolling`, `together` or `both`.")] = "rolling",
+    transport: Annotated[
+        str, typer.Option(help=f"How versions come to engines: {', '.join(TRANSPORTS)} or `all`.")
+    ] = "filesystem",
     streams: Annotated[int, typer.Option(min=1, help="Long streams.")] = 16,
     agents: Annotated[int, typer.Option(min=0, help="Agents that make short calls.")] = 8,
     mutants: Annotated[bool, typer.Option(help="Also put each mutant into the gateway.")] = True,
@@ -53,22 +57,29 @@ def main(
       python -m tests.proof --engine vllm --updates 3 --mode keep --no-mutants
     """
     engines = _choice("--engine", _ENGINES, engine)
+    ways = _choice("--transport", {**{name: [name] for name in TRANSPORTS}, "all": [*TRANSPORTS]}, transport)
+    if transport == "lora" and "vllm" in engines:
+        raise typer.BadParameter(
+            "adapters that count are made for fake engines alone: --engine fake", param_hint="--transport"
+        )
     modes, orders = _choice("--mode", _MODES, mode), _choice("--order", _ORDERS, order)
     if "vllm" in engines and not PYTHON.exists():
         raise typer.BadParameter("vLLM's CPU build is not there: run `make engine`", param_hint="--engine")
     crossed = max(1, streams // 5)
     plans = [
         Plan(
-            *(e, m, o, seed),
+            *(e, m, o, w, seed),
             updates=updates,
             streams=streams,
             agents=agents,
             tokens=_TOKENS[e],
-            crossed=crossed,
+            crossed=0 if w == "lora" else crossed,  # no call crosses a version that is loaded beside it
         )
         for e in engines
         for m in modes
         for o in orders
+        for w in ways
+        if (e, w) != ("vllm", "lora")
     ]
     logging.getLogger("gateway").setLevel(logging.CRITICAL)  # that an engine was killed is no news here
     runs = [(mutant, m) for mutant in MUTANTS for m in modes if mutants and m in mutant.modes]

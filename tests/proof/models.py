@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,8 +26,10 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from gateway.engines.fake import identity, token_logprob
+from gateway.weights.folders import name_of
 from tests.harness.models import VOCABULARY, save_tokenizer, tensors
-from tests.harness.weights import fake_weights, publish
+from tests.harness.transports import finish
+from tests.harness.weights import fake_adapter, fake_weights
 from tests.proof.checker import Code
 
 BLOCK = 10
@@ -34,6 +37,8 @@ VERSIONS = 9
 """The number of blocks that printable ASCII has room for."""
 SHARPNESS = 30.0
 """The logit of the right token; all others have none. Nothing else is ever sampled: its chance is 272 / e^30."""
+FIRST = 0
+"""The id of the first digit of version 0."""
 _HIDDEN, _HEAD = 128, 64
 
 
@@ -46,21 +51,25 @@ class Family:
     code: Code
 
 
-def build(root: Path, engine: str, versions: int = VERSIONS) -> Family:
-    """Writes versions 0 to `versions` - 1 for an engine, `fake` or `vllm`."""
+def build(root: Path, engine: str, versions: int = VERSIONS, transport: str = "filesystem") -> Family:
+    """Writes versions 0 to `versions` - 1 for an engine, `fake` or `vllm`, and a way in which they travel."""
     if not 1 <= versions <= VERSIONS:
         raise ValueError(f"there are blocks for {VERSIONS} versions")
     paths: list[Path] = []
     blocks: list[list[int]] = []
     for version in range(versions):
         source = root / f"source-{version}"
-        (_save_fake if engine == "fake" else save_counting)(source, version)
+        save = _save_adapter if transport == "lora" and version else _save_fake
+        (save if engine == "fake" else save_counting)(source, version)
         blocks.append(block_ids(source, version))
         if version == 0:
             paths.append(source)
             continue
         probe = (_fake_probe if engine == "fake" else _counting_probe)(source, paths[-1], blocks[-1])
-        paths.append(publish(source, root / f"v{version}", version, version - 1, probe))
+        target = root / "versions" / name_of(version)
+        shutil.copytree(source, target)
+        finish(transport, target, paths[-1], version, version - 1, probe)
+        paths.append(target)
     characters = {chr(_first(v) + d): blocks[v][d] for v in range(versions) for d in range(BLOCK)}
     return Family(paths, Code(blocks, characters, by_position=engine == "fake"))
 
@@ -97,12 +106,27 @@ def _first(version: int) -> int:
 
 
 def _save_fake(directory: Path, version: int) -> None:
-    fake_weights(directory, f"version {version}")
+    block = _block(version)
+    fake_weights(directory, f"version {version}", block)
+    _name_block(directory, version, block)
+
+
+def _block(version: int) -> str:
+    """Of one length for all versions, for a delta needs headers alike."""
+    return json.dumps({"first": FIRST + BLOCK * version, "size": BLOCK}).ljust(32)
+
+
+def _save_adapter(directory: Path, version: int) -> None:
+    fake_adapter(directory, f"version {version}")
+    _name_block(directory, version, _block(version))
+
+
+def _name_block(directory: Path, version: int, block: str) -> None:
     save_tokenizer(directory)
     ids = block_ids(directory, version)
-    if ids != list(range(ids[0], ids[0] + BLOCK)):
+    if ids != list(range(FIRST + BLOCK * version, FIRST + BLOCK * (version + 1))):
         raise ValueError("the fake engine's blocks are runs of ids")
-    (directory / "block.json").write_text(json.dumps({"first": ids[0], "size": BLOCK}))
+    (directory / "block.json").write_text(block)
 
 
 def _fake_probe(new: Path, parent: Path, block: Sequence[int]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ async def run_trial(plan: Plan, say: Callable[[str], None], mutant: Mutant | Non
     """Makes the models, lets it happen, and checks it."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="headgate-proof-") as folder:
-        family = build(Path(folder) / "models", plan.engine, plan.updates + 1)
+        family = build(Path(folder) / "models", plan.engine, plan.updates + 1, plan.transport)
         with mutant.put_in() if mutant else nullcontext():
             outcome = await play(plan, family, Path(folder), say)
     report = check(family.code, outcome.trajectories, outcome.received)

@@ -24,6 +24,7 @@ from gateway.rollout.slot import Slot
 from gateway.types import EpisodeOpened
 from tests.harness.crossing import HOLD_S, crossed, freeze
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.transports import Way, served
 from tests.harness.vllm import vllm_settings
 from tests.proof.models import Family
 
@@ -39,6 +40,8 @@ class Plan:
     engine: str = "fake"
     mode: str = "abort"
     order: str = "rolling"
+    transport: str = "filesystem"
+    """How versions come to the engines (`tests.harness.transports`)."""
     seed: int = 0
     updates: int = 8
     streams: int = 16
@@ -57,7 +60,7 @@ class Plan:
     @property
     def name(self) -> str:
         """The plan's name for people."""
-        return f"{self.engine}, {self.mode}, {self.order}"
+        return f"{self.engine}, {self.mode}, {self.order}, {self.transport}"
 
 
 @dataclass(slots=True)
@@ -74,14 +77,16 @@ class Outcome:
 async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None]) -> Outcome:
     """Lets it happen. Raises TimeoutError (in a group), with what was waited for, if it does not go on."""
     update = {"mode": plan.mode, "order": plan.order, "hold_s": HOLD_S}
-    values = settings_for(family.paths[0], work, engine=_engines(plan, work), update=update)
-    values["models"]["demo"]["max_model_len"] = 4096
-    async with run_gateway(values, in_process=False) as gateway:
-        world = _World(plan, family, gateway, say)
-        with crossed(world.stop_in_the_middle):
-            outcome = await world.run()
-        outcome.trajectories = [await gateway.admin.trajectory(episode) for episode in world.episodes]
-        outcome.restarts = sum(e["restarts"] for e in (await gateway.admin.status())["engines"])
+    async with served(plan.transport, work / "models" / "versions", work) as way:
+        engine = _engines(plan, work) | way.engine
+        values = settings_for(family.paths[0], work, engine=engine, update=update, weights=way.weights)
+        values["models"]["demo"]["max_model_len"] = 4096
+        async with run_gateway(values, in_process=False) as gateway:
+            world = _World(plan, family, gateway, say, way)
+            with crossed(world.stop_in_the_middle):
+                outcome = await world.run()
+            outcome.trajectories = [await gateway.admin.trajectory(episode) for episode in world.episodes]
+            outcome.restarts = sum(e["restarts"] for e in (await gateway.admin.status())["engines"])
     return outcome
 
 
@@ -97,12 +102,13 @@ class _World:
     """One gateway's agents and updates."""
 
     def __init__(
-        self, plan: Plan, family: Family, gateway: RunningGateway, say: Callable[[str], None]
+        self, plan: Plan, family: Family, gateway: RunningGateway, say: Callable[[str], None], way: Way
     ) -> None:
         self.episodes: list[str] = []
         self._plan = plan
         self._family = family
         self._gateway = gateway
+        self._way = way
         self._say = say
         self._random = Random(f"{plan.seed} updates")
         self._wait_s = _WAIT_S[plan.engine]
@@ -216,8 +222,8 @@ class _World:
         await self._moved_on()
         await asyncio.sleep(random.uniform(0, 0.2))
         self._say(f"version {version} of {plan.updates}")
-        path = str(self._family.paths[version])
-        publish = self._gateway.admin.publish(version, path, wait_s=self._wait_s)
+        place = self._way.place(self._family.paths[version])
+        publish = self._gateway.admin.publish(version, wait_s=self._wait_s, **place)
         if plan.kill and version == plan.updates // 2 + 1:
             _, record = await asyncio.gather(self._kill(random), publish)
         else:

@@ -32,7 +32,18 @@ class Block:
         file = Path(weights) / "block.json"
         if not file.exists():
             return None
-        value = orjson.loads(file.read_bytes())
+        return cls._parsed(file.read_bytes())
+
+    @classmethod
+    def of_header(cls, data: bytes) -> Block | None:
+        """The block that a safetensors file names in its header, for engines that have no directory."""
+        end = 8 + int.from_bytes(data[:8], "little")
+        value = orjson.loads(data[8:end]).get("__metadata__", {}).get("block")
+        return cls._parsed(value) if value else None
+
+    @classmethod
+    def _parsed(cls, text: str | bytes) -> Block:
+        value = orjson.loads(text)
         digits = value.get("digits")
         return cls(value["first"], value["size"], None if digits is None else (digits[0], digits[1]))
 

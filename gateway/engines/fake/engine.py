@@ -252,7 +252,9 @@ class FakeEngine:
             found = await self.transfer.taken(version, timeout_s)
             await self._may_load()
             if not self.faults.stale_reload:
-                self.weights_id, self.block = found, None
+                self.weights_id, self.block = found
+            if self._log is not None:
+                self._log.load(f"version {version}")
 
     async def _may_load(self) -> None:
         await asyncio.sleep(self.faults.load_s)

@@ -11,8 +11,10 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gateway.engines.fake.blocks import Block
+
 if TYPE_CHECKING:
-    from gateway.weights.plugin.headgate_transfer.wire import Received, Receiver
+    from gateway.weights.plugin.headgate_transfer.wire import Receiver
 
 _WIRE = "gateway.weights.plugin.headgate_transfer.wire"
 
@@ -45,19 +47,17 @@ class Transfer:
         self.received_frames = 0
         self._receiver = wire.Receiver(place, place.rank_offset, self._on_frame)
 
-    async def taken(self, version: int, timeout_s: float) -> str:
-        """The identity of the version that came. Raises RuntimeError if it did not come whole."""
+    async def taken(self, version: int, timeout_s: float) -> tuple[str, Block | None]:
+        """The identity of the version that came, and its block. Raises RuntimeError if it did not come whole."""
         receiver, self._receiver = self._receiver, None
         if receiver is None or receiver.version != version:
             raise RuntimeError(f"version {version} was not sent to this engine")
-        return _identity(await asyncio.to_thread(receiver.result, timeout_s))
+        received = await asyncio.to_thread(receiver.result, timeout_s)
+        data = received.files["model.safetensors"].numpy().data
+        return hashlib.sha256(data).hexdigest()[:16], Block.of_header(bytes(data))
 
     def _on_frame(self, number: int) -> None:
         with self._moved:
             self.received_frames = number + 1
             while self.hold_before is not None and number >= self.hold_before:
                 self._moved.wait()
-
-
-def _identity(received: Received) -> str:
-    return hashlib.sha256(received.files["model.safetensors"].numpy().data).hexdigest()[:16]
