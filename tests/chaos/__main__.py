@@ -22,6 +22,7 @@ from tests.chaos.processes import has_vllm
 from tests.chaos.report import page, summary
 from tests.chaos.spoilt import SPOILT
 from tests.chaos.system import Plan, System
+from tests.harness.transports import TRANSPORTS
 
 _ENGINES = {"mixed": ("vllm", "fake", "fake"), "fake": ("fake", "fake", "fake")}
 
@@ -35,6 +36,9 @@ def main(
     gateways: Annotated[int, typer.Option(min=1, max=8, help="Gateway processes; 1: no cluster.")] = 2,
     agents: Annotated[int, typer.Option(min=1, help="Agents with the openai package.")] = 50,
     every: Annotated[float, typer.Option(min=0.5, help="Seconds between two faults, on the average.")] = 6.0,
+    transport: Annotated[
+        str, typer.Option(help=f"How versions come to engines: {', '.join(TRANSPORTS)}.")
+    ] = "filesystem",
     only: Annotated[str | None, typer.Option(help="Kinds of faults, with commas; default: all.")] = None,
     mutants: Annotated[bool, typer.Option(help="Instead: gateways that are wrong in one way each.")] = False,
     out: Annotated[Path, typer.Option(help="Where the JSON report and the page (.html) go.")] = Path(
@@ -61,12 +65,20 @@ def main(
         raise typer.BadParameter(", ".join(_ENGINES), param_hint="--engines")
     if engines == "mixed" and not has_vllm():
         raise typer.BadParameter("vLLM's CPU build is not there: run `make engine`", param_hint="--engines")
+    if transport not in TRANSPORTS:
+        raise typer.BadParameter(", ".join(TRANSPORTS), param_hint="--transport")
+    if transport == "lora" and (gateways > 1 or engines != "fake"):
+        raise typer.BadParameter(
+            "lora needs --gateways 1 and --engines fake: adapters run without a cluster, and those that count are made for"
+            " fake engines alone",
+            param_hint="--transport",
+        )
     kinds = tuple(only.split(",")) if only else ()
     if unknown := set(kinds) - {kind.name for kind in KINDS}:
         raise typer.BadParameter(f"no such faults: {', '.join(sorted(unknown))}", param_hint="--only")
     plan = Plan(
         seed=seed, seconds=seconds, every_s=every, gateways=gateways, engines=_ENGINES[engines],
-        redis=gateways > 1, agents=agents, kinds=kinds,
+        redis=gateways > 1, agents=agents, kinds=kinds, transport=transport,
     )  # fmt: skip
     folder = (work or Path(f"runs/chaos-{seed}")).resolve()
     values = asyncio.run(play(plan, folder, lambda said: print(said, file=sys.stderr, flush=True)))

@@ -72,6 +72,8 @@ def read(folder: Path) -> Evidence:
         evidence.agents += lines(file)
     for file in sorted((folder / "engines").glob("*.jsonl")):
         _read_engine(evidence, lines(file))
+    if evidence.plan.get("transport") == "lora":
+        _tell_adapters_apart(evidence)
     for file in (folder / "trainer" / "checkpoints").glob("[0-9]*.json"):
         value = json.loads(file.read_text())
         evidence.checkpoints[value["buffer"]] = [group["group"] for group in value["groups"]]
@@ -105,6 +107,14 @@ def _read_engine(evidence: Evidence, events: Iterable[Any]) -> None:
         else:
             found = _VERSION.search(event["load"])
             version = int(found[1]) if found else 0
+
+
+def _tell_adapters_apart(evidence: Evidence) -> None:
+    """Adapters run side by side: a token says its block, and so which of the newest versions sampled it."""
+    block, blocks = evidence.plan["block"], evidence.plan["blocks"]
+    for mark, (token, newest) in evidence.marks.items():
+        if token < block * blocks:
+            evidence.marks[mark] = token, newest - (newest - token // block) % blocks
 
 
 # The database

@@ -56,6 +56,12 @@ async def _kill_trainer(system: System, random: Random) -> dict[str, Any] | None
     return await _killed(system, system.trainer, random.uniform(0, 2))
 
 
+async def _kill_server(system: System, random: Random) -> dict[str, Any] | None:
+    """The trainer's server of versions, also in the middle of a transfer."""
+    assert system.server is not None
+    return await _killed(system, system.server, random.uniform(0, 2))
+
+
 async def _killed(system: System, victim: Process, away_s: float) -> dict[str, Any] | None:
     since = time.time()
     if not await victim.kill(away_s):
@@ -132,6 +138,7 @@ KINDS = (
     Kind("kill_in_update", 2, _kill_in_update),
     Kind("kill_engine", 2, _kill_engine),
     Kind("kill_trainer", 2, _kill_trainer),
+    Kind("kill_server", 2, _kill_server, "server"),
     Kind("pause_gateway", 1.5, _pause_gateway, "cluster"),
     Kind("stop_redis", 1, _stop_redis, "redis"),
     Kind("flush_redis", 1, _flush_redis, "redis"),

@@ -20,6 +20,7 @@ import orjson
 from examples.service.programs import find_program
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
+from tests.harness.transports import server_argv
 from tests.harness.vllm import PYTHON, vllm_settings
 
 MARKS_EACH = 2**22
@@ -184,6 +185,12 @@ def redis(port: int, folder: Path) -> Process:
     ]
     folder.mkdir(parents=True, exist_ok=True)
     return Process("redis", lambda: argv, folder / "redis.log")
+
+
+def server_of_versions(transport: str, port: int, versions: Path, logs: Path) -> Process:
+    """The trainer's server of a folder of versions."""
+    argv = [sys.executable, "-m", *server_argv(transport, versions), "--port", str(port)]
+    return Process("server", lambda: argv, logs / "server.log")
 
 
 def python(name: str, module: str, plan: Path, logs: Path) -> Process:

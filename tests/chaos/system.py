@@ -31,6 +31,7 @@ from tests.chaos.processes import Process
 from tests.chaos.proxy import Link
 from tests.chaos.weights import save_sources
 from tests.harness.servers import PostgresServer, postgres_server
+from tests.harness.transports import Way, is_served, way_of
 from tests.proof.models import BLOCK, VERSIONS
 
 ADMIN_KEY = "admin-of-the-chaos-proof"
@@ -52,6 +53,8 @@ class Plan:
     gateways: int = 2
     """1: alone, without a cluster."""
     engines: tuple[str, ...] = ("vllm", "fake", "fake")
+    transport: str = "filesystem"
+    """How versions come to the engines (`tests.harness.transports`)."""
     store: str = "postgres"
     """`postgres`, or `sqlite` for a gateway that is alone."""
     redis: bool = True
@@ -84,6 +87,7 @@ class Plan:
         """The parts of the system that faults may need."""
         found = {"postgres"} if self.store == "postgres" else set()
         found |= {"redis"} if self.redis else set()
+        found |= {"server"} if is_served(self.transport) else set()
         return found | ({"cluster"} if self.gateways > 1 else set())
 
 
@@ -104,6 +108,9 @@ class System:
         self.trainer: Process
         self.agents: Process
         self.redis: Process | None = None
+        self.server: Process | None = None
+        """The trainer's server of versions, if the transport has one."""
+        self._way = Way()
         self.front: Link
         self._postgres: PostgresServer | None = None
         self._postgres_away = False
@@ -120,7 +127,9 @@ class System:
         """Everything started and answering; everything ended afterwards."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._http.aclose)
-            self._sources = await asyncio.to_thread(save_sources, self.folder / "sources")
+            self._sources = await asyncio.to_thread(
+                save_sources, self.folder / "sources", self.plan.transport
+            )
             if self.plan.store == "postgres":
                 self._postgres = await asyncio.to_thread(stack.enter_context, postgres_server())
                 self._postgres.execute("CREATE DATABASE chaos")
@@ -134,6 +143,10 @@ class System:
         if plan.redis:
             self.redis = processes.redis(self._ports["redis"], self.folder / "redis")
             await self._started(self.redis)
+        if is_served(plan.transport):
+            await self._serve_versions()
+        else:
+            self._way = way_of(plan.transport, self.folder, "")
         urls = []
         for number, kind in enumerate(plan.engines):
             port, name = free_port(), f"engine-{number}"
@@ -162,6 +175,15 @@ class System:
         await self._started(self.trainer)
         await self._started(self.agents)
 
+    async def _serve_versions(self) -> None:
+        port, versions = free_port(), self.folder / "weights"
+        versions.mkdir(parents=True, exist_ok=True)
+        self.server = processes.server_of_versions(self.plan.transport, port, versions, self.folder / "logs")
+        await self._started(self.server)
+        link = await self._link("server", [port])
+        await self.until(partial(self._answers, f"http://127.0.0.1:{port}/versions"), "server", 60.0)
+        self._way = way_of(self.plan.transport, self.folder, link.url)
+
     async def _started(self, process: Process) -> None:
         process.on_exit = self._exited
         await process.start()
@@ -179,7 +201,7 @@ class System:
         return link
 
     async def _end(self) -> None:
-        for group in (["agents", "trainer"], ["gateway"], ["engine", "redis"]):
+        for group in (["agents", "trainer"], ["gateway"], ["engine", "redis", "server"]):
             some = [p for p in self.all if any(p.name.startswith(name) for name in group)]
             await asyncio.gather(*(p.end(0) for p in some))
         for link in self.links:
@@ -188,7 +210,7 @@ class System:
     @property
     def all(self) -> list[Process]:
         """Every process."""
-        rest = [getattr(self, name, None) for name in ("redis", "trainer", "agents")]
+        rest = [getattr(self, name, None) for name in ("redis", "server", "trainer", "agents")]
         return [*self.gateways, *self.engines, *(p for p in rest if p is not None)]
 
     # Configuration
@@ -202,7 +224,9 @@ class System:
             "engine": {
                 "launch": "external", "urls": engines, "health_s": 1.0, "stall_s": 15.0,
                 "start_s": 120.0, "max_restarts": 100, "restart_window_s": 20_000.0,
+                **self._way.engine,
             },
+            "weights": self._way.weights | ({"transfer_s": 10.0} if self._way.weights else {}),
             "store": {"url": f"sqlite:///{folder}/gateway.db"},
             "episodes": {"idle_s": 30.0, "total_s": 300.0},
             "calls": {"grace_s": 8.0},
@@ -230,7 +254,7 @@ class System:
     def _write_plan(self) -> None:
         """Writes the file that trainer, agents and checker read."""
         values = {
-            **asdict(self.plan), "url": self.front.url, "admin_key": ADMIN_KEY, "model": "demo",
+            **asdict(self.plan), "server": self._way.url, "url": self.front.url, "admin_key": ADMIN_KEY, "model": "demo",
             "evidence": str(self.evidence), "trainer": str(self.evidence / "trainer"), "weights": str(self.folder / "weights"),
             "sources": str(self.folder / "sources"), "block": BLOCK, "blocks": VERSIONS,
             "unlogged_engines": [f"engine-{i}" for i, kind in enumerate(self.plan.engines) if kind != "fake"],

@@ -21,7 +21,7 @@ def test_the_same_seed_plans_the_same_faults() -> None:
     plan = small(Plan(seed=3))
     planned = [(at, kind.name, random.random()) for at, kind, random in schedule(plan)]
     assert planned == [(at, kind.name, random.random()) for at, kind, random in schedule(plan)]
-    assert {name for _, name, _ in planned} == {kind.name for kind in KINDS}
+    assert {name for _, name, _ in planned} == {kind.name for kind in KINDS if kind.needs != "server"}
     assert planned != [(at, kind.name, random.random()) for at, kind, random in schedule(small(Plan(seed=4)))]
 
 
@@ -62,4 +62,4 @@ async def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:
     assert found == dict.fromkeys(COUNTS, 0), values["findings"]
     assert values["problems"] == []
     assert values["calls"] > 0
-    assert values["faults"].keys() >= {kind.name for kind in KINDS}
+    assert values["faults"].keys() >= {kind.name for kind in KINDS if kind.needs != "server"}

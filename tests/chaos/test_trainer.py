@@ -39,7 +39,7 @@ class Gateway:
     async def status(self) -> dict[str, Any]:
         return {"bad_versions": [{"version": version, "why": "killed"} for version in sorted(self.bad)]}
 
-    async def publish(self, version: int, path: str, _wait_s: float) -> dict[str, Any]:
+    async def publish(self, version: int, path: str, *, wait_s: float) -> dict[str, Any]:
         manifest = json.loads((Path(path) / "manifest.json").read_text())
         assert manifest["version"] == version
         assert manifest["parent"] == max(self.live, default=0), "the newest of the versions that were live"

@@ -26,6 +26,7 @@ from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Lease
 from tests.chaos.journal import Journal
 from tests.chaos.weights import write_version
+from tests.harness.transports import Way
 
 T = TypeVar("T")
 _POLL_S = 5.0
@@ -38,6 +39,7 @@ class Trainer:
 
     def __init__(self, plan: dict[str, Any], client: GatewayClient, journal: Journal) -> None:
         self._plan = plan
+        self._way = Way(plan.get("transport", "filesystem"), plan.get("server", ""))
         self._client = client
         self._journal = journal
         self._checkpoints = Path(plan["trainer"]) / "checkpoints"
@@ -114,7 +116,8 @@ class Trainer:
             status = await self._ask("status", self._client.status)
             bad = {entry["version"] for entry in status["bad_versions"]}
             number, parent = number_of(self.version, bad), number_of(self.version - 1, bad)
-            path = write_version(Path(self._plan["sources"]), Path(self._plan["weights"]), number, parent)
+            sources, weights = Path(self._plan["sources"]), Path(self._plan["weights"])
+            path = write_version(sources, weights, number, parent, self._way.transport)
             if await self._is_live(number, path):
                 return
 
@@ -123,7 +126,9 @@ class Trainer:
         deadline = time.monotonic() + _PUBLISH_S
         self._say("publishing", version=number)
         while True:
-            record = await self._ask("publish", lambda: self._client.publish(number, str(path), _POLL_S))
+            record = await self._ask(
+                "publish", lambda: self._client.publish(number, wait_s=_POLL_S, **self._way.place(path))
+            )
             if record["state"] == "live":
                 self._say("live", version=number)
                 return True

@@ -13,12 +13,14 @@ import shutil
 from pathlib import Path
 
 from gateway.engines.fake.blocks import SHARPNESS, VOCABULARY
-from tests.harness.weights import write_manifest
+from gateway.weights.folders import name_of
+from tests.harness.transports import finish
+from tests.harness.weights import fake_adapter
 from tests.proof.models import BLOCK, VERSIONS, block_ids, save_counting
 
 
-def save_sources(root: Path) -> list[Path]:
-    """A checkpoint for each block; the first is version 0."""
+def save_sources(root: Path, transport: str = "filesystem") -> list[Path]:
+    """A checkpoint for each block, or with `lora` an adapter; the first is version 0 and always a checkpoint."""
     sources = [root / f"block-{block}" for block in range(VERSIONS)]
     for block, source in enumerate(sources):
         save_counting(source, block)
@@ -27,17 +29,23 @@ def save_sources(root: Path) -> list[Path]:
             raise ValueError("the digits of all blocks are one run of ids")
         value = {"first": ids[0], "size": BLOCK, "digits": [0, BLOCK * VERSIONS]}
         (source / "block.json").write_text(json.dumps(value))
+        if transport == "lora":
+            adapter = fake_adapter(root / f"adapter-{block}", f"block {block}")
+            shutil.copyfile(source / "block.json", adapter / "block.json")
     return sources
 
 
-def write_version(sources: Path, root: Path, version: int, parent: int) -> Path:
+def write_version(
+    sources: Path, root: Path, version: int, parent: int, transport: str = "filesystem"
+) -> Path:
     """The published directory of a version, whole or not at all; one that is there already stays as it is."""
-    target = root / f"v{version}"
+    target = root / name_of(version)
     if target.exists():
         return target
     draft = root / f".v{version}-{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(sources / f"block-{version % VERSIONS}", draft)
+    kind = "adapter" if transport == "lora" else "block"
+    shutil.copytree(sources / f"{kind}-{version % VERSIONS}", draft)
     block = list(range(BLOCK * (version % VERSIONS), BLOCK * (version % VERSIONS + 1)))
     certain = -math.log1p((VOCABULARY - 1) * math.exp(-SHARPNESS))
     steps = len(block) - 1
@@ -46,6 +54,7 @@ def write_version(sources: Path, root: Path, version: int, parent: int) -> Path:
         "new_logprobs": [[certain] * steps],
         "parent_logprobs": [[certain - SHARPNESS] * steps],
     }
-    write_manifest(draft, version, parent, probe)
+    before = root / name_of(parent) if parent else sources / "block-0"
+    finish(transport, draft, before, version, parent, probe)
     draft.rename(target)
     return target

@@ -254,7 +254,7 @@ class FakeEngine:
             if not self.faults.stale_reload:
                 self.weights_id, self.block = found
             if self._log is not None:
-                self._log.load(f"version {version}")
+                self._log.load(f"v{version:06d}")
 
     async def _may_load(self) -> None:
         await asyncio.sleep(self.faults.load_s)
