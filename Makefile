@@ -180,7 +180,7 @@ bench-prefix: setup ## how often a conversation's next call extends its recorded
 bench-update: setup engine ## how long a weight update holds streams up, against the engine's own time
 	$(BIN)/python -m bench.update
 
-bench-publish: setup ## how long a version takes into another process, by collective and from a folder, beside gloo alone
+bench-publish: setup ## how long a version takes from a step into engines, by each transport; and gloo alone (7 GB of memory)
 	$(BIN)/python -m bench.publish
 
 bench-rules: setup ## StaleFlow's rule and six others under the same load

@@ -1,6 +1,12 @@
-"""Measures how long a version takes from the trainer's folder into another process, by each way, beside gloo alone.
+"""Measures how long a version takes from a step into engines, by each transport; and gloo alone beside the collective way.
 
-In one run, one after the other in each round, for files of several sizes whose pages are cached. Definitions:
+First models of stated shapes with some engines (`bench.ways` says what is counted, `bench.versions` what a step changes). The
+keys of the report are of the largest: `seconds_to_first_engine`, `seconds_to_last_engine`, `trainer_blocked_share` (of the
+seconds to the last engine), `bytes_per_step` and `pause_s_p99` by transport and number of engines, `delta_share` the bytes of a
+delta over those of the version. `transfer_costs` are the same of the collective way with one engine, in seconds a byte, as a
+scenario of `scheduler simulate` takes them. Two engines of 0.6B take 7 GB of memory: each has a version and receives another.
+
+Then files of several sizes whose pages are cached, one after the other in each round:
 
 - *gloo*: two processes broadcast the file's bytes in frames of 16 MiB, in a group that is there already; nothing is looked at;
 - *collective*: a transfer as the trainer's server does it and engines receive it: the group is formed, every frame is sent, every
@@ -13,8 +19,11 @@ In one run, one after the other in each round, for files of several sizes whose 
 from __future__ import annotations
 
 import multiprocessing
+import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,13 +36,19 @@ import torch.distributed as dist
 import typer
 from safetensors.torch import load_file, save_file
 
+from bench.holders import Holder
 from bench.report import Steps, finish, machine, number, ranged, show, spread
+from bench.versions import NAME, NOISE, SHAPES, Shape, adapter_of, next_states
+from bench.versions import write as write_version
+from bench.ways import TRANSPORTS, Times, World, publish
 from gateway.weights.manifest import entry_of, plan_of
 from gateway.weights.plugin.headgate_transfer.groups import Collective
 from gateway.weights.plugin.headgate_transfer.wire import FRAME, Join, Receiver, Sender
 from gateway.weights.tensors import scan
 
-NAME = "model.safetensors"
+_LR = 1e-6
+_MOST = 2
+"""Engines that hold more than a billion bytes each."""
 _HOST = "127.0.0.1"
 _LIMIT_S = 300.0
 WAYS = ("gloo", "collective", "filesystem", "check")
@@ -184,21 +199,169 @@ def measure(peer: Peer, folder: Path, mebibytes: int, rounds: int, steps: Steps)
     return found
 
 
+@dataclass(slots=True)
+class Model:
+    """The measurements of one shape."""
+
+    name: str
+    bytes: int
+    changed: float
+    """The share of the elements that a step changed in bfloat16."""
+    times: dict[str, dict[int, list[Times]]] = field(default_factory=dict)
+    """By transport and number of engines."""
+
+    def mean(self, transport: str, engines: int, value: Callable[[Times], float]) -> float:
+        """The median over the rounds."""
+        return median(value(found) for found in self.times[transport][engines])
+
+    def table(self, value: Callable[[Times], float]) -> dict[str, dict[str, float]]:
+        """A figure by transport and number of engines."""
+        return {way: {str(n): self.mean(way, n, value) for n in found} for way, found in self.times.items()}
+
+    @property
+    def delta_share(self) -> float | None:
+        """The bytes of a delta over those of the version, for one engine."""
+        if "delta" not in self.times:
+            return None
+        return self.mean("delta", min(self.times["delta"]), lambda t: t.bytes) / self.bytes
+
+    def costs(self, transport: str = "collective") -> dict[str, float] | None:
+        """Seconds a byte of each part, with the fewest engines."""
+        if transport not in self.times:
+            return None
+        count = min(self.times[transport])
+        parts: dict[str, Callable[[Times], float]] = {
+            "copy": lambda t: t.blocked,
+            "write": lambda t: t.written - t.blocked,
+            "check": lambda t: t.checked - t.written,
+            "send": lambda t: (t.last - t.checked - max(t.pauses)) / count,
+            "swap": lambda t: max(t.pauses),
+        }
+        return {name: self.mean(transport, count, part) / self.bytes for name, part in parts.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "model": self.name,
+            "bytes": self.bytes,
+            "changed_share": self.changed,
+            "delta_share": self.delta_share,
+            "seconds_to_first_engine": self.table(lambda t: t.first),
+            "seconds_to_last_engine": self.table(lambda t: t.last),
+            "trainer_blocked_share": self.table(lambda t: t.blocked / t.last),
+            "bytes_per_step": self.table(lambda t: t.bytes),
+            "pause_s_p99": self.table(lambda t: max(t.pauses)),
+            "transfer_costs": self.costs(),
+        }
+
+
+def measure_model(
+    shape: Shape, folder: Path, counts: list[int], transports: list[str], rounds: int, steps: Steps
+) -> Model:
+    """Every transport with each number of engines, in each round."""
+    steps.begin(f"{shape.name}: random weights, and a step of lr {_LR:g}")
+    before, after = next_states(shape, _LR, NOISE)
+    changed = sum(int((before[key] != after[key]).sum()) for key in before)
+    total = sum(tensor.numel() for tensor in before.values())
+    root = folder / shape.name / "versions"
+    size = (write_version(root, 1, before) / NAME).stat().st_size
+    del before
+    counts = [n for n in counts if size < 1e9 or n <= _MOST]
+    found = Model(shape.name, size, changed / total, {way: {n: [] for n in counts} for way in transports})
+    engines = [Holder() for _ in range(max(counts))]
+    try:
+        for engine in engines:
+            engine.ask("bring_folder", root / "v000001")
+            engine.ask("swap")
+        adapter = adapter_of(shape)
+        for number_ in range(rounds):
+            for count in counts:
+                for way in transports:
+                    steps.say(f"{shape.name}, {way}, {count} engines, round {number_ + 1}")
+                    world = World(root, after, adapter, engines[:count])
+                    found.times[way][count].append(publish(way, world))
+    finally:
+        for engine in engines:
+            engine.close()
+        shutil.rmtree(root.parent)
+    return found
+
+
+def _show_model(model: Model) -> None:
+    rows = [
+        [
+            way,
+            str(count),
+            number(model.mean(way, count, lambda t: t.first)),
+            number(model.mean(way, count, lambda t: t.last)),
+            number(100 * model.mean(way, count, lambda t: t.blocked / t.last)),
+            number(model.mean(way, count, lambda t: t.bytes) / 1e6),
+            number(model.mean(way, count, lambda t: max(t.pauses))),
+        ]
+        for way, counts in model.times.items()
+        for count in counts
+    ]
+    head = ["", "engines", "first, s", "last, s", "blocked, %", "MB", "pause, s"]
+    note = f"{model.bytes / 1e6:.0f} MB; a step of lr {_LR:g} changes {100 * model.changed:.2f} % of the elements"
+    show(f"{model.name}: from a step into engines", head, rows, note)
+
+
 def main(
+    models: Annotated[str, typer.Option(help=f"Shapes: {', '.join(SHAPES)}.")] = "demo,0.3b,0.6b",
+    engines: Annotated[
+        str, typer.Option(help=f"Numbers of engines; of more than a billion bytes at most {_MOST}.")
+    ] = "1,2,4",
+    transports: Annotated[str, typer.Option(help="Ways into the engines.")] = ",".join(TRANSPORTS),
+    model_rounds: Annotated[int, typer.Option(min=1, help="Rounds of the models.")] = 1,
     mib: Annotated[list[int] | None, typer.Option(help="Sizes in MiB. [default: 64 and 512]")] = None,
-    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds that count.")] = 7,
+    rounds: Annotated[
+        int, typer.Option(min=0, max=100, help="Rounds of the sizes that count; 0: leave them out.")
+    ] = 7,
     out: Annotated[Path, typer.Option(help="The file of the report.")] = Path("runs/bench-publish.json"),
 ) -> None:
-    """Time a version from the trainer's folder into another process."""
+    """Time a version from a step into engines by every transport, and the collective way beside gloo alone.
+
+    Example: python -m bench.publish --models demo --engines 1,2 --rounds 0
+    """
     torch.set_num_threads(1)
-    sizes = mib or [64, 512]
-    steps = Steps(len(sizes) * (rounds + 1))
-    peer, before = Peer(), machine()
+    sizes = (mib or [64, 512]) if rounds else []
+    shapes, counts, ways = models.split(","), [int(n) for n in engines.split(",")], transports.split(",")
+    if unknown := (set(shapes) - SHAPES.keys()) | (set(ways) - set(TRANSPORTS)):
+        raise typer.BadParameter(f"there is no {', '.join(sorted(unknown))}")
+    before = machine()
+    with Steps(len(shapes) + len(sizes) * (rounds + 1)) as steps, tempfile.TemporaryDirectory() as folder:
+        measured = [
+            measure_model(SHAPES[name], Path(folder), counts, ways, model_rounds, steps) for name in shapes
+        ]
+        found = _measure_sizes(Path(folder), sizes, rounds, steps)
+    for model in measured:
+        _show_model(model)
+    _show_sizes(found)
+    largest = max(measured, key=lambda model: model.bytes).to_json()
+    report = {
+        "bench": "publish",
+        "command": " ".join(["python -m bench.publish", *sys.argv[1:]]),
+        "machine": {**before, "load_average_after": machine()["load_average"]},
+        "rounds": rounds,
+        **{key: value for key, value in largest.items() if key not in ("model", "bytes")},
+        "models": [model.to_json() for model in measured],
+        **_against_gloo(found),
+        "sizes": [size.to_json() for size in found],
+    }
+    finish(report, out)
+
+
+def _measure_sizes(folder: Path, sizes: list[int], rounds: int, steps: Steps) -> list[Size]:
+    if not sizes:
+        return []
+    peer = Peer()
     try:
-        with steps, tempfile.TemporaryDirectory() as folder:
-            found = [measure(peer, Path(folder), size, rounds, steps) for size in sizes]
+        return [measure(peer, folder, size, rounds, steps) for size in sizes]
     finally:
         peer.close()
+
+
+def _show_sizes(found: list[Size]) -> None:
     rows = [
         [
             f"{size.bytes / 2**20:.0f} MiB, {way}",
@@ -208,17 +371,18 @@ def main(
         for size in found
         for way in WAYS
     ]
-    show("From the trainer's folder into another process", ["", "seconds", "MB/s"], rows)
+    if rows:
+        show("From the trainer's folder into another process", ["", "seconds", "MB/s"], rows)
+
+
+def _against_gloo(found: list[Size]) -> dict[str, float]:
+    if not found:
+        return {}
     largest = max(found, key=lambda size: size.bytes)
-    report = {
-        "bench": "publish",
-        "machine": before,
-        "rounds": rounds,
+    return {
         "collective_vs_gloo": largest.rate("collective") / largest.rate("gloo"),
         "collective_vs_filesystem": largest.rate("collective") / largest.rate("filesystem"),
-        "sizes": [size.to_json() for size in found],
     }
-    finish(report, out)
 
 
 if __name__ == "__main__":

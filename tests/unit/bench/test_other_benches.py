@@ -39,8 +39,14 @@ def test_memory(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_publish(tmp_path: Path) -> None:
-    report = report_of("publish", tmp_path / "publish.json", "--mib", "4", "--rounds", "1")
+    few = ["--models", "demo", "--engines", "1,2"]
+    report = report_of("publish", tmp_path / "publish.json", "--mib", "4", "--rounds", "1", *few)
     assert report["collective_vs_gloo"] > 0
+    for way, last in report["seconds_to_last_engine"].items():
+        assert 0 < report["seconds_to_first_engine"][way]["2"] <= last["2"]
+    assert report["bytes_per_step"]["collective"]["2"] == 2 * report["models"][0]["bytes"]
+    assert 0 < report["delta_share"] < 0.2
+    assert 0 < report["changed_share"] < 0.2
     (size,) = report["sizes"]
     assert all(found["median"] > 0 for found in size["seconds"].values())
 
