@@ -199,7 +199,7 @@ class Combined:
         batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
         tokens = sum(sample.context for group in batch for sample in group.samples if not sample.dropped)
         busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, self.recompute)
-        world.publish(transfers.push_s, delay_s=transfers.overlapped_s if apart else 0.0)
+        world.publish(transfers.push_s, delay_s=transfers.overlapped_s if apart else transfers.delay_s)
         self._claims = False
         self._fill(world)
         for node in self._roles:

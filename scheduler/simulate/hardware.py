@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,26 @@ class TransferCosts:
     """A node with engines becomes the trainer's: weights and cache are dropped, the trainer's state is loaded."""
     to_rollout_s: float
     """Seconds back to rollout: the trainer's state is offloaded, the new weights are loaded."""
+    delay_s: float = 0.0
+    """Seconds from the end of a step until engines may take its version, while neither waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTransfers:
+    """What headgate's own code takes for a version, in seconds a byte, as `make bench-publish` measures it (`transfer_costs`)."""
+
+    copy: float
+    """The trainer copies the weights; it computes nothing meanwhile."""
+    write: float
+    """They are written, with hashes and a delta if there is one, and are safe on the disk."""
+    check: float
+    """The gateway looks at every byte."""
+    send: float
+    """An engine receives them and compares their hashes; `AT_ONCE` engines do so at once."""
+    swap: float
+    """An engine stands still for them."""
+    fixed_s: float = 0.0
+    """Seconds for each engine beside its bytes: to be paused, probed and resumed."""
 
 
 def _kind(table: str, name: str) -> dict[str, Any]:
@@ -115,6 +135,30 @@ def trainer_costs(model: str, gpu: str) -> TrainerCosts:
         recompute_s=train["recompute"] * a_flop,
         step_s=train["step_s"],
         spread=train["spread"],
+    )
+
+
+AT_ONCE = 4
+"""Engines that the trainer's server sends to at once (`gateway/rollout/collective.py`)."""
+
+
+def measured_costs(
+    measured: MeasuredTransfers, model: str, gpus_per_engine: int, engines: int, train_gpus: int, sites: int
+) -> TransferCosts:
+    """Transfers by what the code was measured to take, where the links are not slower still."""
+    weights = _BYTES * _kind("model", model)["parameters"]
+    link, told = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus, sites)
+    send = weights * max(measured.send, 1 / link["fabric"]) * math.ceil(engines / AT_ONCE)
+    across = weights / link["wan"] if sites > 1 else 0.0
+    delay = weights * (measured.write + measured.check) + send + across
+    pull = measured.fixed_s + weights * max(measured.swap, 1 / (gpus_per_engine * link["pcie"]))
+    return replace(
+        told,
+        collective_s=delay + pull,
+        push_s=weights * max(measured.copy, 1 / (train_gpus * link["pcie"])),
+        pull_s=pull,
+        overlapped_s=delay,
+        delay_s=delay,
     )
 
 

@@ -34,9 +34,11 @@ from scheduler.configuration import Unreadable, complaints, read_toml
 from scheduler.simulate.engine import EngineCosts
 from scheduler.simulate.errors import ScenarioError
 from scheduler.simulate.hardware import (
+    MeasuredTransfers,
     TrainerCosts,
     TransferCosts,
     engine_costs,
+    measured_costs,
     trainer_costs,
     transfer_costs,
 )
@@ -99,6 +101,8 @@ class Scenario(_Table):
     """Engine costs in place of coefficients.toml, as `bench.costs` measures them on a real engine."""
     trainer_costs: TrainerCosts | None = None
     """Trainer costs in place of coefficients.toml."""
+    transfer_costs: MeasuredTransfers | None = None
+    """The costs of bringing a version to engines in place of coefficients.toml, as `bench.publish` measures headgate's code."""
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -141,7 +145,12 @@ class Scenario(_Table):
 
     def transfers(self, train_gpus: int) -> TransferCosts:
         """The costs of weight transfers from a trainer of so many GPUs."""
-        return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
+        if self.transfer_costs is None:
+            return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
+        engines = self.gpus // self.engine_gpus
+        return measured_costs(
+            self.transfer_costs, self.model, self.engine_gpus, engines, train_gpus, self.sites
+        )
 
     def workload(self, seed: int) -> Workload:
         """The groups, for that seed."""

@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.simulate.baselines import BASELINES
 from scheduler.simulate.gantt import timeline
+from scheduler.simulate.hardware import coefficients
 from scheduler.simulate.meter import ROLES, Meter
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.world import Policy, World
@@ -130,6 +131,20 @@ def test_one_batch_takes_what_the_cost_models_say() -> None:
     batch = 50 * given.engine.prefill_s + steps + switch.to_train_s + train
     assert meter.ends[0] == pytest.approx(batch)
     assert meter.ends[1] == pytest.approx(2 * batch + switch.to_rollout_s)
+
+
+def test_a_version_takes_what_headgates_code_was_measured_to_take() -> None:
+    """By hand: 7B's bytes, eight engines of which four receive at once, and links that are faster than the code."""
+    measured = {"copy": 1e-9, "write": 4e-9, "check": 0.5e-9, "send": 2e-9, "swap": 1e-9, "fixed_s": 0.25}
+    found = scenario(gpus=8, transfer_costs=measured).transfers(2)
+    size = 2 * coefficients()["model"]["7B"]["parameters"]
+    assert found.push_s == pytest.approx(1e-9 * size)
+    assert found.delay_s == found.overlapped_s == pytest.approx((4e-9 + 0.5e-9 + 2 * 2e-9) * size)
+    assert found.pull_s == pytest.approx(0.25 + 1e-9 * size)
+    assert found.to_train_s == scenario(gpus=8).transfers(2).to_train_s
+    slow = {"copy": 0.0, "write": 0.0, "check": 0.0, "send": 0.0, "swap": 0.0}
+    bounded = scenario(gpus=8, transfer_costs=slow).transfers(2)
+    assert bounded.delay_s == pytest.approx(2 * size / coefficients()["link"]["fabric"])
 
 
 def test_lent_nodes_are_busier_than_a_split() -> None:
