@@ -83,13 +83,13 @@ class _Engine:
         for name in {piece.file for piece in pieces}:
             data = torch.empty(files[name]["size"], dtype=torch.uint8)
             with (folder / name).open("rb", buffering=0) as file:
-                view, at = memoryview(data.numpy()), 0
+                view, at = data.numpy().data, 0
                 while at < len(view):
                     at += file.readinto(view[at:])
             self._came[name] = data
         for piece in pieces:
             part = self._came[piece.file][piece.offset : piece.offset + piece.size]
-            if blake3(memoryview(part.numpy())).hexdigest() != piece.blake3:
+            if blake3(part.numpy().data).hexdigest() != piece.blake3:
                 raise ValueError(f"{piece} is not the manifest's")
         return sum(len(data) for data in self._came.values())
 
