@@ -25,8 +25,8 @@ from trainer.settings import Settings
 
 SEATS = {"first": "red", "second": "blue"}
 TASKS = Path(__file__).parents[3] / "examples" / "self_play" / "tasks.jsonl"
-STEPS = 6
-GROUP = 8
+STEPS = 12
+GROUP = 16
 
 
 @asynccontextmanager
@@ -82,7 +82,7 @@ async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_pa
         model = pretrained.load(tmp_path / name)
         before = last_character(model, tmp_path / name)
         model.load_state_dict(trained.state_dict())
-        assert last_character(model, tmp_path / name) > before + 0.05, (name, before)
+        assert last_character(model, tmp_path / name) > before + 0.2, (name, before)
     assert {counts["failed"] for counts in matches.summary().values()} == {0}
     assert {row["model"] for row in rows} == set(SEATS.values())
 
