@@ -101,8 +101,9 @@ class ByDifficulty:
         return {task_id: [v.at, v.groups, v.taught] for task_id, v in self._visits.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on with a state. Tasks that are new join where the others are; those that are gone are forgotten."""
+        """Goes on with a state. Tasks that are new join where the others go on, and owe no visits of the past; those gone
+        are forgotten."""
         known = {task_id: Visits(*map(float, state[task_id])) for task_id in self._tasks if task_id in state}
-        begun = min((visits.at for visits in known.values()), default=0.0)
-        fresh = {task_id: replace(visits, at=visits.at + begun) for task_id, visits in self._visits.items()}
+        now = min((visits.due(self._floor) for visits in known.values()), default=0.0)
+        fresh = {task_id: replace(visits, at=visits.at + now) for task_id, visits in self._visits.items()}
         self._visits = {**fresh, **known}

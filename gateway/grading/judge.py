@@ -76,8 +76,8 @@ class Judge:
         try:
             async with self._turns, asyncio.timeout(self._timeout_s):
                 opened = await self._open(episode)
-                reply = await self._reply(opened, question)
-                return await self._end(opened, reply, read)
+                reply, cut = await self._reply(opened, question)
+                return await self._end(opened, reply, cut, read)
         except TimeoutError as error:
             raise GradingFailed(
                 f"the judge {self._model} was not done within {self._timeout_s:g} s"
@@ -93,7 +93,8 @@ class Judge:
             except httpx.ConnectError:  # after a restart, grading goes on before the gateway listens
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _reply(self, opened: EpisodeOpened, question: str) -> str:
+    async def _reply(self, opened: EpisodeOpened, question: str) -> tuple[str, bool]:
+        """What the judge says, and whether it was cut short."""
         response = await self._http.post(
             "/v1/chat/completions",
             json={
@@ -108,11 +109,14 @@ class Judge:
             said = f"answered {response.status_code}: {response.text[:500]}"
             await self._admin.abandon(opened.episode_id, "judge_failed", said)
             raise GradingFailed(f"the judge {self._model} {said}")
-        return response.json()["choices"][0]["message"].get("content") or ""
+        choice = response.json()["choices"][0]
+        return choice["message"].get("content") or "", choice.get("finish_reason") == "length"
 
-    async def _end(self, opened: EpisodeOpened, reply: str, read: Read) -> float:
-        """Keeps the judgement as the reward of the judge's own episode."""
+    async def _end(self, opened: EpisodeOpened, reply: str, cut: bool, read: Read) -> float:
+        """Keeps the judgement as the reward of the judge's own episode; a reply that was cut short has none."""
         try:
+            if cut:
+                raise ValueError(f"the reply was cut after max_tokens = {self._max_tokens}")
             judged = read(reply)
         except ValueError as error:
             said = f"{error}: {reply[-200:]!r}"

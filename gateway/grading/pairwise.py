@@ -47,7 +47,7 @@ class PairwiseGrader:
                 f"the episode's metadata has no text {self._against!r} to compare with", final=True
             )
         if not episode["turns"]:
-            return Answer(0.0)
+            raise GradingFailed("the episode has no turn to judge", final=True)
         said = episode["final_text"]
         first, second = await asyncio.gather(
             self._first_wins(episode, said, other), self._first_wins(episode, other, said)

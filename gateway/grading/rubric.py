@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.grading.base import Answer
+from gateway.grading.base import Answer, GradingFailed
 from gateway.grading.judge import CHARACTERS, Judge
 
 _MOST = 10
@@ -45,7 +45,7 @@ class RubricGrader:
     async def grade(self, episode: dict[str, Any]) -> Answer:
         turns = episode["turns"] if self._each_turn else episode["turns"][-1:]
         if not turns:
-            return Answer(0.0)
+            raise GradingFailed("the episode has no turn to judge", final=True)
         scores = await asyncio.gather(*(self._score(episode, turn) for turn in turns))
         parts = [score / len(turns) for score in scores]
         if not self._each_turn:

@@ -21,7 +21,7 @@ WAIT_S = 60.0
 
 @asynccontextmanager
 async def judged(
-    model: Path, work: Path, says: Callable[[str], str], **grader: Any
+    model: Path, work: Path, says: Callable[[str], str], finish: str = "stop", **grader: Any
 ) -> AsyncIterator[tuple[RunningGateway, list[str]]]:
     """A gateway whose grader `good` asks `oracle`, who answers a question by `says`; and the questions."""
     elsewhere, port, questions = Elsewhere(), free_port(), []
@@ -29,7 +29,7 @@ async def judged(
     async def respond(asked: dict[str, Any]) -> Response:
         questions.append(asked["messages"][0]["content"])
         message = {"role": "assistant", "content": says(questions[-1])}
-        return JSONResponse({**WHOLE, "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+        return JSONResponse({**WHOLE, "choices": [{"index": 0, "message": message, "finish_reason": finish}]})
 
     elsewhere.respond = respond
     graders = {"good": {"judge": "oracle", "retries": 0, **grader}}
@@ -110,3 +110,18 @@ async def test_words_that_are_no_judgement_leave_the_episode_out_and_are_asked_f
         assert len(questions) == 2
         judging = await gateway.admin.episodes(mode="eval")
         assert {row["reason"] for row in judging} == {"judgement_unreadable"}
+
+
+@pytest.mark.parametrize(("turns", "said"), [(1, "cut after max_tokens = 1024"), (0, "no turn to judge")])
+async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
+    turns: int, said: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The judge would have written 10: the 1 at which it was cut is not its score."""
+    criteria = {"short": "It is short."}
+    async with judged(tiny_model, tmp_path, lambda question: "1: 1", "length", criteria=criteria) as (
+        gateway,
+        questions,
+    ):
+        episode, fate = await close(gateway, {}, turns)
+        assert (fate["reason"], fate["reward"], len(questions)) == ("grading_failed", None, turns)
+        assert said in (await gateway.admin.episode(episode))["error"]

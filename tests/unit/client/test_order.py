@@ -66,6 +66,17 @@ def test_a_new_task_joins_where_the_others_are_and_one_that_is_gone_is_forgotten
     visits = played(more, 70, set("bcdefgh"))
     assert visits.keys() == set("bcdefgh")
     assert max(visits.values()) - min(visits.values()) <= 2
+
+
+def test_a_new_task_owes_no_visits_of_the_time_before_it(tmp_path: Path) -> None:
+    """One that taught nothing for long was begun long ago: others do not begin there."""
+    path = tmp_path / "tasks.json"
+    played(KeptOrder(ByDifficulty(TASKS[:4], 1, 0.1), path), 400, set("bcd"))
+    visits = played(KeptOrder(ByDifficulty(TASKS, 1, 0.1), path), 14, set("bcdefgh"))
+    assert max(visits[name] for name in "efgh") <= 3
+
+
+def test_a_file_that_holds_no_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks.json").write_text("[1")
     with pytest.raises(ValueError, match="is no state of an order of tasks"):
         KeptOrder(ByDifficulty(TASKS, 1, 0.1), tmp_path / "tasks.json")
