@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer
 
@@ -54,6 +55,7 @@ def settings_of(gateway: RunningGateway, work: Path, model: str) -> Settings:
     })  # fmt: skip
 
 
+@pytest.mark.long
 async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_path: Path) -> None:
     earned: list[float] = []
 
