@@ -1,7 +1,7 @@
 """Measures how long a version takes from a step into engines, by each transport; and gloo alone beside the collective way.
 
-First models of stated shapes with some engines (`bench.ways` says what is counted, `bench.versions` what a step changes). The
-keys of the report are of the largest: `seconds_to_first_engine`, `seconds_to_last_engine`, `trainer_blocked_share` (of the
+First models of stated shapes with some engines (`bench.transports` says what is counted, `bench.versions` what a step changes).
+The keys of the report are of the largest: `seconds_to_first_engine`, `seconds_to_last_engine`, `trainer_blocked_share` (of the
 seconds to the last engine), `bytes_per_step` and `pause_s_p99` by transport and number of engines, `delta_share` the bytes of a
 delta over those of the version. `transfer_costs` are the same of the collective way with one engine, in seconds a byte, as a
 scenario of `scheduler simulate` takes them. Two engines of 0.6B take 7 GB of memory: each has a version and receives another.
@@ -38,9 +38,9 @@ from safetensors.torch import load_file, save_file
 
 from bench.holders import Holder
 from bench.report import Steps, finish, machine, number, ranged, show, spread
+from bench.transports import TRANSPORTS, Times, World, publish
 from bench.versions import NAME, NOISE, SHAPES, Shape, adapter_of, next_states
 from bench.versions import write as write_version
-from bench.ways import TRANSPORTS, Times, World, publish
 from gateway.weights.manifest import entry_of, plan_of
 from gateway.weights.plugin.headgate_transfer.groups import Collective
 from gateway.weights.plugin.headgate_transfer.wire import FRAME, Join, Receiver, Sender
@@ -208,7 +208,7 @@ class Model:
     changed: float
     """The share of the elements that a step changed in bfloat16."""
     times: dict[str, dict[int, list[Times]]] = field(default_factory=dict)
-    """By transport and number of engines."""
+    """The measurements by transport and number of engines."""
 
     def mean(self, transport: str, engines: int, value: Callable[[Times], float]) -> float:
         """The median over the rounds."""
