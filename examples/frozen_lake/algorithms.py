@@ -13,7 +13,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,21 @@ def heldout_reward(walker: Walker, *, greedy: bool = True) -> float:
     return sum(walk.crossing.reward for walk in walker.walk(lakes, greedy=greedy)) / HELDOUT
 
 
+def heldout_rewards(model: Path, seed: int, policy: Any) -> tuple[float, float]:
+    """The mean rewards of greedy and of sampled walks on the held-out maps; their walker is new, and no tool call fails."""
+    walker = Walker(model, seed)
+    walker.take(policy)
+    return heldout_reward(walker), heldout_reward(walker, greedy=False)
+
+
+def kept(path: Path, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """The figures of a run from its file; the run is made first if there is no file."""
+    if not path.exists():
+        path.write_text(json.dumps(run()) + "\n")
+    figures: dict[str, Any] = json.loads(path.read_text())
+    return figures
+
+
 def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
     """The training batches' rewards by step, a colour for each algorithm and a line for each seed."""
     import matplotlib
@@ -155,10 +171,8 @@ def main() -> None:
             options.algorithms.split(","), map(int, options.seeds.split(","))
         ):
             done = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
-            if not done.exists():
-                found = train(options.dir / "model", name, seed, options.steps, options.lr, progress)
-                done.write_text(json.dumps(found) + "\n")
-            runs.append(json.loads(done.read_text()))
+            run = partial(train, options.dir / "model", name, seed, options.steps, options.lr, progress)
+            runs.append(kept(done, run))
     plot(options.plot, runs)
     show(runs, console)
     console.print(f"Look next at {options.plot}", soft_wrap=True)

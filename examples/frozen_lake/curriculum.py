@@ -1,4 +1,4 @@
-"""What an order of tasks by difficulty is worth: FrozenLake in passes and by difficulty, the same number of sampled tokens each.
+"""The worth of an order of tasks by difficulty: FrozenLake in passes and by difficulty, the same number of sampled tokens each.
 
     python -m examples.frozen_lake.curriculum                    # what `make report-curriculum` does
     python -m examples.frozen_lake.curriculum --seeds 1 --tokens 20000 --dir runs/quick
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ from rich.progress import Progress
 from rich.table import Table
 
 from examples.frozen_lake import tasks
-from examples.frozen_lake.algorithms import HELDOUT, LR, MAPS, SEEDS, heldout_reward, learner_of, sample
+from examples.frozen_lake.algorithms import (
+    HELDOUT,
+    LR,
+    MAPS,
+    SEEDS,
+    heldout_rewards,
+    kept,
+    learner_of,
+    sample,
+)
 from examples.frozen_lake.walks import Walker
 from gateway.client import Task
 from gateway.client.order import ByDifficulty, Passes, TaskOrder
@@ -46,7 +56,7 @@ def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> 
     learner, walker = learner_of(model, "grpo", seed, MOST_STEPS, LR), Walker(model, seed)
     maps = [Task(lake["task_id"], lake) for lake in itertools.islice(tasks.tasks("train", seed), TRAIN_MAPS)]
     order: TaskOrder = Passes(maps, seed) if arm == PASSES else ByDifficulty(maps, seed, FLOOR)
-    before, sampled_before = measured(walker, model, seed)
+    before, sampled_before = heldout_rewards(model, seed, learner.model)
     spent = 0
     rewards: list[float] = []
     taught: list[float] = []
@@ -61,19 +71,12 @@ def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> 
         walker.take(learner.model)
         progress.update(bar, completed=spent, description=f"{arm}, seed {seed}: reward {rewards[-1]:.2f}")
     progress.remove_task(bar)
-    after, sampled_after = measured(walker, model, seed)
+    after, sampled_after = heldout_rewards(model, seed, learner.model)
     return {
         "arm": arm, "seed": seed, "tokens": spent, "steps": len(rewards), "before": before, "after": after,
         "sampled_before": sampled_before, "sampled_after": sampled_after,
         "taught_share": sum(taught) / len(taught), "taught": taught, "rewards": rewards,
     }  # fmt: skip
-
-
-def measured(walker: Walker, model: Path, seed: int) -> tuple[float, float]:
-    """The mean reward on held-out maps of greedy and of sampled walks."""
-    measuring = Walker(model, seed)
-    measuring.take(walker.model)
-    return heldout_reward(measuring), heldout_reward(measuring, greedy=False)
 
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
@@ -103,10 +106,8 @@ def main() -> None:
         warm_start(recipe, options.dir / "model", progress=progress)
         for seed, arm in itertools.product(map(int, options.seeds.split(",")), (PASSES, DIFFICULTY)):
             done = options.dir / f"{arm}-seed-{seed}-tokens-{options.tokens}.json"
-            if not done.exists():
-                run = train(options.dir / "model", arm, seed, options.tokens, progress)
-                done.write_text(json.dumps(run) + "\n")
-            runs.append(json.loads(done.read_text()))
+            run = partial(train, options.dir / "model", arm, seed, options.tokens, progress)
+            runs.append(kept(done, run))
     show(runs, console)
     console.file.write(json.dumps({"report": "curriculum", "floor": FLOOR, "runs": runs}) + "\n")
 

@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,19 @@ from rich.progress import Progress
 from rich.table import Table
 
 from examples.frozen_lake import tasks
-from examples.frozen_lake.algorithms import HELDOUT, LR, MAPS, SEEDS, heldout_reward, learner_of, sample
+from examples.frozen_lake.algorithms import (
+    HELDOUT,
+    LR,
+    MAPS,
+    SEEDS,
+    heldout_rewards,
+    kept,
+    learner_of,
+    sample,
+)
 from examples.frozen_lake.walks import Walker
 from gateway.types import Group
 from trainer.commands.warmstart import Recipe, warm_start
-from trainer.learner import Learner
 
 AS_ZEROS, EXCLUDED, NONE = "as zeros", "excluded", "no failures"
 FAILS = 0.1
@@ -47,7 +56,7 @@ def train(model: Path, arm: str, seed: int, steps: int, fails: float, progress: 
     learner = learner_of(model, "grpo", seed, steps, LR)
     walker = Walker(model, seed, 0.0 if arm == NONE else fails)
     maps = tasks.tasks("train", seed)
-    before, sampled_before = measured(model, seed, learner)
+    before, sampled_before = heldout_rewards(model, seed, learner.model)
     rewards, shares, calls = [], [], []
     bar = progress.add_task("", total=steps)
     for _ in range(steps):
@@ -61,19 +70,12 @@ def train(model: Path, arm: str, seed: int, steps: int, fails: float, progress: 
         walker.take(learner.model)
         progress.update(bar, advance=1, description=f"{arm}, seed {seed}: reward {rewards[-1]:.2f}")
     progress.remove_task(bar)
-    after, sampled_after = measured(model, seed, learner)
+    after, sampled_after = heldout_rewards(model, seed, learner.model)
     return {
         "arm": arm, "seed": seed, "steps": steps, "before": before, "after": after,
         "sampled_before": sampled_before, "sampled_after": sampled_after,
         "failed_share": sum(shares) / steps, "rewards": rewards, "calls": calls,
     }  # fmt: skip
-
-
-def measured(model: Path, seed: int, learner: Learner) -> tuple[float, float]:
-    """The mean reward on held-out maps of greedy and of sampled walks, without failures."""
-    walker = Walker(model, seed)
-    walker.take(learner.model)
-    return heldout_reward(walker), heldout_reward(walker, greedy=False)
 
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
@@ -115,10 +117,8 @@ def main() -> None:
         warm_start(recipe, options.dir / "model", progress=progress)
         for seed, arm in itertools.product(map(int, options.seeds.split(",")), (AS_ZEROS, EXCLUDED, NONE)):
             done = options.dir / f"{arm.replace(' ', '-')}-seed-{seed}-steps-{options.steps}.json"
-            if not done.exists():
-                run = train(options.dir / "model", arm, seed, options.steps, FAILS, progress)
-                done.write_text(json.dumps(run) + "\n")
-            runs.append(json.loads(done.read_text()))
+            run = partial(train, options.dir / "model", arm, seed, options.steps, FAILS, progress)
+            runs.append(kept(done, run))
     show(runs, console)
     after = {
         arm: sum(run["sampled_after"] for run in found) / len(found)

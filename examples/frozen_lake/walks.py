@@ -80,11 +80,6 @@ class Walker:
         self._model: Any = pretrained.load(model)
         self._random = torch.Generator().manual_seed(seed)
 
-    @property
-    def model(self) -> Any:
-        """The model."""
-        return self._model
-
     def take(self, model: Any) -> None:
         """Takes over the weights of another model."""
         self._model.load_state_dict(model.state_dict())
