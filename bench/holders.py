@@ -49,7 +49,7 @@ class Holder:
         self._pipe.send((what, *given))
 
     def end(self) -> Any:
-        """What it answers once it is done. Raises RuntimeError with what went wrong there."""
+        """Returns the engine's answer to `begin`; blocks until it is there. Raises RuntimeError with the error over there."""
         found, error = self._pipe.recv()
         if error:
             raise RuntimeError(error)

@@ -32,7 +32,7 @@ class Package:
     files: int = 0
     lines: int = 0
     long_files: int = 0
-    """Those of more than 400 lines."""
+    """The number of files with more than 400 lines."""
     functions: list[int] = field(default_factory=list)
     """The length of each function, in lines."""
     first_words: Counter[str] = field(default_factory=Counter)

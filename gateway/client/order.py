@@ -48,13 +48,13 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Visits:
-    """What is known of a task."""
+    """The record of a task: when it was begun, and how many of its groups taught."""
 
     at: float
     """When it was begun last, on a clock that runs by 1 from a visit of a task with the weight 1 to its next."""
     groups: float = 0.0
     taught: float = 0.0
-    """Of these, those whose rewards differed; both fade."""
+    """The part of `groups` whose rewards differed; both numbers fade."""
 
     def weight(self, floor: float) -> float:
         """How often it comes, beside a task that was never played."""
@@ -97,7 +97,7 @@ class ByDifficulty:
         return {task_id: visits.weight(self._floor) for task_id, visits in self._visits.items()}
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, as JSON."""
+        """Returns the records that `restore` takes, as JSON."""
         return {task_id: [v.at, v.groups, v.taught] for task_id, v in self._visits.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -50,7 +50,7 @@ class Table:
         self._seats = tuple(seats)
         self._partner_s = partner_s
         self._waiting: dict[str, dict[str, deque[_Waiting]]] = {}
-        """Those who wait, by task and seat, first come first."""
+        """The players that wait, by task and seat; who came first plays first."""
         self._matches: set[asyncio.Task[None]] = set()
 
     def agent(self, seat: str) -> SeatAgent:

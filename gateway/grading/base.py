@@ -18,7 +18,7 @@ class GradingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a grader says of an episode."""
+    """The judgement of a grader about an episode."""
 
     reward: float
     """The whole, what single calls earned included."""

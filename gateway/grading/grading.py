@@ -196,4 +196,4 @@ FORMS: Mapping[str, Callable[[str, GraderSettings, OwnGateway], Grader]] = {
     "rubric": _rubric,
     "pairwise": _pairwise,
 }
-"""What makes a grader of each form, by its name and settings."""
+"""The function that makes a grader of each form, from its name and settings."""

@@ -94,7 +94,7 @@ class Judge:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _reply(self, opened: EpisodeOpened, question: str) -> tuple[str, bool]:
-        """What the judge says, and whether it was cut short."""
+        """The judge's reply, and whether it was cut short."""
         response = await self._http.post(
             "/v1/chat/completions",
             json={

@@ -66,7 +66,7 @@ class GraderSettings(Section):
     """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with the text
     `against`. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
     criteria: dict[str, str] = Field(default_factory=dict, max_length=32)
-    """What a reply is scored by, in words, by name; in a comparison, what makes one better."""
+    """The criteria of a score, in words, by name; in a comparison, the reasons for which one reply is better."""
     against: str = ""
     """The key of the episode's metadata that has the text to compare with."""
     each_turn: bool = False

@@ -71,7 +71,7 @@ class TransferCosts:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTransfers:
-    """What headgate's own code takes for a version, in seconds a byte, as `make bench-publish` measures it (`transfer_costs`)."""
+    """Seconds a byte that headgate's own code takes for a version, as `make bench-publish` measures them (`transfer_costs`)."""
 
     copy: float
     """The trainer copies the weights; it computes nothing meanwhile."""
