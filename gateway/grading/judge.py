@@ -1,14 +1,16 @@
 """A model of this gateway that judges: what it is asked, where that is recorded, and what it said before.
 
 Owns the connections to this gateway and the judgements that are kept. Invariants: each judgement is a call in an evaluation
-episode of its own, so it is recorded and never trained; the same text is judged once, however many episodes have it; a judgement
-that failed is not kept.
+episode of its own, so it is recorded and never trained; a try that failed ends its episode with a reason; the same text is
+judged once, however many episodes of a model have it; a judgement that failed is not kept; a judge's episode is of the judged
+model, so whoever may see that model's episodes sees it, and no other project does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,11 +21,13 @@ from gateway.client import GatewayClient, GatewayRefused
 from gateway.grading.base import GradingFailed, OwnGateway
 from gateway.types import EpisodeOpened
 
+log = logging.getLogger(__name__)
+
 CHARACTERS = 50_000
 """A judge reads so many of a conversation: its end."""
 _MARGIN_S = 5.0
-UNREADABLE = "judgement_unreadable"
-"""The reason of a judge's episode whose reply is no judgement."""
+FAILED, LATE, UNREADABLE = "judge_failed", "judge_late", "judgement_unreadable"
+"""The reasons of a judge's episode that has no judgement: no reply, none in time, or one that is no judgement."""
 _KEPT = 10_000
 _PAUSE_S = 0.5
 Read = Callable[[str], float]
@@ -44,11 +48,11 @@ class Judge:
         self._admin = GatewayClient(gateway.admin_url, gateway.admin_key, timeout_s + _MARGIN_S)
         self._http = httpx.AsyncClient(base_url=gateway.url, timeout=None)
         self._judged: dict[str, asyncio.Task[float]] = {}
-        """By a hash of the question: the newest last. Several episodes may wait for one."""
+        """By a hash of the judged model and the question: the newest last. Several episodes may wait for one."""
 
     async def judge(self, episode: dict[str, Any], question: str, read: Read) -> float:
         """The judgement of a question about an episode. Raises GradingFailed."""
-        key = hashlib.sha256(question.encode()).hexdigest()
+        key = hashlib.sha256(f"{episode['model']}\n{question}".encode()).hexdigest()
         judging = self._judged.pop(key, None)
         if judging is None:
             work = self._ask(episode, question, read)
@@ -73,17 +77,24 @@ class Judge:
             del self._judged[key]
 
     async def _ask(self, episode: dict[str, Any], question: str, read: Read) -> float:
+        """Keeps the judgement as the reward of the judge's own episode; ends it with a reason if there is none."""
+        opened: EpisodeOpened | None = None
+        cause: Exception
         try:
             async with self._turns, asyncio.timeout(self._timeout_s):
                 opened = await self._open(episode)
-                reply, cut = await self._reply(opened, question)
-                return await self._end(opened, reply, cut, read)
+                judged = self._read(await self._reply(opened, question), read)
+                await self._admin.reward(opened.episode_id, judged)
+                return judged
         except TimeoutError as error:
-            raise GradingFailed(
-                f"the judge {self._model} was not done within {self._timeout_s:g} s"
-            ) from error
+            reason, said, cause = LATE, f"was not done within {self._timeout_s:g} s", error
         except (GatewayRefused, httpx.HTTPError) as error:
-            raise GradingFailed(f"the judge {self._model}: {error!r}") from error
+            reason, said, cause = FAILED, f"gave no reply: {error!r}", error
+        except ValueError as error:
+            reason, said, cause = UNREADABLE, f"gave no judgement: {error}", error
+        if opened is not None:
+            await self._abandon(opened, reason, said)
+        raise GradingFailed(f"the judge {self._model} {said}") from cause
 
     async def _open(self, episode: dict[str, Any]) -> EpisodeOpened:
         place = f"judge/{self._grader}", f"judge/{episode['episode_id']}"
@@ -93,8 +104,8 @@ class Judge:
             except httpx.ConnectError:  # after a restart, grading goes on before the gateway listens
                 await asyncio.sleep(_PAUSE_S)
 
-    async def _reply(self, opened: EpisodeOpened, question: str) -> tuple[str, bool]:
-        """The judge's reply, and whether it was cut short."""
+    async def _reply(self, opened: EpisodeOpened, question: str) -> Any:
+        """The judge's answer, as the API has it."""
         response = await self._http.post(
             "/v1/chat/completions",
             json={
@@ -106,21 +117,27 @@ class Judge:
             headers={"Authorization": f"Bearer {opened.api_key}"},
         )
         if response.is_error:
-            said = f"answered {response.status_code}: {response.text[:500]}"
-            await self._admin.abandon(opened.episode_id, "judge_failed", said)
-            raise GradingFailed(f"the judge {self._model} {said}")
-        choice = response.json()["choices"][0]
-        return choice["message"].get("content") or "", choice.get("finish_reason") == "length"
+            raise GatewayRefused(response.status_code, response.text[:500], None, None)
+        return response.json()
 
-    async def _end(self, opened: EpisodeOpened, reply: str, cut: bool, read: Read) -> float:
-        """Keeps the judgement as the reward of the judge's own episode; a reply that was cut short has none."""
+    def _read(self, answer: Any, read: Read) -> float:
+        """The judgement in an answer. Raises ValueError for one that is none, or was cut short."""
         try:
-            if cut:
+            choice = answer["choices"][0]
+            reply: str = choice["message"].get("content") or ""
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"no chat completion: {str(answer)[:200]}") from error
+        try:
+            if choice.get("finish_reason") == "length":
                 raise ValueError(f"the reply was cut after max_tokens = {self._max_tokens}")
-            judged = read(reply)
+            return read(reply)
         except ValueError as error:
-            said = f"{error}: {reply[-200:]!r}"
-            await self._admin.abandon(opened.episode_id, UNREADABLE, said)
-            raise GradingFailed(f"the judge {self._model} gave no judgement: {said}") from error
-        await self._admin.reward(opened.episode_id, judged)
-        return judged
+            raise ValueError(f"{error}: {reply[-200:]!r}") from error
+
+    async def _abandon(self, opened: EpisodeOpened, reason: str, said: str) -> None:
+        """Ends a judge's own episode, if the gateway lets it; else it ends when it has been idle for long."""
+        try:
+            async with asyncio.timeout(_MARGIN_S):
+                await self._admin.abandon(opened.episode_id, reason, said)
+        except (GatewayRefused, httpx.HTTPError, TimeoutError) as error:
+            log.warning("the judge's episode %s stays open: %r", opened.episode_id, error)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from gateway.client import GatewayClient
 from gateway.grading import grading as gateway_grading
 from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, serve
@@ -21,22 +23,28 @@ WAIT_S = 60.0
 
 @asynccontextmanager
 async def judged(
-    model: Path, work: Path, says: Callable[[str], str], finish: str = "stop", **grader: Any
+    model: Path, work: Path, says: Callable[[str], str | Response], finish: str = "stop", **grader: Any
 ) -> AsyncIterator[tuple[RunningGateway, list[str]]]:
-    """A gateway whose grader `good` asks `oracle`, who answers a question by `says`; and the questions."""
+    """A gateway whose grader `good` asks `oracle`, who answers a question by `says`; and the questions.
+
+    `grader`: its settings; `gateway`, if it is there, those of the gateway."""
     elsewhere, port, questions = Elsewhere(), free_port(), []
 
     async def respond(asked: dict[str, Any]) -> Response:
         questions.append(asked["messages"][0]["content"])
-        message = {"role": "assistant", "content": says(questions[-1])}
+        said = says(questions[-1])
+        if isinstance(said, Response):
+            return said
+        message = {"role": "assistant", "content": said}
         return JSONResponse({**WHOLE, "choices": [{"index": 0, "message": message, "finish_reason": finish}]})
 
     elsewhere.respond = respond
+    overrides = grader.pop("gateway", {})
     graders = {"good": {"judge": "oracle", "retries": 0, **grader}}
     staleness = {"batch": 1, "eta": 0}
     async with (
         serve(elsewhere.app(), port),
-        behind(model, work, port, graders=graders, staleness=staleness) as gateway,
+        behind(model, work, port, graders=graders, staleness=staleness, **overrides) as gateway,
     ):
         yield gateway, questions
 
@@ -125,3 +133,63 @@ async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
         episode, fate = await close(gateway, {}, turns)
         assert (fate["reason"], fate["reward"], len(questions)) == ("grading_failed", None, turns)
         assert said in (await gateway.admin.episode(episode))["error"]
+
+
+@pytest.mark.parametrize(
+    ("says", "timeout_s", "reason", "said"),
+    [
+        (lambda: StreamingResponse(never()), 3.0, "judge_late", "was not done within 3 s"),
+        (lambda: PlainTextResponse("overloaded", 503), 60.0, "judge_failed", "503"),
+        (lambda: JSONResponse({"choices": []}), 60.0, "judgement_unreadable", "no chat completion"),
+    ],
+    ids=["late", "refused", "empty"],
+)
+async def test_a_judge_that_gives_no_reply_ends_its_own_episode_with_the_reason(
+    says: Callable[[], Response],
+    timeout_s: float,
+    reason: str,
+    said: str,
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    grader = {"criteria": {"short": "It is short."}, "timeout_s": timeout_s}
+    async with judged(tiny_model, tmp_path, lambda question: says(), **grader) as (gateway, _):
+        episode, fate = await close(gateway, {})
+        assert fate["reason"] == "grading_failed"
+        assert said in (await gateway.admin.episode(episode))["error"]
+        (judging,) = await gateway.admin.episodes(mode="eval")
+        assert (judging["state"], judging["reason"]) == ("closed", reason)
+        assert said in (await gateway.admin.episode(judging["id"]))["error"]
+
+
+async def never() -> AsyncIterator[bytes]:
+    """The body of an answer that does not begin."""
+    await asyncio.Event().wait()
+    yield b""
+
+
+async def test_a_project_sees_what_judged_its_episodes(tiny_model: Path, tmp_path: Path) -> None:
+    """The gateway opens judges' episodes under its root key, of the model that is judged."""
+    key = "the-key-of-the-team-that-is-judged"
+    given = {
+        "admin": {"key": "the-root-key-of-the-test"},
+        "projects": {"team": {"key": key, "models": ["demo"]}},
+    }
+    criteria = {"short": "It is short."}
+    async with (
+        judged(tiny_model, tmp_path, lambda question: "1: 10", criteria=criteria, gateway=given) as (
+            gateway,
+            _,
+        ),
+        GatewayClient(gateway.url, key) as team,
+    ):
+        episode, _ = await close(gateway, {})
+        (judging,) = await team.episodes(mode="eval")
+        whole = await team.episode(judging["id"])
+        assert (whole["task_id"], whole["group_id"], whole["reward"]) == (
+            "judge/good",
+            f"judge/{episode}",
+            1.0,
+        )
+        (call,) = whole["calls"]
+        assert (await team.exchange(judging["id"], call["id"]))["response"]
