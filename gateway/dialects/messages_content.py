@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from gateway.dialects.request import TEXT_ALONE, Message, unsupported
+from gateway.dialects.request import Message, unsupported_content
 from gateway.errors import BadRequest
 
 Block = dict[str, Any]
@@ -98,7 +98,7 @@ def _blocks(role: str, content: Any, where: str) -> list[Block]:
 def _check(role: str, block: Any, where: str) -> None:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind not in _KINDS[role]:
-        raise unsupported(where, f"a block of type {kind!r}", TEXT_ALONE, "unsupported_content")
+        raise unsupported_content(where, "a block", kind)
     for name, form in _NEEDED[kind].items():
         if not isinstance(block.get(name), form):
             param = f"{where}.{name}"

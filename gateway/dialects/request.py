@@ -82,6 +82,11 @@ def replies_of(values: dict[str, Any]) -> tuple[int, str]:
 
 
 TEXT_ALONE = "this model reads text: send what it needs to know as text"
+NO_IMAGES = (
+    "no images are given to the engines of this gateway, even where a model could see them: send in words what is to be known,"
+    " or call an upstream model at /v1/chat/completions, which is sent images as they come"
+)
+_IMAGES = ("image", "image_url", "image_file", "input_image")
 
 
 def check_messages(messages: Sequence[Any]) -> None:
@@ -124,6 +129,12 @@ def unsupported(where: str, what: str, instead: str, code: str = "unsupported_pa
     return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
 
 
+def unsupported_content(where: str, what: str, kind: Any) -> BadRequest:
+    """The error for a part of a conversation that is no text. `what`: the name of such a part in its dialect."""
+    instead = NO_IMAGES if kind in _IMAGES else TEXT_ALONE
+    return unsupported(where, f"{what} of type {kind!r}", instead, "unsupported_content")
+
+
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -152,7 +163,7 @@ def _check_part(part: Any, where: str) -> None:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return
     if kind != "text" or not isinstance(part.get("text"), str):
-        raise unsupported(where, f"a content part of type {kind!r}", TEXT_ALONE, "unsupported_content")
+        raise unsupported_content(where, "a content part", kind)
 
 
 def _check_tool_calls(calls: Any, where: str) -> None:

@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, OTHER_FORMS, Metadata, tool_choice
 from gateway.dialects.request import (
-    TEXT_ALONE,
     Effort,
     GenerationRequest,
     Message,
@@ -25,6 +24,7 @@ from gateway.dialects.request import (
     check_arguments,
     take_out,
     unsupported,
+    unsupported_content,
 )
 from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
@@ -331,8 +331,7 @@ def _parts(given: Any, kinds: Sequence[str], where: str) -> list[dict[str, Any]]
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
         if kind not in kinds:
-            what = f"a part of type {kind!r}"
-            raise unsupported(f"{where}.{i}", what, TEXT_ALONE, "unsupported_content")
+            raise unsupported_content(f"{where}.{i}", "a part", kind)
         name = "refusal" if kind == "refusal" else "text"
         _need(part, (name,), f"{where}.{i}")
         found.append({"type": kind, name: part[name]})

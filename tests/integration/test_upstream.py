@@ -40,6 +40,20 @@ async def test_a_whole_answer_is_the_upstreams_own_and_recorded(
     assert exchange["request"] == {"model": "gpt-4o", "messages": [USER], **body}
 
 
+async def test_an_image_is_sent_on_as_it_came_and_recorded(relayed: tuple[RunningGateway, Elsewhere]) -> None:
+    """Engines of this gateway are given none, so an agent that has to look at something needs a model that is upstream."""
+    gateway, there = relayed
+    episode, headers = await gateway.open("task")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}]
+    refused = await gateway.chat(headers, messages=asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages.0.content.1")
+    assert (await gateway.chat(headers, model="oracle", messages=asked)).status_code == 200
+    assert [given["messages"] for _, given in there.requests] == [asked]
+    _, exchange = await call_of(gateway, episode)
+    assert exchange["request"]["messages"] == asked
+
+
 async def test_without_a_key_or_another_name_none_is_sent(
     elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path
 ) -> None:

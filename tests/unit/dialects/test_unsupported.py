@@ -13,6 +13,9 @@ from gateway.errors import BadRequest
 HI = {"role": "user", "content": "hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 PDF = {"type": "document", "source": {}}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+SEEN = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+AUDIO = {"type": "input_audio", "input_audio": {}}
 
 
 def ask_chat(**values: Any) -> None:
@@ -42,7 +45,7 @@ def complete(**values: Any) -> None:
         (ask_chat, {"audio": {"voice": "v"}}, "audio", "writes text"),
         (ask_chat, {"prediction": {"type": "content"}}, "prediction", "leave it out"),
         (ask_chat, {"web_search_options": {"a": 1}}, "web_search_options", "offer a tool"),
-        (ask_chat, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0", "as text"),
+        (ask_chat, {"messages": [{**HI, "content": [AUDIO]}]}, "messages.0.content.0", "as text"),
         (ask_chat, {"tools": [{"type": "custom"}]}, "tools.0", "offer a function"),
         (ask_chat, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "send no others"),
         (ask_chat, {"response_format": {"type": "grammar"}}, "response_format", "'json_schema'"),
@@ -53,7 +56,6 @@ def complete(**values: Any) -> None:
         (ask_responses, {"max_tool_calls": 1}, "max_tool_calls", "count the calls"),
         (ask_responses, {"include": ["x"]}, "include", "leave it out"),
         (ask_responses, {"input": [{"type": "compaction"}]}, "input.0", "leave it out"),
-        (ask_responses, {"input": [{**HI, "content": [IMAGE]}]}, "input.0.content.0", "as text"),
         (ask_responses, {"tools": [{"type": "web_search"}]}, "tools.0", "your client runs"),
         (ask_responses, {"tool_choice": {"type": "mcp"}}, "tool_choice", "a named function"),
         (ask_responses, {"text": {"format": {"type": "regex"}}}, "text.format", "'json_schema'"),
@@ -100,3 +102,44 @@ def test_what_asks_for_nothing_is_taken_out(unsupported: dict[str, Any]) -> None
         )
         for value in (None, *neutral):
             ask(**{name: value})
+
+
+USES = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
+SHOWN = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "seen:"}, PICTURE]}
+ASKED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": {"name": "look"}}]}
+
+
+@pytest.mark.parametrize(
+    ("ask", "values", "param"),
+    [
+        (ask_chat, {"messages": [{**HI, "content": [IMAGE]}]}, "messages.0.content.0"),
+        (
+            ask_chat,
+            {"messages": [HI, CALLED, {"role": "tool", "tool_call_id": "c", "content": [IMAGE]}]},
+            "messages.2.content.0",
+        ),
+        (ask_responses, {"input": [{**HI, "content": [SEEN]}]}, "input.0.content.0"),
+        (
+            ask_responses,
+            {"input": [ASKED, {"type": "function_call_output", "call_id": "c", "output": [SEEN]}]},
+            "input.1.output.0",
+        ),
+        (ask_messages, {"messages": [{**HI, "content": [PICTURE]}]}, "messages.0.content.0"),
+        (
+            ask_messages,
+            {"messages": [HI, USES, {**HI, "content": [SHOWN]}]},
+            "messages.2.content.0.content.1",
+        ),
+    ],
+    ids=["chat", "chat: a tool", "responses", "responses: a tool", "messages", "messages: a tool"],
+)
+def test_an_image_is_refused_for_what_the_gateway_cannot_do_and_not_for_the_model(
+    ask: Any, values: dict[str, Any], param: str
+) -> None:
+    """A model that sees images cannot be blamed: its engine is never given one. Tools of coding agents answer with images too."""
+    with pytest.raises(BadRequest) as refused:
+        ask(**values)
+    assert (refused.value.code, refused.value.param) == ("unsupported_content", param)
+    assert "no images are given to the engines" in refused.value.message
+    assert "upstream model" in refused.value.message
