@@ -148,6 +148,16 @@ async def end_calls(services: Services) -> None:
     await services.replies.close()
 
 
+async def leave(services: Services) -> None:
+    """Gives up this process's place in its cluster while it still answers requests.
+
+    It refuses what others have just sent here as not begun, so they send it to the next coordinator; a closed connection would
+    leave them in doubt. The links end first: what the closing parts still do to engines is no news for followers.
+    """
+    services.hub.close()
+    await services.membership.close()
+
+
 def _place(app: FastAPI) -> Place:
     membership: Place = app.state.services.membership
     return membership

@@ -37,15 +37,20 @@ class GatewayServer(uvicorn.Server):
         config: uvicorn.Config,
         drain: Drain,
         end_calls: Callable[[], Awaitable[None]],
+        leave: Callable[[], Awaitable[None]],
         *,
         shutdown_s: float,
         shared: bool = False,
     ) -> None:
-        """`end_calls` ends whatever runs. `shared`: other processes listen at the port of the first socket too."""
+        """`end_calls` ends whatever runs, `leave` the process's part in its cluster.
+
+        `shared`: other processes listen at the port of the first socket too.
+        """
         config.timeout_graceful_shutdown = _CLOSE_S
         super().__init__(config)
         self._drain = drain
         self._end_calls = end_calls
+        self._leave = leave
         self._shutdown_s = shutdown_s
         self._shared = shared
 
@@ -85,6 +90,7 @@ class GatewayServer(uvicorn.Server):
             log.warning("%d calls are ended before they have finished", self._drain.running)
         await self._end_calls()
         self._drain.end()
+        await self._leave()
         await super().shutdown(sockets)
 
 

@@ -8,13 +8,10 @@ from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 
 from gateway.keys import Keyring
 from gateway.peers.follower import LINK
-from gateway.peers.hub import Hub
 
 router = APIRouter()
 
 _NOT_ALLOWED, _NOT_COORDINATOR = 4401, 4409
-_STOPPED = 1012
-"""The code with which uvicorn closes every WebSocket when it shuts down."""
 
 
 @router.websocket(LINK)
@@ -31,23 +28,4 @@ async def link(wire: WebSocket) -> None:
         await wire.close(_NOT_COORDINATOR, "this process is not the coordinator")
         return
     with contextlib.suppress(WebSocketDisconnect):
-        await services.hub.serve(_Wire(wire, services.hub))
-
-
-class _Wire:
-    """Tells the hub before its link ends that it is this process which ends it."""
-
-    def __init__(self, wire: WebSocket, hub: Hub) -> None:
-        self._wire = wire
-        self._hub = hub
-
-    async def receive_text(self) -> str:
-        try:
-            return await self._wire.receive_text()
-        except WebSocketDisconnect as ended:
-            if ended.code == _STOPPED:
-                self._hub.leave()
-            raise
-
-    async def send_text(self, data: str) -> None:
-        await self._wire.send_text(data)
+        await services.hub.serve(wire)

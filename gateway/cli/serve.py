@@ -118,7 +118,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
     """Serves until a signal comes, in this process. Raises ConfigError if it cannot start."""
     import uvicorn
 
-    from gateway.app import create_app, end_calls
+    from gateway.app import create_app, end_calls, leave
     from gateway.server import GatewayServer, listening
     from gateway.settings import ConfigError
 
@@ -139,6 +139,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
         config,
         gateway.state.drain,
         lambda: end_calls(gateway.state.services),
+        lambda: leave(gateway.state.services),
         shutdown_s=settings.server.shutdown_s,
         shared=shared,
     )

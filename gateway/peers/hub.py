@@ -180,14 +180,12 @@ class Hub:
             await asyncio.gather(*tasks, return_exceptions=True)
             self._drop(link)
 
-    def leave(self) -> None:
-        """Ends the links because this process is being stopped. Pending requests to followers wait until they are cancelled."""
-        self._leaving = True
-
     def close(self) -> None:
-        """Closes the links, so that every follower looks for another coordinator. Final: a process leads at most once."""
-        self.leads = False
-        self.leave()
+        """Closes the links, so that every follower looks for another coordinator. Final: a process leads at most once.
+
+        Pending requests to all followers wait until they are cancelled.
+        """
+        self.leads, self._leaving = False, True
         for link in list(self._links.values()):
             self._drop(link)
 

@@ -41,6 +41,9 @@ class Alone:
     async def check_leadership(self) -> None:
         """Returns at once: no other process could be the coordinator."""
 
+    async def close(self) -> None:
+        """Does nothing: nobody takes over."""
+
 
 class Membership:
     """One process of a cluster."""
@@ -78,7 +81,7 @@ class Membership:
         self._task.add_done_callback(ended)
 
     async def close(self) -> None:
-        """Leaves the cluster; if this process is the coordinator, another can follow at once."""
+        """Leaves the cluster; if this process is the coordinator, another can follow at once. May be called again."""
         tasks = {task for task in (self._task, self._listener) if task is not None}
         for task in tasks:
             task.cancel()

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gateway.app import create_app
+from gateway.app import create_app, leave
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.peers.role import Leader
@@ -99,8 +99,11 @@ class Cluster:
         return member
 
     async def stop(self, member: Member) -> None:
-        """Ends a member in order."""
+        """Ends a member in the order in which `GatewayServer` does; calls that run are cut."""
         self.members.remove(member)
+        member.app.state.drain.begin()
+        member.app.state.drain.end()
+        await leave(member.services)
         await self._running.pop(member.url).aclose()
 
     @property
