@@ -10,9 +10,8 @@ from typing import Any
 import openai
 
 from gateway.types import EpisodeOpened
-from tests.harness.gateways import (
-    RunningGateway,
-)
+from tests.harness.gateways import RunningGateway
+from tests.harness.waiting import LONG_S
 
 
 @asynccontextmanager
@@ -24,7 +23,9 @@ async def client_of(gateway: RunningGateway, **kwargs: Any) -> AsyncIterator[tup
 
 
 def sdk(opened: EpisodeOpened, max_retries: int = 0) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=max_retries)
+    """The SDK in an episode. Its own limit of 5 s for a connection is too short where many start at once on a busy machine."""
+    url, key = opened.base_url, opened.api_key
+    return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=max_retries, timeout=LONG_S)
 
 
 async def agent(gateway: RunningGateway, done: asyncio.Event, number: int) -> tuple[str, list[int]]:
@@ -49,5 +50,8 @@ async def finished(agents: list[asyncio.Task[Any]], done: asyncio.Event) -> list
 
 
 def start_agents(gateway: RunningGateway, count: int) -> tuple[list[asyncio.Task[Any]], asyncio.Event]:
+    """Starts agents that stream until the event is set; one that fails ends the waiting for others (`barrier.arrived`)."""
     done = asyncio.Event()
-    return [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(count)], done
+    tasks = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(count)]
+    gateway.agents += tasks
+    return tasks, done

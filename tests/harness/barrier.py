@@ -36,9 +36,12 @@ async def share(gateway: RunningGateway, requests: int, crowded: Any, other: Any
 
 
 async def arrived(gateway: RunningGateway, requests: int, *engines: Any) -> None:
-    """Waits until exactly so many requests stand at the barrier."""
+    """Waits until exactly so many requests stand at the barrier. Raises what an agent has failed with."""
 
     async def are_there() -> bool:
+        for agent in gateway.agents:
+            if agent.done() and not agent.cancelled():
+                agent.result()
         return await held(gateway, *engines) == requests
 
     names = [slot.name for slot in engines or slots(gateway)]

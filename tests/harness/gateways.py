@@ -7,7 +7,7 @@ import copy
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,6 +36,8 @@ class RunningGateway:
     http: httpx.AsyncClient
     services: Any
     engine: FakeEngine | None
+    agents: list[asyncio.Task[Any]] = field(default_factory=list)
+    """Those that `start_agents` has started."""
 
     @property
     def model(self) -> Any:
