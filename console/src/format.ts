@@ -1,4 +1,5 @@
 // How figures, times and durations are written.
+import { moment } from "./episodes/words";
 import { short } from "./parts/chart";
 
 export { short };
@@ -19,12 +20,7 @@ export function duration(seconds: number | null | undefined): string {
   return `${+(seconds / 86_400).toPrecision(3)} days`;
 }
 
-export function clock(at: number | null | undefined): string {
-  if (at == null) return "–";
-  const date = new Date(at * 1000);
-  const today = date.toDateString() === new Date().toDateString();
-  return today ? date.toLocaleTimeString() : `${date.toLocaleDateString()} ${date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })}`;
-}
+export const clock = (at: number | null | undefined) => (at == null ? "–" : moment(at));
 
 export function plural(count: number, one: string, many = `${one}s`): string {
   return `${count.toLocaleString("en")} ${count === 1 ? one : many}`;

@@ -94,7 +94,7 @@ function TreeDrawing({ table, current, jump }: { table: TokenTable; current: num
         })}
       </svg>
       <p class="quiet">
-        <span class="key given">prompt</span> <span class="key sampled">sampled</span> <span class="key masked">sampled, not trained</span> {words}
+        <span class="key given">prompt</span> · <span class="key sampled">sampled</span> · <span class="key masked">sampled, not trained</span> · {words}
       </p>
     </div>
   );

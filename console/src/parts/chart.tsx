@@ -1,6 +1,7 @@
 // uPlot, wrapped: the one file that knows it. Lines over steps or time, bands, marks, a crosshair that charts share.
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
+import { moment } from "../episodes/words";
 import "uplot/dist/uPlot.min.css";
 
 export interface Line {
@@ -122,7 +123,7 @@ function options(props: ChartProps, width: number): uPlot.Options {
       { ...axis, size: 48, gap: 3, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
     ],
     series: [
-      { label: props.time ? "time" : (props.xLabel ?? "step"), value: (_plot: uPlot, value: number | null) => (value === null ? "–" : props.time ? new Date(value * 1000).toLocaleTimeString() : plain(value)) },
+      { label: props.time ? "time" : (props.xLabel ?? "step"), value: (_plot: uPlot, value: number | null) => (value === null ? "–" : props.time ? moment(value) : plain(value)) },
       ...props.lines.map((line) => ({
         label: line.label,
         stroke: colour(line.colour),

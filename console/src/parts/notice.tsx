@@ -15,7 +15,7 @@ export function Empty({ children }: { children: ComponentChildren }) {
 
 export function Loading() {
   return (
-    <p class="empty" role="status">
+    <p class="empty loading" role="status">
       Loading…
     </p>
   );

@@ -256,7 +256,7 @@ function Updates() {
           { head: "State", cell: (one) => <Badge tone={one.state === "live" ? "good" : one.state === "failed" ? "bad" : "info"}>{one.state}</Badge> },
           { head: "Published", cell: (one) => <span class="together">{clock(one.created_at)}</span> },
           { head: "Live after", cell: (one) => (one.live_at ? duration(one.live_at - one.created_at) : "–"), number: true },
-          { head: "Engine", cell: (one) => one.engine || "–" },
+          { head: "Engine", cell: (one) => <span class="together">{one.engine || "–"}</span> },
           { head: "Probe", cell: (one) => probe(one) },
           { head: "Margin", cell: (one) => short(one.margin), number: true },
           { head: "Gap, nats", cell: (one) => short(one.gap), number: true },

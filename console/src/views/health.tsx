@@ -18,7 +18,7 @@ interface Signal {
   unit: string;
   state: State;
   healthy: string;
-  /** What it says now. */
+  /** What it says now; why it is not known. */
   words: string;
   do: string;
   link: { view: string; query: Record<string, string> } | null;
@@ -37,7 +37,6 @@ const STATES: Record<State, { tone: Tone; word: string; order: number }> = {
 };
 
 function shown({ value, unit }: Signal): string {
-  if (value === null) return "–";
   if (unit === "share") return share(value);
   if (unit === "s" || unit === "seconds") return duration(value);
   return unit && unit !== "count" ? `${short(value)} ${unit}` : short(value);
@@ -73,10 +72,9 @@ function Checklist({ health }: { health: Health }) {
         columns={[
           { head: "State", cell: (one) => <Badge tone={STATES[one.state].tone}>{STATES[one.state].word}</Badge> },
           { head: "Signal", cell: (one) => <strong>{one.label}</strong> },
-          { head: "Now", cell: shown, number: true },
+          { head: "Now", cell: (one) => (one.value === null ? <span class="quiet">{one.words}</span> : <span class="together">{shown(one)}</span>) },
           { head: "Healthy", cell: (one) => <span class="together">{one.healthy}</span> },
-          { head: "What it says", cell: (one) => one.words },
-          { head: "What to do", cell: (one) => (one.state === "ok" ? <span class="quiet">{one.do}</span> : one.do) },
+            { head: "What to do", cell: (one) => (one.state === "ok" ? <span class="quiet">{one.do}</span> : one.do) },
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />

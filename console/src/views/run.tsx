@@ -237,6 +237,9 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width }: PlotProps) 
   );
 }
 
+/** A name that may go on in the next line after its parts. */
+const broken = (name: string) => name.replace(/[_/]/g, "$&\u200b");
+
 function LastSteps({ steps }: { steps: Steps }) {
   const names = SHOWN_IN_TABLE.filter((name) => steps.figures[name]);
   const rows = steps.step.map((_, i) => i).slice(-15).reverse();
@@ -249,7 +252,7 @@ function LastSteps({ steps }: { steps: Steps }) {
         { head: "step", cell: (i) => steps.step[i], number: true },
         { head: "version", cell: (i) => steps.version[i] ?? "–", number: true },
         { head: "at", cell: (i) => <span class="together">{clock(steps.at[i])}</span> },
-        ...names.map((name) => ({ head: name, cell: (i: number) => short(steps.figures[name]![i]), number: true })),
+        ...names.map((name) => ({ head: broken(name), cell: (i: number) => short(steps.figures[name]![i]), number: true, class: "name" })),
       ]}
     />
   );
