@@ -1,9 +1,10 @@
-"""Measures what it costs that people watch: streams of events, and the events themselves.
+"""Measures what it costs that people watch: streams of events, the events themselves, and the page in a browser.
 
 1. `watchers_cpu_share`: the share of one core that a gateway's process spends on watchers. Events are written into its database
    from outside, so many a second, all the time; in every other window nobody watches, and in the others
    `--watchers` streams are open. The difference of CPU seconds counts. Each watcher must get each event, once and in order.
 2. What the events of an episode add to the transactions that open and close it: transactions with and without events take turns.
+3. The page: its size, a long list, an episode of many tokens (`bench.console_pages`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import Connection, Engine
 
+from bench.console_pages import ROUNDS, measure_pages, needed
 from bench.model import save_model
 from bench.processes import Child, serve_gateway
 from bench.report import Steps, finish, machine, number, show
@@ -53,6 +55,10 @@ class Plan:
     """Windows of each kind."""
     episodes: int
     """Episodes that are stored with events, and as many without."""
+    listed: int
+    """Episodes of the list in the browser."""
+    tokens: int
+    """Sampled tokens of the episode in the browser."""
 
 
 class _Watcher:
@@ -270,6 +276,21 @@ def _table(report: dict[str, Any]) -> None:
         )
     title = f"{plan['watchers']} watchers, {plan['rate']} events a second"
     show(title, ("", "measured", ""), rows)
+    pages = [
+        ("the page and what it loads, kB gzip", number(report["bundle_kb"]), "goal < 150"),
+        (
+            f"an episode of {plan['tokens']:,} tokens opens, s",
+            number(report["open_10k_tokens_s"]),
+            "goal < 1",
+        ),
+        ("frames/s while its tokens are scrolled", number(report["scroll_fps"]), "goal 50"),
+        ("the longest frame of all rounds, ms", number(report["scroll_longest_frame_ms"]), ""),
+        (f"a list of {plan['listed']:,} episodes opens, s", number(report["list_100k_s"]), ""),
+        ("from its first row to its last, s", number(report["list_end_s"]), ""),
+        ("frames/s while it is scrolled", number(report["list_scroll_fps"]), ""),
+        ("the longest frame of all rounds, ms", number(report["list_longest_frame_ms"]), ""),
+    ]
+    show(f"the page in Chromium, medians of {ROUNDS} fresh tabs", ("", "measured", ""), pages)
 
 
 def main(
@@ -278,14 +299,19 @@ def main(
     seconds: Annotated[float, typer.Option(min=0.5, help="The length of a window.")] = 15.0,
     pairs: Annotated[int, typer.Option(min=1, help="Windows with watchers, and as many without.")] = 3,
     episodes_: Annotated[int, typer.Option("--episodes", min=16, help="Episodes stored each way.")] = 800,
+    listed: Annotated[int, typer.Option(min=100, help="Episodes of the list.")] = 100_000,
+    tokens: Annotated[int, typer.Option(min=1000, max=30_000, help="Tokens of the long episode.")] = 10_000,
     out: Annotated[Path, typer.Option(help="Where the report is written.")] = Path("runs/bench-console.json"),
 ) -> None:
-    """Measure what streams of events cost the gateway."""
-    plan = Plan(watchers, rate, seconds, pairs, episodes_)
-    with Steps(2 * pairs + 2) as steps, tempfile.TemporaryDirectory() as folder:
+    """Measure what streams of events cost the gateway, and how fast the page is."""
+    needed()
+    plan = Plan(watchers, rate, seconds, pairs, episodes_, listed, tokens)
+    with Steps(2 * pairs + 5) as steps, tempfile.TemporaryDirectory() as folder:
         inserts = _inserts(plan, Path(folder), steps)
         found = asyncio.run(measure_watchers(plan, Path(folder), steps))
-    report = {"bench": "console", "machine": machine(), "plan": asdict(plan), **found, "inserts": inserts}
+        pages = asyncio.run(measure_pages(listed, tokens, Path(folder) / "pages", steps))
+    told = {**found, **pages, "inserts": inserts}
+    report = {"bench": "console", "machine": machine(), "plan": asdict(plan), **told}
     _table(report)
     finish(report, out)
 

@@ -46,11 +46,13 @@ class Filled:
     """The groups and episodes in the ledger."""
 
     turns: int
+    each: int = TURNS
+    """Turns of an episode."""
 
     @property
     def episodes(self) -> int:
         """Their number."""
-        return max(self.turns // TURNS, 1)
+        return max(self.turns // self.each, 1)
 
     @property
     def groups(self) -> int:
@@ -118,7 +120,7 @@ class Filled:
         self, found: dict[str, list[_Row]], group: int, episode_id: str, at: float, fate: str, random: Random
     ) -> None:
         agent, version = self.agent(group), group // BATCH
-        for turn in range(TURNS):
+        for turn in range(self.each):
             call, node = f"chatcmpl-{random.getrandbits(96):024x}", 2 * turn
             digest = EQUAL if agent and not turn else random.randbytes(16)
             found["calls"].append(
@@ -216,6 +218,18 @@ def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda 
         connection.exec_driver_sql("ANALYZE")
         connection.commit()
     engine.dispose()  # connections that were told to hurry
+
+
+def fill_episodes(engine: Engine, filled: Filled) -> None:
+    """Adds episodes with their calls and tokens, and nothing of the ledger, to a store that a gateway may be using."""
+    tables = [cast(Table, row.__table__) for row in (EpisodeRow, CallRow, NodeRow)]
+    with engine.connect() as connection:
+        for rows, _ in _portions(filled):
+            for table in tables:
+                _insert(connection, table, rows[table.name])
+            connection.commit()
+        tallies.recount(connection)
+        connection.commit()
 
 
 def _portions(filled: Filled) -> Iterator[tuple[dict[str, list[_Row]], int]]:
