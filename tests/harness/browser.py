@@ -44,6 +44,7 @@ class Tab:
         self.page = page
         self._url = url
         self.wrong: list[str] = []
+        self._refusals: tuple[int, ...] = ()
         page.on(
             "console",
             lambda said: self._note(f"console: {said.text}") if said.type in ("error", "warning") else None,
@@ -55,7 +56,12 @@ class Tab:
         )
 
     def _note(self, what: str) -> None:
-        self.wrong.append(what)
+        if not any(f"status of {status}" in what for status in self._refusals):
+            self.wrong.append(what)
+
+    def expect_refusals(self, *statuses: int) -> None:
+        """From now on answers with these statuses, of which a browser complains, are no fault of the page."""
+        self._refusals = statuses
 
     async def show(self, place: str, heading: str) -> None:
         """Goes to a view, and waits until its heading is there."""
@@ -91,4 +97,4 @@ async def tab(url: str, *, dark: bool = False, width: int = 1280, height: int = 
             yield opened
         finally:
             await browser.close()
-        assert opened.wrong == []
+        assert opened.wrong == [], opened.wrong

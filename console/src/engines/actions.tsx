@@ -14,7 +14,7 @@ export function confirmDrain(engine: Engine, others: number, act: Act): void {
     body: (
       <>
         <p>
-          Its {plural(engine.streams, "running call")} go on in other engines from their last token
+          Its {plural(engine.streams, "running call")} {engine.streams === 1 ? "goes on in another engine from its" : "go on in other engines from their"} last token
           {engine.pinned ? `; ${engine.pinned} pinned to it end there first` : ""}. Then the engine is removed from the gateway, and stopped if the gateway started it.
         </p>
         <p>{place(others)} A drained engine does not come back by itself.</p>

@@ -161,7 +161,7 @@ function Calls({ fleet, done }: { fleet: Fleet; done: () => void }) {
   return (
     <details>
       <summary>
-        {plural(fleet.calls.length, "call")} run or wait, {waiting} of them for an engine
+        {plural(fleet.calls.length, "call")} in the gateway, {waiting} waiting for an engine
       </summary>
       <Table
         caption="Calls that run or wait"
