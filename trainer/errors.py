@@ -11,6 +11,7 @@ TrainerError
 |- RankLost             another process of the run ended, or was silent for too long
 |- OffloadFailed        weights and moments could not leave the device or come back to it
 |- NotFinite            too many steps in a row had a loss or gradient that is not finite
+|- TooManyExcluded      too many episodes failed
 |- PublishFailed        the engines could not be brought to the published version
 |  `- VersionRejected   nor ever will: its weights are bad
 `- StepTimeout          a step of the loop missed its deadline; the message names the step

@@ -34,6 +34,8 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
 
     Tied weights are tied. Raises ConfigError if `path` holds no checkpoint of a causal language model.
     """
+    if not path.is_dir():
+        raise _refused(path, "there is no such folder; a relative path is taken from the current one")
     if not (path / "config.json").is_file():
         raise _refused(path, "there is no checkpoint: this folder has no config.json")
     try:

@@ -123,6 +123,7 @@ def adapt(
 
     `path`: the model's checkpoint. Raises ConfigError if the targets are not there, or are no matrices of their own.
     """
+    _check_names(model, settings)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -178,6 +179,17 @@ def _linear(model: Any) -> list[str]:
     )
 
 
+def _check_names(model: nn.Module, settings: LoraSettings) -> None:
+    """Raises ConfigError for a target that no module has: peft leaves it out silently where another one is there."""
+    if settings.targets == "all-linear":
+        return
+    names = [name for name, _ in model.named_modules()]
+    missing = [each for each in settings.targets if not any(f".{name}".endswith(f".{each}") for name in names)]
+    if missing:
+        there = f"the linear layers are {', '.join(_linear(model))}"
+        raise _refused(settings, f"the model has no layer {' and no layer '.join(missing)}; {there}")
+
+
 def _tied(model: nn.Module) -> list[nn.Parameter]:
     """The weights that several modules have."""
     seen: dict[int, int] = {}
@@ -189,5 +201,5 @@ def _tied(model: nn.Module) -> list[nn.Parameter]:
 
 def _refused(settings: LoraSettings, why: str) -> ConfigError:
     return ConfigError(
-        f'[model.lora] targets = {settings.targets!r}: {why}; name linear layers, or use "all-linear"'
+        f'[model.lora] targets = {[*settings.targets]}: {why}; name linear layers, or use "all-linear"'
     )

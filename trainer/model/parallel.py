@@ -276,7 +276,12 @@ def _own_device(device: str) -> str:
     """This rank's GPU: the one of its local number, or the first where the launcher shows it that one alone."""
     if device != "cuda":
         return device
-    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    if not (count := torch.cuda.device_count()):
+        raise ConfigError(
+            '[run] device = "cuda", but PyTorch finds no GPU: look at the driver and at whether torch is the build for CUDA;'
+            ' "cpu" computes without one'
+        )
+    index = int(os.environ.get("LOCAL_RANK", "0")) % count
     torch.cuda.set_device(index)
     return f"cuda:{index}"
 

@@ -79,7 +79,8 @@ def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[s
 
     def decoded(_: nn.Module, __: Any, result: Any) -> None:
         found["decode"], found["kept"] = live.restart(), live.now
-        result.last_hidden_state.register_hook(head_is_done)
+        if result.last_hidden_state.requires_grad:  # not where adapters of the head alone are trained
+            result.last_hidden_state.register_hook(head_is_done)
 
     def drop(weight: Tensor) -> None:
         weight.grad = None
@@ -94,6 +95,7 @@ def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[s
         policy(_micro_batch(tokens), entropy_grad=entropy_grad)[0].sum().backward()
     for hook in hooks:
         hook.remove()
+    found.setdefault("head", live.restart())
     return found | {"backward": live.restart()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from trainer.sections.base import Section
 
@@ -19,6 +19,13 @@ class LoraSettings(Section):
     """The product counts alpha / rank times."""
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """The layers with adapters: all linear ones but the output head, or those of these names, such as `["q_proj", "v_proj"]`."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _are_names(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "all-linear":
+            raise ValueError(f'"all-linear" or a list of names is needed, such as ["{value}"]')
+        return value
 
 
 class ModelSettings(Section):

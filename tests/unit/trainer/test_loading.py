@@ -208,6 +208,7 @@ def test_tied_weights_that_were_stored_apart_are_refused(small: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
+        (lambda d: d.rename(d.parent / "elsewhere"), "there is no such folder"),
         (lambda d: (d / "config.json").unlink(), "this folder has no config.json"),
         (
             lambda d: (d / "model.safetensors").unlink(),

@@ -303,7 +303,8 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
-        (["nothing"], "nothing"),
+        (["nothing"], "the model has no layer nothing; the linear layers are .*q_proj"),
+        (["q_proj", "k_prj"], "the model has no layer k_prj; "),
         (["lm_head"], "lm_head has no weight matrix of its own"),
         (["embed_tokens"], "embed_tokens has no weight matrix of its own"),
     ],

@@ -172,6 +172,12 @@ def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_
     assert found[-1].ranks == 2 and found[-1].settings.model.activation_checkpointing == 1
 
 
+def test_adapters_of_the_head_alone_are_planned(tmp_path: Path) -> None:
+    save_model(tmp_path, "qwen3", tie_word_embeddings=False)
+    lora = {"rank": 8, "targets": ["lm_head"]}
+    assert plan(settings_of(tmp_path, model={"lora": lora})).prediction.device["output head"] > 0
+
+
 def test_ranks_that_share_matrices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"\[parallel\] tensor = 2: the memory of tensor-parallel layers is not predicted"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -233,6 +234,13 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], 
     with pytest.raises(ConfigError, match=re.escape(said)):
         parallel.check(ParallelSettings(**values), size)
     parallel.check(ParallelSettings(**values), 4)
+
+
+def test_a_gpu_that_is_not_there_is_said_by_the_setting() -> None:
+    with mock.patch.object(torch.cuda, "device_count", return_value=0), pytest.raises(
+        ConfigError, match=r'\[run\] device = "cuda", but PyTorch finds no GPU'
+    ):
+        parallel.join(ParallelSettings(), "cuda")
 
 
 def test_context_and_tensor_together_are_refused() -> None:

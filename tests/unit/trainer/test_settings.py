@@ -51,6 +51,7 @@ def test_defaults() -> None:
         ("[weights]\ntransport = 'lora'\ndelta = true", "leave `delta` out"),
         ("[weights]\ntransport = 'collective'\nlisten = '0.0.0.0:8100'", "needs `url`"),
         ("[rollout]\nagent = 'no function'\ntasks = 'x'", "rollout.agent"),
+        ("[model.lora]\ntargets = 'q_proj'", r'lora.targets: "all-linear" or a list of names'),
     ],
 )
 def test_wrong_keys_are_named(extra: str, key: str) -> None:
