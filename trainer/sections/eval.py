@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from trainer.sections.base import AGENT, Seconds, Section
+from trainer.sections.base import Agent, Seconds, Section
 
 SAMPLES = 1024
 
@@ -24,7 +24,7 @@ class EvalSettings(Section):
     """Steps from one evaluation during training to the next, the last step's version included; without it, there is none."""
     at_start: bool = True
     """During training: the initial weights are evaluated too."""
-    agent: str | None = Field(None, pattern=AGENT)
+    agent: Agent | None = None
     """`module:function` or `file.py:function`; `[rollout] agent` if absent."""
     samples: int = Field(1, ge=1, le=SAMPLES)
     """Episodes of each task."""

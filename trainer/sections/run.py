@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from trainer.sections.base import AGENT, Seconds, Section
+from trainer.sections.base import Agent, Seconds, Section
 
 
 class RunSettings(Section):
@@ -73,7 +73,7 @@ class GatewaySettings(Section):
 class RolloutSettings(Section):
     """`[rollout]`: an agent, or somebody's environment, to run while training; without the table, others run the episodes."""
 
-    agent: str | None = Field(None, pattern=AGENT)
+    agent: Agent | None = None
     """`module:function` or `file.py:function`, see `gateway.client`."""
     tasks: Path | None = None
     """JSON lines; of an environment, its own tasks if absent."""
