@@ -95,7 +95,8 @@ def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[s
         policy(_micro_batch(tokens), entropy_grad=entropy_grad)[0].sum().backward()
     for hook in hooks:
         hook.remove()
-    found.setdefault("head", live.restart())
+    if "head" not in found:
+        found["head"] = live.restart()
     return found | {"backward": live.restart()}
 
 
