@@ -184,7 +184,9 @@ def _check_names(model: nn.Module, settings: LoraSettings) -> None:
     if settings.targets == "all-linear":
         return
     names = [name for name, _ in model.named_modules()]
-    missing = [each for each in settings.targets if not any(f".{name}".endswith(f".{each}") for name in names)]
+    missing = [
+        each for each in settings.targets if not any(f".{name}".endswith(f".{each}") for name in names)
+    ]
     if missing:
         there = f"the linear layers are {', '.join(_linear(model))}"
         raise _refused(settings, f"the model has no layer {' and no layer '.join(missing)}; {there}")

@@ -237,8 +237,9 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], 
 
 
 def test_a_gpu_that_is_not_there_is_said_by_the_setting() -> None:
-    with mock.patch.object(torch.cuda, "device_count", return_value=0), pytest.raises(
-        ConfigError, match=r'\[run\] device = "cuda", but PyTorch finds no GPU'
+    with (
+        mock.patch.object(torch.cuda, "device_count", return_value=0),
+        pytest.raises(ConfigError, match=r'\[run\] device = "cuda", but PyTorch finds no GPU'),
     ):
         parallel.join(ParallelSettings(), "cuda")
 
