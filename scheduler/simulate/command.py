@@ -18,10 +18,12 @@ from scheduler.simulate.study import Outcome, run
 
 _COLUMNS = {
     "tokens_per_s": ("trained tokens/s", "{:,.0f}"),
+    "ub_fraction": ("of the bound", "{:.2f}"),
     "idle_share": ("idle", "{:.1%}"),
     "rollout_share": ("rollout", "{:.1%}"),
     "train_share": ("train", "{:.1%}"),
     "switching_share": ("switching", "{:.1%}"),
+    "useful_share": ("useful", "{:.1%}"),
     "staleness_mean": ("staleness, mean", "{:.2f}"),
     "staleness_max": ("of groups, most", "{:.0f}"),
     "wasted_share": ("wasted", "{:.1%}"),

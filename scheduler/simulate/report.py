@@ -1,12 +1,11 @@
 """`make report-simulation`: every policy over the frozen grid, as a table, a plot and a JSON line. Every figure is simulated.
 
 Keys of the JSON line, for headgate's own policy (`combined`, with the scenario's split of the GPUs, as the baselines; null where
-it was not run):
-- vs_sync: the most that it is over `sync_colocated` in a scenario;
-- vs_best_async: the most that it is over the best asynchronous baseline that keeps the same bound;
-- worst_vs_any: the least that it is over any baseline that keeps the same bound, in any scenario;
-- vs_best_async_unbounded, worst_vs_any_unbounded: the same over all baselines, also those that train on older groups;
-- idle_1024: its idle share with 1,024 GPUs;
+it was not run); a scenario counts with the mean over its seeds:
+- ub_fraction_geomean, ub_fraction_worst: trained tokens/s over the upper bound (`upper_bound.py`), in the mean and at worst;
+- vs_best_bounded_geomean, vs_best_bounded_worst: over the best baseline that keeps the same bound, in the mean and at worst;
+- vs_sync_max: the most that it is over `sync_colocated` in a scenario;
+- useful_share: the part of all GPU time that the trained tokens need at least, in the mean;
 - planned: the same keys for `combined_planned`, which divides the GPUs as `scheduler plan` would.
 A baseline keeps the bound if no trained group was older than eta in any run; what does not is shown, and marked.
 """
@@ -14,6 +13,7 @@ A baseline keeps the bound if no trained group was older than eta in any run; wh
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +26,7 @@ from scheduler.simulate.registry import OWN, PLANNED, POLICIES
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import Outcome, run
 
-SYNCHRONOUS = ("sync_colocated", "sync_split")
-LARGE = "large-32b-1024"
+SYNCHRONOUS = "sync_colocated"
 _COLUMNS = 3
 
 
@@ -40,30 +39,31 @@ def goals(
     found: dict[str, list[Outcome]], etas: dict[str, int], policy: str = OWN
 ) -> dict[str, float | None]:
     """The keys of a policy of headgate's, of the outcomes by scenario; None where it or its rivals are missing."""
+    fractions: list[float] = []
+    useful: list[float] = []
     over_sync: list[float] = []
-    over_async: dict[bool, list[float]] = {True: [], False: []}
-    over_any: dict[bool, list[float]] = {True: [], False: []}
-    idle: float | None = None
+    over_best: list[float] = []
     for name, outcomes in found.items():
         own = next((outcome for outcome in outcomes if outcome.policy == policy), None)
         if own is None:
             continue
-        everybody = [outcome for outcome in outcomes if outcome.policy not in (OWN, PLANNED)]
-        over_sync += [own.over(rival).mean for rival in everybody if rival.policy == "sync_colocated"]
-        for strict in (True, False):
-            rivals = [o for o in everybody if not strict or bounded(o, etas[name])]
-            over_any[strict] += [own.over(rival).mean for rival in rivals]
-            asynchronous = [own.over(rival).mean for rival in rivals if rival.policy not in SYNCHRONOUS]
-            over_async[strict] += [min(asynchronous)] if asynchronous else []
-        idle = own.estimate("idle_share").mean if name == LARGE else idle
+        rivals = [o for o in outcomes if o.policy not in (OWN, PLANNED) and bounded(o, etas[name])]
+        fractions.append(own.estimate("ub_fraction").mean)
+        useful.append(own.estimate("useful_share").mean)
+        over_best += [min(own.over(rival).mean for rival in rivals)] if rivals else []
+        over_sync += [own.over(rival).mean for rival in outcomes if rival.policy == SYNCHRONOUS]
     return {
-        "vs_sync": max(over_sync, default=None),
-        "vs_best_async": max(over_async[True], default=None),
-        "worst_vs_any": min(over_any[True], default=None),
-        "vs_best_async_unbounded": max(over_async[False], default=None),
-        "worst_vs_any_unbounded": min(over_any[False], default=None),
-        "idle_1024": idle,
+        "ub_fraction_geomean": _geomean(fractions),
+        "ub_fraction_worst": min(fractions, default=None),
+        "vs_best_bounded_geomean": _geomean(over_best),
+        "vs_best_bounded_worst": min(over_best, default=None),
+        "vs_sync_max": max(over_sync, default=None),
+        "useful_share": statistics.fmean(useful) if useful else None,
     }
+
+
+def _geomean(values: Sequence[float]) -> float | None:
+    return statistics.geometric_mean(values) if values else None
 
 
 def main(
@@ -98,15 +98,17 @@ def main(
 def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
     typer.echo(f"\nSimulated: {name}, eta {eta}; * does not keep that bound; ± is 95 % over seeds")
     heading = (
-        f"{'policy':<16}{'trained tokens/s':>24}{'over sync':>18}{'idle':>8}{'staleness':>11}{'wasted':>8}"
+        f"{'policy':<16}{'trained tokens/s':>24}{'over sync':>18}{'of bound':>10}"
+        f"{'useful':>8}{'idle':>8}{'staleness':>11}{'wasted':>8}"
     )
     typer.echo(heading)
-    sync = next(outcome for outcome in outcomes if outcome.policy == "sync_colocated")
+    sync = next(outcome for outcome in outcomes if outcome.policy == SYNCHRONOUS)
     for outcome in outcomes:
         rate, over = outcome.estimate("tokens_per_s"), outcome.over(sync)
         typer.echo(
             f"{outcome.policy + ('' if bounded(outcome, eta) else '*'):<16}"
             f"{rate.mean:>13,.0f} ±{rate.half:>9,.0f}{over.mean:>9.2f} ± {over.half:<6.2f}"
+            f"{outcome.estimate('ub_fraction').mean:>10.2f}{outcome.estimate('useful_share').mean:>8.1%}"
             f"{outcome.estimate('idle_share').mean:>8.1%}{outcome.estimate('staleness_mean').mean:>11.2f}"
             f"{outcome.estimate('wasted_share').mean:>8.1%}"
         )
@@ -125,7 +127,7 @@ def _plot(found: dict[str, list[Outcome]], etas: dict[str, int], path: Path) -> 
     for axes in panels.flat[len(found) :]:
         axes.set_visible(False)
     for axes, (name, outcomes) in zip(panels.flat, found.items(), strict=False):
-        sync = next(outcome for outcome in outcomes if outcome.policy == "sync_colocated")
+        sync = next(outcome for outcome in outcomes if outcome.policy == SYNCHRONOUS)
         ratios = [outcome.over(sync) for outcome in outcomes]
         own = ["tab:blue" if o.policy in (OWN, PLANNED) else "dimgray" for o in outcomes]
         colors = [c if bounded(o, etas[name]) else "lightgray" for c, o in zip(own, outcomes, strict=True)]

@@ -13,6 +13,7 @@ from typing import Any
 
 from scheduler.simulate.errors import SimulationError
 from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.upper_bound import UpperBound
 from scheduler.simulate.world import Policy, World
 
 FIGURES = (
@@ -26,6 +27,8 @@ FIGURES = (
     "staleness_max",
     "wasted_share",
     "prefilled_per_token",
+    "ub_fraction",
+    "useful_share",
 )
 _T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Student's t for 95 % on both sides, by degrees of freedom from 1 on; beyond, the normal's 1.96 is near enough."""
@@ -97,9 +100,19 @@ def run(
 
 
 def simulate(scenario: Scenario, policy: Policy, seed: int) -> dict[str, Any]:
-    """The figures of one run. Raises SimulationError."""
+    """The figures of one run, and how near it is to the upper bound. Raises SimulationError.
+
+    `ub_fraction`: trained tokens/s over the bound's. `useful_share`: the part of all GPU time that the trained tokens need at
+    least, however many GPU seconds were busy.
+    """
     meter = World(scenario, policy, scenario.workload(seed)).run()
     accounted = sum(meter.tokens) + meter.wasted + meter.underway
     if accounted != meter.sampled:
         raise SimulationError(f"{meter.sampled} tokens were sampled and {accounted} are accounted for")
-    return meter.figures()
+    figures, bound = meter.figures(), UpperBound.of(scenario, seed)
+    rate = figures["tokens_per_s"]
+    nearness = {
+        "ub_fraction": rate / bound.tokens_per_s,
+        "useful_share": rate * bound.busy_s / bound.tokens,
+    }
+    return figures | nearness

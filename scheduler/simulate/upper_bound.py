@@ -1,0 +1,106 @@
+"""What no policy can beat in a scenario: trained tokens a second of a cluster that wastes nothing.
+
+A batch cannot take less than the longest of
+- the training of its tokens on all GPUs, and what a step takes beside;
+- its GPU seconds, of generation and training, over all GPUs: each token costs what it costs in an engine that runs as many calls
+  as its slots, its cache and the calls that the bound on staleness lets live allow;
+- its longest episode in an engine of its own and the step, over eta + 1: a group that starts under V is trained by V + eta. The
+  mean over the batches counts.
+Groups are taken in their order, batch by batch. Weights travel in no time, no cache is lost, and prompts are computed once for a
+group, so the bound is above what can be reached. Pure; every figure is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from scheduler.simulate.engine import EngineCosts
+from scheduler.simulate.scenario import Scenario
+from scheduler.simulate.workload import Task, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class UpperBound:
+    """The bound for the batches that count, from `warmup` on."""
+
+    tokens: float
+    """Sampled tokens of a batch, in the mean."""
+    train_s: float
+    """Seconds of a step on all GPUs."""
+    busy_s: float
+    """GPU seconds of a batch over all GPUs."""
+    longest_s: float
+    """Seconds of a batch's longest episode, over eta + 1."""
+
+    @classmethod
+    def of(cls, scenario: Scenario, seed: int) -> UpperBound:
+        """The bound for a scenario's groups with a seed."""
+        workload = scenario.workload(seed)
+        batches = [
+            [workload.task(number) for number in range(batch * scenario.batch, (batch + 1) * scenario.batch)]
+            for batch in range(scenario.warmup, scenario.batches)
+        ]
+        count, trainer, gpus = len(batches), scenario.trainer, scenario.gpus
+        tasks = [task for batch in batches for task in batch]
+        context = sum(turn.prompt + turn.sampled for turns in _episodes(tasks) for turn in turns) / count
+        generation = _gpu_seconds(scenario, tasks) / count
+        alone = [max(_alone(scenario.engine, turns) for turns in _episodes(batch)) for batch in batches]
+        return cls(
+            tokens=sum(task.sampled for task in tasks) / count,
+            train_s=trainer.seconds(context, gpus, False) + trainer.step_s,
+            busy_s=(generation + trainer.seconds(context, 1, False)) / gpus,
+            longest_s=(sum(alone) / count + trainer.step_s) / (scenario.eta + 1),
+        )
+
+    @property
+    def batch_s(self) -> float:
+        """The least seconds of a batch."""
+        return max(self.train_s, self.busy_s, self.longest_s)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The most trained tokens a second."""
+        return self.tokens / self.batch_s
+
+    @property
+    def binding(self) -> str:
+        """What limits: `training`, `GPUs` or `longest episode`."""
+        found = {"training": self.train_s, "GPUs": self.busy_s, "longest episode": self.longest_s}
+        return max(found, key=lambda name: found[name])
+
+
+def _episodes(tasks: Iterable[Task]) -> Iterable[Sequence[Turn]]:
+    return (turns for task in tasks for turns in task.episodes)
+
+
+def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task]) -> float:
+    """GPU seconds of the generation of all tasks, where every engine runs as many calls as it may."""
+    costs, model = scenario.engine, scenario.engine.model
+    sampled = held = prompts = 0
+    for task in tasks:
+        prompts += task.episodes[0][0].prompt - sum(turns[0].prompt for turns in task.episodes)
+        for turns in task.episodes:
+            context = 0
+            for turn in turns:
+                context += turn.prompt
+                prompts += turn.prompt
+                held += turn.sampled * context + turn.sampled * (turn.sampled - 1) // 2
+                sampled += turn.sampled
+                context += turn.sampled
+    live = (scenario.eta + 1) * scenario.batch * len(tasks[0].episodes)
+    calls = max(1, min(costs.slots, live, int(costs.capacity * sampled / held)))
+    step_s = max(model.k2 / calls, model.k3) + model.k4 / calls
+    return scenario.engine_gpus * (held * model.k1 + sampled * step_s + prompts * costs.prefill_s)
+
+
+def _alone(costs: EngineCosts, turns: Sequence[Turn]) -> float:
+    """Seconds of an episode in an engine of its own, with its tools."""
+    seconds, context, model = 0.0, 0, costs.model
+    for turn in turns:
+        context += turn.prompt
+        steps = turn.sampled
+        seconds += turn.prompt * costs.prefill_s + turn.wait_s
+        seconds += steps * model.step_s(1, 0.0) + model.k1 * (steps * context + steps * (steps - 1) / 2)
+        context += steps
+    return seconds
