@@ -37,8 +37,8 @@ ASYNC = {32: (294.77, 313.81), 64: (189.26, 156.98), 128: (150.63, 113.16)}
 """GPUs: seconds of a step (as printed: shorter than its update at 32), and of the update."""
 TOTAL = {32: 2.66, 64: 1.92, 128: 2.35}
 """GPUs: speed-up over the whole training."""
-THRESHOLDS = {0.0: (231.34, 98.77), 0.1: (171.30, 109.12), 0.3: (146.11, 103.22), 0.5: (150.63, 113.16)}
-"""On 128 GPUs: seconds of a step, and of the update."""
+THRESHOLDS = {0.0: (231.34, 98.77), 0.1: (171.30, 109.12), 0.3: (146.11, 103.22)}
+"""On 128 GPUs: seconds of a step, and of the update. The table's 0.5 is the row of 128 GPUs in ASYNC."""
 AREAL = {0: 27.1e3, 1: 47.8e3, 4: 49.0e3, 16: 52.0e3}
 """eta: tokens a second."""
 MEDIAN, SPREAD = 450.0, 0.3
@@ -142,14 +142,16 @@ def main() -> None:
             f"{mark} {row.what:<48} {row.published:>10,.2f} {row.simulated:>10,.2f} {row.error:>+8.1%}"
         )
     predicted = [abs(row.error) for row in found if not row.fitted]
+    mean, worst = sum(predicted) / len(predicted), max(predicted)
+    typer.echo(f"{len(predicted)} predictions: error {mean:.0%} in the mean, {worst:.0%} at worst")
     summary = {
         "simulated": True,
         "rows": [
             {"what": r.what, "published": r.published, "simulated": r.simulated, "fitted": r.fitted}
             for r in found
         ],
-        "predicted_error_mean": sum(predicted) / len(predicted),
-        "predicted_error_max": max(predicted),
+        "predicted_error_mean": mean,
+        "predicted_error_max": worst,
     }
     typer.echo(json.dumps(summary))
 
