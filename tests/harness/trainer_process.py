@@ -33,6 +33,8 @@ class Point:
     of: str = ""
     beside: bool = False
     """Only once a checkpoint is being written beside training, which then goes on for ever."""
+    overlapped: bool = False
+    """Of the version of a step of this process; publishing waits there until the step's batch is acknowledged."""
 
 
 POINTS = {
@@ -60,6 +62,14 @@ OFFLOAD = {
     "back": Point("trainer.learner:Learner", "onload", "after"),
 }
 """Points that a process passes whose weights are on disk while it waits."""
+OVERLAPPED = {
+    "acknowledged, and not written": Point(
+        "trainer.publish.filesystem:WeightsDirectory", "write", "before", overlapped=True
+    ),
+    "written, and not announced": Point("trainer.loop.feed:Feed", "publish", "before", overlapped=True),
+    "announced, and not live": Point("gateway.client:GatewayClient", "publish", "underway", overlapped=True),
+}
+"""Points of a version whose batch is acknowledged before."""
 REPLAY = {
     "replaying": Point("trainer.learner:Learner", "train", "before"),
     "replayed": Point("trainer.learner:Learner", "train", "after"),
@@ -110,7 +120,10 @@ def arm(point: Point) -> None:
     owner = getattr(importlib.import_module(module), name)
     inner = getattr(owner, point.attribute)
     wrap = _async if inspect.iscoroutinefunction(inner) else _plain
-    setattr(owner, point.attribute, wrap(inner, point, _writing() if point.beside else _ever()))
+    if point.overlapped:
+        wrap = _async_overlapped if wrap is _async else _plain_overlapped
+    armed = _writing() if point.beside else _acknowledged() if point.overlapped else _ever()
+    setattr(owner, point.attribute, wrap(inner, point, armed))
 
 
 def _ever() -> threading.Event:
@@ -138,6 +151,55 @@ def _writing() -> threading.Event:
 
     parallel.write, Learner.begin_checkpoint = write, begin_checkpoint  # type: ignore[method-assign]
     return begun
+
+
+_stepped = threading.Event()
+
+
+def _acknowledged() -> threading.Event:
+    """Set once the batch of this process's first step is acknowledged; those of a replay are not its own."""
+    from trainer.loop.checkpoints import Checkpoints
+    from trainer.loop.feed import Feed
+
+    after_step, ack, acknowledged = Checkpoints.after_step, Feed.ack, threading.Event()
+
+    async def stepped(checkpoints: Checkpoints) -> None:
+        _stepped.set()
+        await after_step(checkpoints)
+
+    async def acked(feed: Feed, checkpoint: str) -> None:
+        await ack(feed, checkpoint)
+        if _stepped.is_set():
+            acknowledged.set()
+
+    Checkpoints.after_step, Feed.ack = stepped, acked  # type: ignore[method-assign]
+    return acknowledged
+
+
+def _plain_overlapped(
+    inner: Callable[..., Any], _: Point, acknowledged: threading.Event
+) -> Callable[..., Any]:
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if not _stepped.is_set():
+            return inner(*arguments, **named)
+        acknowledged.wait()
+        die()
+
+    return wrapped
+
+
+def _async_overlapped(
+    inner: Callable[..., Any], point: Point, acknowledged: threading.Event
+) -> Callable[..., Any]:
+    async def wrapped(*arguments: Any, **named: Any) -> Any:
+        if not _stepped.is_set():
+            return await inner(*arguments, **named)
+        await asyncio.to_thread(acknowledged.wait)
+        if point.when == "underway":
+            await asyncio.wait({asyncio.ensure_future(inner(*arguments, **named))}, timeout=UNDERWAY_S)
+        die()
+
+    return wrapped
 
 
 def _plain(inner: Callable[..., Any], point: Point, armed: threading.Event) -> Callable[..., Any]:

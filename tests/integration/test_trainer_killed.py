@@ -18,7 +18,17 @@ from processes.ports import free_port
 from tests.harness.gateways import RunningGateway
 from tests.harness.killed_runs import BATCH, TRAINER, note_manifest, straight_on_two, world
 from tests.harness.ranks import environment, on_ranks
-from tests.harness.trainer_process import BESIDE, IDLE, OFFLOAD, POINTS, RANKS, REPLAY, Point, start
+from tests.harness.trainer_process import (
+    BESIDE,
+    IDLE,
+    OFFLOAD,
+    OVERLAPPED,
+    POINTS,
+    RANKS,
+    REPLAY,
+    Point,
+    start,
+)
 from tests.harness.waiting import until
 from trainer.learner import Learner
 from trainer.publish.filesystem import WeightsDirectory
@@ -177,6 +187,32 @@ async def test_a_trainer_that_is_killed_while_its_weights_are_on_disk_loses_noth
         await check_the_account(gateway, steps)
         batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
     assert all(path.name.startswith(KNOWN) for path in run.iterdir()), "nothing is left on the disk"
+    await check_final(Settings.load(config), batches, engine.given)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+async def test_a_trainer_that_is_killed_while_a_version_is_on_its_way_loses_nothing(
+    tiny_model: Path, tmp_path: Path, every: int
+) -> None:
+    """Its batch is acknowledged, and the version is not written, not announced, or not live."""
+    steps = 2 * len(OVERLAPPED) + 2
+    async with world(tiny_model, tmp_path) as (gateway, engine):
+        config, run = tmp_path / "trainer.toml", tmp_path / "run"
+        names = {"work": tmp_path, "steps": steps, "url": gateway.url, "model": tiny_model, "every": every}
+        config.write_text(TRAINER.format(**names))
+        for name, point in (*OVERLAPPED.items(), *OVERLAPPED.items()):
+            killed = await run_once(config, point)
+            assert killed == -signal.SIGKILL, f"{name}: {config.with_suffix('.log').read_text()[-3000:]}"
+            status = await gateway.admin.status()
+            written = newest(run / "weights")
+            assert written == status["consumed"] - (name == "acknowledged, and not written"), name
+            if name != "announced, and not live":
+                assert status["newest_version"] == status["consumed"] - 1, name
+        assert await run_once(config, None) == 0, config.with_suffix(".log").read_text()[-3000:]
+        await check_the_account(gateway, steps)
+        batches = [await gateway.admin.batch_groups(buffer) for buffer in range(steps)]
+    trained = [group.group_id for batch in batches for group in batch]
+    assert len(trained) == len(set(trained)) == steps * BATCH
     await check_final(Settings.load(config), batches, engine.given)
 
 

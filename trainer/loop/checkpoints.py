@@ -1,6 +1,6 @@
 """When a checkpoint is written, and what may go on meanwhile.
 
-With `[checkpoint] every = 1`, a checkpoint is whole before its version is published, so that no start needs more than the newest.
+With `[checkpoint] every = 1`, a checkpoint is whole before its batch is acknowledged: no start needs more than the newest.
 Above 1 the versions since the newest whole checkpoint are replayed in any case: there it is written beside what follows, of a
 copy, and is whole before the next version is published. At the end of a run it is whole before the last version is published.
 """

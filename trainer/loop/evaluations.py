@@ -82,7 +82,7 @@ class Evaluations:
 
         `last`: nothing comes after this version.
         """
-        if self._evaluation is None or not self._is_due(steps, last):
+        if not self.is_due(steps, last):
             return
         if version in self._begun or self._result(version).exists():
             return
@@ -97,7 +97,10 @@ class Evaluations:
             await self.finish()
         await self._start(version, steps)
 
-    def _is_due(self, steps: int, last: bool) -> bool:
+    def is_due(self, steps: int, last: bool) -> bool:
+        """True if the version after so many steps is to be evaluated, which is once engines run it."""
+        if self._evaluation is None:
+            return False
         if steps == 0:
             return self._settings.at_start
         return last or steps % (self._settings.every or 1) == 0

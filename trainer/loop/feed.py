@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ import httpx
 
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Group, Lease, LeasedGroups
-from trainer.errors import LeaseLost, StepTimeout
+from trainer.errors import LeaseLost, StepTimeout, TrainerError
 
 T = TypeVar("T")
 
@@ -29,6 +30,15 @@ LOOK_S = 1.0
 RETRY_S = 0.5
 _SILENT_S = 5.0
 """A gateway that does not answer for so long is said to the user, once for each request."""
+
+
+@contextmanager
+def naming(step: str) -> Iterator[None]:
+    """A refusal in the block says in which step it came. Raises TrainerError."""
+    try:
+        yield
+    except GatewayRefused as refusal:
+        raise TrainerError(f"step '{step}' was refused by the gateway: {refusal}") from refusal
 
 
 class Feed:

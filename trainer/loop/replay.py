@@ -3,8 +3,8 @@
 With `[checkpoint] every` above 1, versions are published and batches acknowledged whose effect no checkpoint holds. The gateway
 has the record of every batch, and training is a function of checkpoint and batches, so the same learner, given the same groups in
 the same order, must come to the same weights. Whether it did is not believed but compared, bit for bit, with the weights that
-were published last. If it did not (another machine, an operation that is not deterministic, a record that is gone), the caller
-begins a new line, as for any old checkpoint.
+were written last; one acknowledged batch may follow them, whose version nobody has seen. If it did not (another machine, an
+operation that is not deterministic, a record that is gone), the caller begins a new line, as for any old checkpoint.
 
 Invariant: nothing is published or acknowledged here, and a learner whose replay failed is put back to its checkpoint.
 """
@@ -29,19 +29,24 @@ class Impossible(Exception):
     """Why the learner cannot be brought to the newest version."""
 
 
-async def replay(learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int) -> None:
-    """Brings `learner` from its checkpoint to version `used`, the newest that was written.
+async def replay(
+    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int, consumed: int
+) -> None:
+    """Brings `learner` from its checkpoint to version `used`, the newest that was written, and on to `consumed`, the one that the
+    acknowledged batches make.
 
     `published` is the newest that the gateway knows. Raises Impossible with the reason, and leaves the learner as it was.
     """
-    first = learner.version
+    first, last = learner.version, max(used, consumed)
     try:
-        await _check_line(learner, feed, weights, published, used)
-        for buffer in range(first, used):
+        await _check_line(learner, feed, weights, published, used, last)
+        for buffer in range(first, last):
             groups = await feed.record(buffer)
             await asyncio.to_thread(learner.train, groups)
-        if not await asyncio.to_thread(_is_published, learner, weights.path(used)):
-            raise Impossible(_other_weights(learner.settings.run.deterministic))
+            if learner.version == used and not await asyncio.to_thread(
+                _is_published, learner, weights.path(used)
+            ):
+                raise Impossible(_other_weights(learner.settings.run.deterministic))
     except (GatewayRefused, LeaseLost, FeedBroken, OSError) as error:
         await _put_back(learner, first)
         raise Impossible(f"the batches since then cannot be trained again: {error}") from error
@@ -50,15 +55,23 @@ async def replay(learner: Learner, feed: Feed, weights: WeightsDirectory, publis
         raise
 
 
+def outcome(first: int, used: int, consumed: int) -> str:
+    """What a replay from version `first` has come to, in a few words."""
+    told = [f"give the weights of version {used} to the bit"] if used > first else []
+    if consumed > used:
+        told.append(f"make version {consumed}, which was not written")
+    return " and ".join(told)
+
+
 async def _check_line(
-    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int
+    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int, last: int
 ) -> None:
     """Refuses what a kill between two checkpoints cannot have left behind: a checkpoint was removed, or the line was left."""
     saved = learner.saved
     bound = max(saved.every, learner.settings.checkpoint.every) if saved is not None else 0
     if saved is not None and checkpoint.is_missing(learner.checkpoints, saved.version):
         bound += 1
-    if saved is None or used - saved.version >= bound:
+    if saved is None or last - saved.version >= bound:
         raise Impossible("a checkpoint after it is missing")
     for version in range(saved.version + 1, used + 1):
         if (why := weights.rejected(version)) is not None:

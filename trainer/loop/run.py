@@ -1,13 +1,12 @@
 """The loop: release, lease, claim, stream, step, checkpoint, publish, ack.
 
 A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they
-become ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). What survives a crash are checkpoints and
-the gateway's record of every batch, and the order of the steps makes every crash recoverable: the checkpoint is written before
-the version is published (but see `checkpoints`), and the version is published before the lease is acknowledged. A new start at
-version c may therefore be given a buffer below c. Version c is published, if the gateway does not know it, and nothing is
-trained: if the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the
-buffer is given back. With `[checkpoint] every` above 1 there may be versions after the newest checkpoint; `replay` trains their
-batches again.
+become ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). A version is published beside that
+(`publication`), and is live before the next step. What survives a crash are checkpoints and the gateway's record of every batch,
+and the order of the steps makes every crash recoverable: the checkpoint is written before the lease is acknowledged (but see
+`checkpoints`). A new start at version c publishes it, unless it is live. If it is given a buffer below c, nothing is trained: if
+the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the buffer is
+given back. With `[checkpoint] every` above 1 batches may be acknowledged after the newest checkpoint; `replay` trains them again.
 
 With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
 when the batch is whole, or there are groups and the gateway has no other use for the nodes, because the batch soon will be. How
@@ -26,13 +25,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from gateway.client import GatewayClient, GatewayRefused
+from gateway.client import GatewayClient
 from gateway.types import Group, Lease, LeasedGroups
 from gateway.weights import folders
 from trainer.algorithms import create, learns_from_equal
@@ -43,10 +40,7 @@ from trainer.errors import (
     FeedBroken,
     GatewayAhead,
     NotFinite,
-    PublishFailed,
     StepTimeout,
-    TrainerError,
-    VersionRejected,
 )
 from trainer.learner import Learner, cpu_warning, device_of
 from trainer.loop import feed, replay
@@ -62,9 +56,10 @@ from trainer.loop.children import (
 from trainer.loop.clock import Clock
 from trainer.loop.evaluations import Evaluations
 from trainer.loop.excluded import Excluded
-from trainer.loop.feed import Feed
+from trainer.loop.feed import Feed, naming
 from trainer.loop.heartbeat import heartbeat
 from trainer.loop.nodes import Memory, Nodes
+from trainer.loop.publication import Publication
 from trainer.loop.step_events import RunName, StepEvents
 from trainer.loop.threads import in_thread
 from trainer.model.offload import Where
@@ -79,8 +74,6 @@ from trainer.settings import Settings
 from trainer.state.directory import sweep
 
 T = TypeVar("T")
-_REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
-"""The gateway's codes for weights that will never do."""
 
 
 async def run(settings: Settings) -> None:
@@ -122,9 +115,10 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         stack.push_async_callback(trainer.evaluations.close)
         stack.push_async_callback(trainer.step_events.close)
         server = await weights_process(stack, settings.weights, trainer.weights.directory)
+        stack.push_async_callback(trainer.publication.close)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
-        await watch(trainer.train(), gateway, server, rollout, trainer.keeper(), trainer.checkpoints.watch())
+        await watch(trainer.train(), gateway, server, rollout, trainer.keeper(), *trainer.aside())
 
 
 def follow_first(settings: Settings) -> None:
@@ -163,6 +157,7 @@ class Trainer:
         self.nodes = Nodes(self.feed, settings.gateway.nodes, _memory(settings, learner))
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         named = RunName.of(settings)
+        self.publication = Publication(settings.weights, learner, self.feed, self.weights, self.checkpoints)
         self.step_events = StepEvents(client, settings.gateway.model, metrics.say, named)
         at = url or settings.gateway.url or ""
         self.evaluations = Evaluations(settings, at, self.feed, metrics, self.step_events.tell)
@@ -177,6 +172,10 @@ class Trainer:
         """The task that keeps the claimed nodes."""
         return Watched("renewal of the claim", self.nodes.keep())
 
+    def aside(self) -> tuple[Watched, Watched]:
+        """The tasks that fail as soon as what is done beside training fails."""
+        return self.checkpoints.watch(), self.publication.watch()
+
     async def check_versions(self) -> None:
         """Brings the learner to the newest version number that was used, by replay or by a new line.
 
@@ -189,13 +188,14 @@ class Trainer:
             # The weights are on the nodes; until they have left them, nobody else is to have these.
             await self.nodes.claim()
         if (why := self.weights.rejected(self.learner.version)) is not None:
-            raise self._rejected(why)
+            raise self.publication.rejected(why)
         status = await self.feed.status()
         self._check_dropped(status["drop_equal"])
-        published = status["newest_version"]
+        self.publication.begun = status["version"]
+        published, consumed = status["newest_version"], status["consumed"]
         used = max(published, self.weights.newest())
-        if used > self.learner.version:
-            await self._catch_up(published, used)
+        if max(used, consumed) > self.learner.version:
+            await self._catch_up(published, used, consumed)
         elif self.learner.saved is None and self.settings.checkpoint.every > 1:
             # Batches that are acknowledged before the first checkpoint name this one.
             await in_thread(self.learner.save_checkpoint)
@@ -209,28 +209,30 @@ class Trainer:
                 " the gateway's file, or [algorithm] group_baseline = true"
             )
 
-    async def _catch_up(self, published: int, used: int) -> None:
+    async def _catch_up(self, published: int, used: int, consumed: int) -> None:
+        """`used`: the newest version that was written; `consumed`: the one that the acknowledged batches make."""
+        old = self.learner.version
+        known = f"version {used} was published" if used > old else f"batch {consumed - 1} was trained"
         if self.learner.saved is None:
             raise GatewayAhead(
-                f"version {used} was published already, but there is no checkpoint under "
-                f"{self.learner.checkpoints}: bring one back, or give the gateway and the trainer a new run"
+                f"{known} already, but there is no checkpoint under {self.learner.checkpoints}: bring one back, or give the"
+                " gateway and the trainer a new run"
             )
-        old = self.learner.version
         await self.nodes.claim()
         try:
-            await replay.replay(self.learner, self.feed, self.weights, published, used)
+            await replay.replay(self.learner, self.feed, self.weights, published, used, consumed)
         except replay.Impossible as reason:
-            self.learner.renumber(used + 1)
+            self.learner.renumber(max(used + 1, consumed))
             self.metrics.say(
-                f"version {used} was published, but the newest checkpoint is of version {old}: {reason}; going on from its"
-                f" weights as version {self.learner.version}"
+                f"{known}, but the newest checkpoint is of version {old}: {reason}; going on from its weights as version"
+                f" {self.learner.version}"
             )
             await self.checkpoint()
             await self.publish()
         else:
             self.metrics.say(
-                f"the batches since the checkpoint of version {old}, trained again, give the weights of version {used} to the"
-                " bit: nothing lost, nothing trained twice"
+                f"the batches since the checkpoint of version {old}, trained again, {replay.outcome(old, used, consumed)}:"
+                " nothing lost, nothing trained twice"
             )
             await self.checkpoints.after_replay()
 
@@ -242,7 +244,10 @@ class Trainer:
             self.metrics.waiting(self.learner.version, self.learner.steps)
             await self.nodes.release(self._busy_s)
             self._busy_s = 0.0
-            over = self.learner.steps >= self.settings.run.steps
+            if self.publication.begun < self.learner.version:
+                await self._publish_first()
+                continue
+            over = self._is_over
             await self.evaluations.begin(self.learner.version, self.learner.steps, over)
             if over and await self.feed.acknowledged(self.learner.version - 1):
                 await self.evaluations.finish()
@@ -253,6 +258,23 @@ class Trainer:
                 lease = await self.feed.lease()
             await watch(self._work(lease, clock), Watched("renewal of the lease", self.feed.renew()))
 
+    @property
+    def _is_over(self) -> bool:
+        return self.learner.steps >= self.settings.run.steps
+
+    async def _publish_first(self) -> None:
+        """Publishes the version of a new start that a killed trainer did not bring to engines."""
+        await self.evaluations.settle()
+        await self.nodes.claim()
+        await self._publish_beside()
+
+    async def _publish_beside(self) -> None:
+        """Begins to publish the current version; waits for engines only if they, or their nodes, are needed at once."""
+        await self.publication.begin()
+        over = self._is_over
+        if over or self.settings.gateway.nodes or self.evaluations.is_due(self.learner.steps, over):
+            await self.publication.finish()
+
     async def _work(self, lease: Lease, clock: Clock) -> None:
         version = self.learner.version
         if lease.buffer > version:
@@ -260,15 +282,15 @@ class Trainer:
                 f"the gateway leases buffer {lease.buffer}, but the trainer is at version {version}"
             )
         if lease.buffer < version:
-            await self.evaluations.settle()
-            await self.nodes.claim()
-            await self.publish()
+            await self.publication.finish()
             await self._settle(lease.buffer)
             return
         try:
-            with _naming("stream"):
+            with naming("stream"):
                 batch = await self.stream(clock)
             await self._look_at_failures()
+            with clock.on("publish"):
+                await self.publication.finish()
             with clock.on("step", "compute"):
                 measured = await in_thread(self.learner.step, batch)
             measured |= self.excluded.figures()
@@ -279,9 +301,9 @@ class Trainer:
         with clock.on("checkpoint"):
             await self.checkpoints.after_step()
         await self._settle_evaluation(clock)
-        with clock.on("publish"), _naming("publish"):
-            await self.publish()
-        with clock.on("ack"), _naming("ack"):
+        with clock.on("publish"):
+            await self._publish_beside()
+        with clock.on("ack"), naming("ack"):
             await self.ack()
         if batch.details.choice != DetailChoice():
             with clock.on("details"):
@@ -404,60 +426,9 @@ class Trainer:
         await self.checkpoints.write()
 
     async def publish(self) -> None:
-        """Hands the current version over, unless the gateway has it, and waits until the engines run it."""
-        version, limit = self.learner.version, self.settings.weights.publish_s
-        path = self.weights.path(version)
-        if not path.exists():
-            path = await in_thread(self._write_weights)
-        deadline = time.monotonic() + limit
-        record: dict[str, Any] = {"state": "updating"}
-        while record["state"] == "updating":
-            if time.monotonic() > deadline:
-                raise StepTimeout("publish", limit, f"version {version} is still updating")
-            # Publishing the same version again is safe, and continues where a gateway was restarted in the middle.
-            record = await self._offer(version, path)
-        if record["state"] == "failed":
-            raise PublishFailed(
-                f"no engine came to version {version}: {record['why']}; start the trainer again once engines work"
-            )
-        await in_thread(self.weights.prune, self.settings.weights.keep, version, self.learner.parent)
-        await in_thread(self.learner.prune_checkpoints)
-
-    def _write_weights(self) -> Path:
-        learner, adapters = self.learner, None
-        if self.settings.serves_adapters:
-            adapters, state = learner.policy.adapters, learner.published_adapter()
-        else:
-            state = learner.published()
-        return self.weights.write(
-            learner.version, learner.parent, learner.model, learner.probe, state, adapters
-        )
-
-    async def _offer(self, version: int, path: Path) -> dict[str, Any]:
-        """The gateway's record of a version. Raises VersionRejected, and leaves a note of it for the next start."""
-        try:
-            record = await self.feed.publish(version, str(path), self.settings.weights.source)
-        except GatewayRefused as refusal:
-            if refusal.code not in _REJECTIONS:
-                raise
-            why = refusal.message
-        else:
-            if not record["bad"]:
-                return record
-            why = record["why"]
-        await in_thread(self.weights.reject, version, why)
-        await self.checkpoints.written()
-        raise self._rejected(why)
-
-    def _rejected(self, why: str) -> VersionRejected:
-        """Returns the error for a version that the gateway refused, with what to do about it."""
-        version, saved = self.learner.version, self.learner.saved
-        if saved is not None and saved.version == version:
-            mine = self.learner.checkpoints / folders.name_of(version)
-            way = f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before"
-        else:
-            way = "the next start goes on from the newest checkpoint"
-        return VersionRejected(f"version {version} is bad: {why}; engines keep the version before; {way}")
+        """Brings the current version to the engines, unless they have it, and waits until they run it."""
+        await self.publication.begin()
+        await self.publication.finish()
 
     async def ack(self) -> None:
         """Says that the buffer was trained: the newest checkpoint, with the recorded batches since, gives its effect again."""
@@ -478,12 +449,3 @@ def offloaded_to(settings: Settings) -> Where | None:
     if wanted == "auto":
         return None if device_of(settings) == "cpu" else "host"
     return None if wanted == "none" else wanted
-
-
-@contextmanager
-def _naming(step: str) -> Iterator[None]:
-    """A refusal says in which step it came."""
-    try:
-        yield
-    except GatewayRefused as refusal:
-        raise TrainerError(f"step '{step}' was refused by the gateway: {refusal}") from refusal

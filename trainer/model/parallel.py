@@ -353,7 +353,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gather(state: State, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
+    """A copy of a state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
 
     Tied weights share their memory, as a model's own do. `dtype` is that of the result's real numbers; None changes none.
     """
@@ -363,7 +363,7 @@ def gather(state: State, ranks: Ranks, dtype: torch.dtype | None = None) -> dict
         if id(tensor) not in seen:
             value = whole(tensor.detach()) if isinstance(tensor, Tensor) else tensor()
             target = dtype if dtype is not None and value.is_floating_point() else value.dtype
-            seen[id(tensor)] = value.to("cpu", target) if ranks.leads else value.new_empty(0)
+            seen[id(tensor)] = value.to("cpu", target, copy=True) if ranks.leads else value.new_empty(0)
         if ranks.leads:
             found[name] = seen[id(tensor)]
     return found

@@ -15,11 +15,11 @@ An evaluation has a line of its own, with its `version`, the `step`, and figures
 
 `seconds/...` are times: of each step (`lease`, `first_group` the wait for the first group, `stream` from then until the batch is
 whole, `claim` the wait for nodes that were lent, with `onload`, the return of the weights to them (`offload`, when they left, was
-before the step), `step`, `checkpoint`, `evaluation` the wait for the end of one, `publish`,
-`ack`, `details` the writing of samples and tokens), and across them `idle` (waiting for a lease, for groups, for nodes or for an
-evaluation) and `compute` (forward, backward, optimizer). `idle_share` is idle over `seconds/total`. `spans` says when that was,
-as [name, start, end] in seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline`
-reads it.
+before the step), `step`, `checkpoint`, `evaluation` the wait for the end of one, `publish` the copy of the weights and the wait
+for the version before (all else of publishing is beside training), `ack`, `details` the writing of samples and tokens), and
+across them `idle` (waiting for a lease, for groups, for nodes or for an evaluation) and `compute` (forward, backward, optimizer).
+`idle_share` is idle over `seconds/total`, `blocked_share` publish over it. `spans` says when that was, as [name, start, end] in
+seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline` reads it.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ _SHOWN = (
     ("trained tokens", "trained_tokens", "{:.0f}"),
     ("episodes per second", "episodes_per_second", "{:.1f}"),
     ("idle", "idle_share", "{:.0%}"),
+    ("blocked by publishing", "blocked_share", "{:.0%}"),
 )
 
 
@@ -137,6 +138,7 @@ class Metrics:
             **measured,
             "episodes_per_second": measured["episodes"] / seconds,
             "idle_share": times["idle"] / seconds,
+            "blocked_share": times.get("publish", 0.0) / seconds,
             **{f"seconds/{step}": value for step, value in times.items()},
             "seconds/total": seconds,
         }
@@ -154,7 +156,7 @@ class Metrics:
         self._record = record
         if self._live is None:
             self.console.print(self._line(version + 1), highlight=False, soft_wrap=True)
-        self._show(f"version {version + 1} is live")
+        self._show(f"version {version + 1} is made")
         return finite
 
     def evaluated(self, version: int, step: int, result: dict[str, Any]) -> None:

@@ -65,7 +65,10 @@ async def trainer_of(
     with Metrics(settings.run.dir, settings.run.steps, senders=senders) as metrics:
         trainer = Trainer(settings, ProbelessLearner.open(settings), gateway.admin, metrics)
         await trainer.check_versions()
-        yield trainer
+        try:
+            yield trainer
+        finally:
+            await trainer.publication.close()
 
 
 async def train_one(trainer: Trainer, *, publish: bool = True, ack: bool = True) -> None:
