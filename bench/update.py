@@ -7,7 +7,8 @@ Two engines, under a gateway of their own, and streams that stay open while one 
   load; on a busy machine another load, measured at another moment, takes another time. So that the report is not taken on trust,
   the engines are also driven directly in the same run, behind the gateway's back and with the streams open (`direct`);
 - *ratio*: a stall over the own time of the engine that had the stream when the update began; *added*: the stall less that time,
-  which says more where a load is short;
+  which says more where a load is short; with `--transport collective` a load is putting in place what came to the engine before,
+  and engines are not driven directly, for they load no folder;
 - *tokens/s*: of all streams together, in windows of `WINDOW_S`.
 """
 
@@ -19,7 +20,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -33,6 +34,7 @@ from bench.report import Steps, finish, machine, number, percentile, show
 from bench.streams import OpenStreams
 from bench.targets import GatewayTarget, Prompts
 from gateway.client import GatewayClient
+from tests.harness.transports import Way, served
 from tests.proof.models import VERSIONS, Family, build
 
 WINDOW_S = 0.25
@@ -42,6 +44,8 @@ _WARM_UP = 1
 """Updates that are not counted: an engine takes its time over the first batch that is as large as all streams."""
 _UPDATE_S = 300.0
 _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
+_PLAN = ("engine", "mode", "order", "transport", "streams", "every_s")
+_TRANSPORTS = ("filesystem", "collective")
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 
 
@@ -58,6 +62,7 @@ class Plan:
     load_s: float
     delay_s: float
     python: Path
+    transport: str = "filesystem"
 
     @property
     def versions(self) -> int:
@@ -67,9 +72,9 @@ class Plan:
     @property
     def name(self) -> str:
         """The scenario's name for people."""
-        return f"{self.engine}, {self.mode}, {self.order}, {self.streams} streams"
+        return f"{self.engine}, {self.mode}, {self.order}, {self.transport}, {self.streams} streams"
 
-    def config(self) -> str:
+    def config(self, way: Way) -> str:
         """The tables of the gateway's file that are this bench's own."""
         if self.engine == "fake":
             engine = f"args = ['--delay-s', '{self.delay_s}']\n"
@@ -77,8 +82,9 @@ class Plan:
             env = ", ".join(f"{name} = '{value}'" for name, value in VLLM_CPU["env"].items())
             engine = f"python = '{self.python}'\nargs = {json.dumps(VLLM_CPU['args'])}\nenv = {{{env}}}\n"
         return (
-            f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{engine}"
+            f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{_lines(way.engine)}{engine}"
             f"[update]\nmode = '{self.mode}'\norder = '{self.order}'\n"
+            f"[weights]\n{_lines(way.weights)}"
         )
 
 
@@ -138,11 +144,11 @@ class Run:
         stalls = [pair for update in self.updates for pair in self.stalls(update)]
         rates = self.rates()
         return {
-            **{name: getattr(self.plan, name) for name in ("engine", "mode", "order", "streams", "every_s")},
+            **{name: getattr(self.plan, name) for name in _PLAN},
             "updates": updates,
             **_stall_figures(stalls),
             "own_s": median(own for update in self.updates for own in update.own_s.values()),
-            "own_direct_s": median(self.direct_s),
+            "own_direct_s": median(self.direct_s) if self.direct_s else None,
             "tokens_per_s": {"median": median(rates), "min": min(rates)},
             "failures": dict(self.streams.failures),
         }
@@ -163,6 +169,7 @@ def main(
     engine: Annotated[str, typer.Option(help="`fake`, `vllm` (real, on a tiny model) or `both`.")] = "both",
     mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
     order: Annotated[str, typer.Option(help="`rolling` or `together`.")] = "rolling",
+    transport: Annotated[str, typer.Option(help="`filesystem` or `collective`.")] = "filesystem",
     streams: Annotated[str, typer.Option(help="Open streams: with the fake engine, with vLLM.")] = "500,32",
     updates: Annotated[
         int, typer.Option(min=1, max=VERSIONS - 1 - _WARM_UP, help="Updates in each run.")
@@ -185,13 +192,14 @@ def main(
       python -m bench.update --engine vllm --order together
     """
     engines, modes = _ENGINES.get(engine), _MODES.get(mode)
-    if engines is None or modes is None or order not in ("rolling", "together"):
-        raise typer.BadParameter("see --help", param_hint="--engine, --mode or --order")
+    known = order in ("rolling", "together") and transport in _TRANSPORTS
+    if engines is None or modes is None or not known:
+        raise typer.BadParameter("see --help", param_hint="--engine, --mode, --order or --transport")
     if "vllm" in engines:
         check_installed(engine_python)
     counts = dict(zip(("fake", "vllm"), _two_numbers(streams), strict=True))
     plans = [
-        Plan(e, m, order, counts[e], updates, every_s, load_s, delay_s, engine_python.absolute())
+        Plan(e, m, order, counts[e], updates, every_s, load_s, delay_s, engine_python.absolute(), transport)
         for e in engines
         for m in modes
     ]
@@ -220,13 +228,16 @@ async def _bench(plans: Sequence[Plan], steps: Steps) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         for number_, plan in enumerate(plans):
             work = Path(folder) / str(number_)
-            family = build(work / "models", plan.engine, plan.versions + 1)
+            family = build(work / "models", plan.engine, plan.versions + 1, plan.transport)
             prompts = Prompts.load(family.paths[0])
             gc.collect()
             gc.freeze()  # the tokenizer's library leaves a million objects that the load client need not walk
             steps.begin(f"{plan.name}: start")
-            async with serve_gateway(family.paths[0], plan.config(), work) as gateway:
-                run = await _Scenario(plan, family, gateway, prompts, steps).run()
+            async with (
+                served(plan.transport, work / "models" / "versions", work) as way,
+                serve_gateway(family.paths[0], plan.config(way), work) as gateway,
+            ):
+                run = await _Scenario(plan, family, gateway, prompts, steps, way).run()
             results.append(run.to_json())
     return results
 
@@ -234,8 +245,11 @@ async def _bench(plans: Sequence[Plan], steps: Steps) -> list[dict[str, Any]]:
 class _Scenario:
     """One gateway, its streams and its updates."""
 
-    def __init__(self, plan: Plan, family: Family, gateway: Child, prompts: Prompts, steps: Steps) -> None:
+    def __init__(
+        self, plan: Plan, family: Family, gateway: Child, prompts: Prompts, steps: Steps, way: Way
+    ) -> None:
         self._plan = plan
+        self._way = way
         self._family = family
         self._gateway = gateway
         self._prompts = prompts
@@ -258,7 +272,7 @@ class _Scenario:
                 del run.updates[:_WARM_UP]
                 await asyncio.sleep(plan.every_s)
                 self._steps.begin(f"{plan.name}: the engines alone")
-                for engine in engines * _DIRECT_ROUNDS:
+                for engine in engines * _DIRECT_ROUNDS if plan.transport == "filesystem" else ():
                     run.direct_s.append(await _drive(http, engine, str(self._family.paths[plan.versions])))
         for reason, times in streams.failures.items():
             self._steps.say(f"{times} failed requests: {reason}")
@@ -267,11 +281,17 @@ class _Scenario:
     async def _update(self, admin: GatewayClient, http: httpx.AsyncClient, version: int) -> Update:
         calls = (await http.get(f"{self._gateway.url}/admin/v1/calls")).raise_for_status().json()["calls"]
         began = time.perf_counter()
-        record = await admin.publish(version, str(self._family.paths[version]), wait_s=_UPDATE_S)
+        place = self._way.place(self._family.paths[version])
+        record = await admin.publish(version, wait_s=_UPDATE_S, **place)
         ended = time.perf_counter()
         if record["state"] != "live":
             raise RuntimeError(f"version {version} is {record['state']}: {record['report']}")
         return Update(began, ended, record, {call["call_id"]: call["engine"] for call in calls})
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    """The keys of a table of TOML."""
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
 
 
 async def _drive(http: httpx.AsyncClient, engine: str, weights: str) -> float:
@@ -305,7 +325,9 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 def _show(results: Sequence[dict[str, Any]]) -> None:
     """One column a scenario, one row a figure."""
-    header = [f"{r['engine']}, {r['mode']}, {r['order']}, {r['streams']} streams" for r in results]
+    header = [
+        f"{r['engine']}, {r['mode']}, {r['order']}, {r['transport']}, {r['streams']} streams" for r in results
+    ]
     steps = dict.fromkeys(
         s for r in results for u in r["updates"] for engine in u["seconds"].values() for s in engine
     )
