@@ -88,6 +88,7 @@ async def _run(
     kind: dict[str, Any],
 ) -> dict[str, dict[str, float]]:
     """The summary of each seat's episodes."""
+    from gateway.cli.progress import EpisodeProgress
     from gateway.client import GatewayClient
     from gateway.client.seats import Matches
 
@@ -95,7 +96,9 @@ async def _run(
     if forever:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    total = None if forever else len(tasks) * kind["group_size"] * len(models)
     async with GatewayClient(url, admin_key) as client:
-        matches = Matches(client, play, models, **kind)
-        await matches.run(tasks, stop if forever else None)
+        with EpisodeProgress(total) as progress:
+            matches = Matches(client, play, models, on_outcome=progress.add, on_wait=progress.wait, **kind)
+            await matches.run(tasks, stop if forever else None)
     return matches.summary()

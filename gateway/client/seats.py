@@ -125,15 +125,36 @@ class SeatAgent:
 
 
 class Matches:
-    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `kind`: arguments of EpisodeRunner."""
+    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `kind`: arguments of EpisodeRunner.
 
-    def __init__(self, client: GatewayClient, play: Play, seats: Mapping[str, str], **kind: Any) -> None:
+    `on_outcome` is called at the end of every episode; `on_wait` with what the seats wait for before their episodes are
+    opened, when that changes; empty: for nothing.
+    """
+
+    def __init__(
+        self,
+        client: GatewayClient,
+        play: Play,
+        seats: Mapping[str, str],
+        *,
+        on_outcome: Callable[[EpisodeOutcome], None] | None = None,
+        on_wait: Callable[[str], None] | None = None,
+        **kind: Any,
+    ) -> None:
         table = Table(play, [*seats])
+        self._on_outcome = on_outcome
+        self._on_wait = on_wait
+        self._waits = dict.fromkeys(seats, "")
         self._counts: dict[str, Counter[str]] = {seat: Counter() for seat in seats}
         self._earned: dict[str, float] = dict.fromkeys(seats, 0.0)
         self._runners = {
             seat: EpisodeRunner(
-                client, table.agent(seat), model=model, on_outcome=partial(self._count, seat), **kind
+                client,
+                table.agent(seat),
+                model=model,
+                on_outcome=partial(self._count, seat),
+                on_wait=partial(self._wait, seat),
+                **kind,
             )
             for seat, model in seats.items()
         }
@@ -166,6 +187,13 @@ class Matches:
             self._counts[seat]["rewarded"] += 1
         else:
             self._counts[seat]["failed" if outcome.aborted is None else "aborted"] += 1
+        if self._on_outcome is not None:
+            self._on_outcome(outcome)
+
+    def _wait(self, seat: str, what: str) -> None:
+        self._waits[seat] = what
+        if self._on_wait is not None:
+            self._on_wait("; ".join(f"{name}: {what}" for name, what in self._waits.items() if what))
 
 
 async def _ended(work: Awaitable[Any]) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,8 @@ from tests.compat.suites import CODING, ROOT
 from tests.harness.fences import fences
 
 TIMEOUT_S = 240
+ENDED_S = 20
+"""What an agent started has ended by then: some of it ends a moment after the agent."""
 SAID = "Mended: Grüße, 世界."
 HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
 """The folder that the agent tells its model of."""
@@ -120,4 +125,26 @@ def worked(text: str, name: str, episode: Episode, work: Path) -> str:
         ["sh", "-c", text], env=env, cwd=work, capture_output=True, text=True, timeout=TIMEOUT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    gone(work)
     return done.stdout + done.stderr
+
+
+def gone(work: Path) -> None:
+    """Fails if an agent leaves a process behind: in a training run there would be one more for every episode."""
+    for process, command in started_in(work):
+        with suppress(ProcessLookupError):  # it has ended
+            handle = os.pidfd_open(process)
+            ended, _, _ = select.select([handle], [], [], ENDED_S)
+            os.close(handle)
+            assert ended, command
+
+
+def started_in(work: Path) -> Iterator[tuple[int, str]]:
+    """The processes that have the folder in their arguments or their environment, with their commands."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command, environment = [(process / name).read_bytes() for name in ("cmdline", "environ")]
+        except OSError:  # it ended meanwhile, or is another user's
+            continue
+        if str(work).encode() in command + environment:
+            yield int(process.name), command.replace(b"\0", b" ").decode()

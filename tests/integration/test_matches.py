@@ -1,0 +1,83 @@
+"""`gateway episodes match`: what a person sees of matches that are played, that fail, and that wait for a place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app
+from gateway.client import Task
+from gateway.client.seats import Matches, Seat
+from tests.harness.gateways import RunningGateway, gateway_of
+from tests.harness.waiting import within
+
+PLAYS = """
+async def play(task, seats):
+    assert len({seat.api_key for seat in seats.values()}) == 2
+    return {"first": 1.0, "second": 0.0}
+
+async def fail(task, seats):
+    raise RuntimeError("the board broke")
+"""
+
+
+@pytest.fixture
+async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    models: dict[str, dict[str, Any]] = {"red": {}, "blue": {}}
+    async with gateway_of(tiny_model, tmp_path, models) as (running, _):
+        yield running
+
+
+async def matched(gateway: RunningGateway, work: Path, play: str, *more: str) -> Result:
+    (work / "plays.py").write_text(PLAYS)
+    (work / "tasks.jsonl").write_text('{"task_id": "one"}\n{"task_id": "two"}\n')
+    asked = ["episodes", "match", "--gateway", gateway.url, "--agent", f"{work}/plays.py:{play}"]
+    asked += ["--tasks", str(work / "tasks.jsonl"), "--seats", "first=red,second=blue", "--group-size", "1"]
+    return await asyncio.to_thread(CliRunner().invoke, app, [*asked, *more])
+
+
+async def test_each_seat_is_rewarded_in_an_episode_of_its_model(
+    gateway: RunningGateway, tmp_path: Path
+) -> None:
+    done = await matched(gateway, tmp_path, "play", "--mode", "eval")
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert {seat: found["reward_mean"] for seat, found in summary.items()} == {"first": 1.0, "second": 0.0}
+    rows = await gateway.admin.episodes(mode="eval")
+    assert sorted((row["model"], row["reward"]) for row in rows) == [("blue", 0.0)] * 2 + [("red", 1.0)] * 2
+
+
+async def test_the_reason_of_a_match_that_fails_is_said_once(gateway: RunningGateway, tmp_path: Path) -> None:
+    done = await matched(gateway, tmp_path, "fail", "--mode", "eval")
+    assert done.exit_code == 1
+    assert done.stderr.count("failed: RuntimeError: the board broke") == 1
+    assert {found["failed"] for found in json.loads(done.stdout).values()} == {2}
+
+
+async def test_seats_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGateway) -> None:
+    """Each model has room for one group until it is trained: the second task waits in both seats."""
+    told = asyncio.Event()
+
+    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+        return {"first": 1.0, "second": 0.0}
+
+    def wait(what: str) -> None:
+        if "first: no slot is free" in what and "second: no slot is free" in what:
+            told.set()
+
+    seats = {"first": "red", "second": "blue"}
+    matches = Matches(gateway.admin, play, seats, on_wait=wait, group_size=1)
+    playing = asyncio.create_task(matches.run([Task("one", {}), Task("two", {})]))
+    try:
+        async with within("both seats wait"):
+            await told.wait()
+        assert {found["episodes"] for found in matches.summary().values()} == {1}
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
