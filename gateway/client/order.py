@@ -3,11 +3,12 @@
 By difficulty, a task whose groups end with equal rewards, so that they teach nothing, is visited less: its weight falls with
 each of them, towards `floor`, and rises with each group that differs. A task of half the weight comes half as often. Old groups
 count less than new ones, so a task that has become learnable is found; one that was never played has the full weight. While all
-weights are equal, this too is passes over all tasks.
+weights are equal, this too is passes over all tasks. What a group costs grows with the logarithm of the number of tasks.
 """
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from gateway.client.agents import Task
 
 _MEMORY = 0.9
 """A group counts so much once another of the same task has ended."""
+_STALE = 4
+"""The times in the heap for each task, at most."""
 
 
 class TaskOrder(Protocol):
@@ -81,15 +84,19 @@ class ByDifficulty:
         self._tasks = {task.task_id: task for task in tasks}
         self._floor = floor
         self._visits = {task_id: Visits(chance.random() - 1.0) for task_id in self._tasks}
+        self._due: list[tuple[float, str]] = []
+        """A heap: for each task when it is due, and times at which it is not due any more."""
+        self._sort()
 
     def next(self) -> Task:
-        task_id = min(self._visits, key=lambda name: self._visits[name].due(self._floor))
-        visits = self._visits[task_id]
-        self._visits[task_id] = replace(visits, at=visits.due(self._floor))
+        due, task_id = heapq.heappop(self._due)
+        while due != self._visits[task_id].due(self._floor):
+            due, task_id = heapq.heappop(self._due)
+        self._keep(task_id, replace(self._visits[task_id], at=due))
         return self._tasks[task_id]
 
     def ended(self, task_id: str, teaches: bool) -> None:
-        self._visits[task_id] = self._visits[task_id].after(teaches)
+        self._keep(task_id, self._visits[task_id].after(teaches))
 
     @property
     def weights(self) -> dict[str, float]:
@@ -98,7 +105,12 @@ class ByDifficulty:
 
     def state(self) -> dict[str, Any]:
         """Returns the records that `restore` takes, as JSON."""
-        return {task_id: [v.at, v.groups, v.taught] for task_id, v in self._visits.items()}
+        return {task_id: self.record(task_id) for task_id in self._visits}
+
+    def record(self, task_id: str) -> list[float]:
+        """A task's part of the state."""
+        visits = self._visits[task_id]
+        return [visits.at, visits.groups, visits.taught]
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on with a state. Tasks that are new join where the others go on, and owe no visits of the past; those gone
@@ -107,3 +119,14 @@ class ByDifficulty:
         now = min((visits.due(self._floor) for visits in known.values()), default=0.0)
         fresh = {task_id: replace(visits, at=visits.at + now) for task_id, visits in self._visits.items()}
         self._visits = {**fresh, **known}
+        self._sort()
+
+    def _keep(self, task_id: str, visits: Visits) -> None:
+        self._visits[task_id] = visits
+        heapq.heappush(self._due, (visits.due(self._floor), task_id))
+        if len(self._due) > _STALE * len(self._visits):
+            self._sort()
+
+    def _sort(self) -> None:
+        self._due = [(visits.due(self._floor), task_id) for task_id, visits in self._visits.items()]
+        heapq.heapify(self._due)

@@ -59,6 +59,21 @@ def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: 
     assert found == expected
 
 
+def test_a_group_writes_its_own_task_and_a_line_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
+    """Ten thousand tasks are half a megabyte: too much to be written with each group."""
+    path = tmp_path / "tasks.json"
+    tasks = [Task(f"task-{n}", {}) for n in range(2000)]
+    order = KeptOrder(ByDifficulty(tasks, 1, 0.1), path)
+    whole = path.stat().st_size
+    visits = played(order, 500, set())
+    assert path.stat().st_size - whole < 500 * 80
+    path.write_text(path.read_text() + '["task-1", [')
+    again = KeptOrder(ByDifficulty(tasks, 2, 0.1), path)
+    assert played(again, 1500, set()).keys() == {task.task_id for task in tasks} - visits.keys()
+    played(again, 4000, set())
+    assert len(path.read_text().splitlines()) <= 2001
+
+
 def test_a_new_task_joins_where_the_others_are_and_one_that_is_gone_is_forgotten(tmp_path: Path) -> None:
     order = KeptOrder(ByDifficulty(TASKS[:4], 1, 0.1), tmp_path / "tasks.json")
     played(order, 400, set("abcd"))
