@@ -18,6 +18,7 @@ from pathlib import Path
 
 from processes.child import die_with_parent
 from processes.ports import free_port
+from tests.compat.clients.gate import AGENT, AGENT_KEY
 from tests.harness.models import save_tokenizer
 
 START_S = 600.0
@@ -81,6 +82,8 @@ url = "sqlite+aiosqlite:///{work}/gateway.db"
 recording = "{work}/control.jsonl"
 [episodes]
 idle_s = 3600
+[agents.{AGENT}]
+key = "{AGENT_KEY}"
 """
 
 

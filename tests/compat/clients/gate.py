@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL = "demo"
+AGENT, AGENT_KEY = "shared", "the key of a program whose key never changes"
 HELLO = "Hello from the scripted engine."
 WEATHER = "What is the weather in Tokyo?"
 SUNNY = "sunny, 24 degrees"
@@ -36,9 +37,10 @@ class Gate:
     gateway: str
     engine: str
 
-    def open(self, task: str) -> Episode:
-        """A new episode."""
-        opened = _json(f"{self.gateway}/admin/v1/episodes", {"task_id": task, "mode": "eval"})
+    def open(self, task: str, agent: str | None = None) -> Episode:
+        """A new episode; `agent`: whose key reaches it too."""
+        asked = {"task_id": task, "mode": "eval", "agent": agent}
+        opened = _json(f"{self.gateway}/admin/v1/episodes", asked)
         return Episode(self, opened["episode_id"], opened["base_url"], opened["api_key"])
 
     def errors(self) -> dict[str, str]:
@@ -62,6 +64,11 @@ class Episode:
     def root(self) -> str:
         """The base URL for the anthropic SDK, without `/v1`."""
         return self.gate.gateway
+
+    @property
+    def header(self) -> dict[str, str]:
+        """The header that names it, for clients whose key reaches several."""
+        return {"X-Headgate-Episode": self.id}
 
     def nodes(self) -> list[dict[str, Any]]:
         """The recorded tree."""

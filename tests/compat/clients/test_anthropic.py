@@ -8,7 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.compat.clients.gate import CITY, HELLO, MODEL, SUNNY, WEATHER, Episode
+from tests.compat.clients.gate import AGENT, AGENT_KEY, CITY, HELLO, MODEL, SUNNY, WEATHER, Episode, Gate
 
 TOOL: Any = {"name": "get_weather", "description": "The weather in a city.", "input_schema": CITY}
 
@@ -21,6 +21,15 @@ def user(content: Any) -> Any:
 def client(episode: Episode) -> Iterator[Any]:
     with anthropic.Anthropic(base_url=episode.root, api_key=episode.api_key, max_retries=0) as opened:
         yield opened
+
+
+def test_one_key_names_the_episode_of_each_client_by_a_header(gate: Gate) -> None:
+    for episode in [gate.open("named", AGENT) for _ in range(2)]:
+        named: Any = {"base_url": episode.root, "api_key": AGENT_KEY, "default_headers": episode.header}
+        with anthropic.Anthropic(**named, max_retries=0) as client:
+            answer = client.messages.create(model=MODEL, max_tokens=100, messages=[user("hello")])
+        assert answer.content[0].text == HELLO
+        episode.check(turns=1)
 
 
 def test_a_reply_with_its_usage(client: Any, episode: Episode) -> None:

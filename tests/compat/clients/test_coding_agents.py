@@ -13,11 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.compat.clients.gate import Episode, Gate
+from tests.compat.clients.gate import AGENT, AGENT_KEY, Episode, Gate
 from tests.compat.suites import CODING, ROOT
 from tests.harness.fences import fences
 
@@ -28,6 +29,7 @@ SAID = "Mended: Grüße, 世界."
 HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
 """The folder that the agent tells its model of."""
 SED = {"cmd": "sed -i s/-/+/ sums.py"}
+HEADERS = 'ANTHROPIC_CUSTOM_HEADERS="X-Headgate-Episode: $EPISODE"'
 OLD_NEW = {"old_string": "a - b", "new_string": "a + b"}
 CAMEL = {"oldString": "a - b", "newString": "a + b"}
 TEXTS = {"old_text": "a - b", "new_text": "a + b"}
@@ -74,6 +76,16 @@ def test_it_mends_a_file_and_its_record_is_one_path(
     nodes = episode.nodes()
     assert [node["parent"] for node in nodes] == list(range(-1, len(nodes) - 1))
     assert all(node["at"] == len(nodes[node["parent"]]["ids"]) for node in nodes[1:])
+
+
+@pytest.mark.parametrize("name", ["claude-code"])
+def test_it_names_its_episode_by_a_header(name: str, gate: Gate, tmp_path: Path) -> None:
+    """For one key that several episodes share: nothing else in its requests says whose they are."""
+    episode = gate.open("named", AGENT)
+    text = script(name).replace("claude --print", f"export {HEADERS}\nclaude --print")
+    shared = replace(episode, api_key=AGENT_KEY)
+    assert SAID in worked(text.replace("$EPISODE", episode.id), name, shared, tmp_path)
+    episode.check(turns=len(CALLS[name]) + 1)
 
 
 def test_opencodes_request_for_a_title_is_a_conversation_of_its_own(

@@ -10,7 +10,19 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.compat.clients.gate import ADA, CITY, HELLO, MODEL, PERSON, SUNNY, WEATHER, Episode
+from tests.compat.clients.gate import (
+    ADA,
+    AGENT,
+    AGENT_KEY,
+    CITY,
+    HELLO,
+    MODEL,
+    PERSON,
+    SUNNY,
+    WEATHER,
+    Episode,
+    Gate,
+)
 
 GET_WEATHER: Any = {"name": "get_weather", "description": "The weather in a city.", "parameters": CITY}
 CHAT_TOOL: Any = {"type": "function", "function": GET_WEATHER}
@@ -34,6 +46,25 @@ def client(episode: Episode) -> Iterator[Any]:
 
 def async_client(episode: Episode) -> Any:
     return openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0)
+
+
+def test_one_client_and_key_name_the_episode_of_each_call_by_a_header(gate: Gate) -> None:
+    """Both say the same, so nothing but the header tells their calls apart."""
+    opened = [gate.open("named", AGENT) for _ in range(2)]
+    with openai.OpenAI(base_url=opened[0].base_url, api_key=AGENT_KEY, max_retries=0) as client:
+        for turns in (1, 2):
+            for episode in opened:
+                messages = [user("hello"), {"role": "assistant", "content": HELLO}, user("hello")]
+                given: Any = {"model": MODEL, "messages": messages[: 2 * turns - 1]}
+                raw = client.chat.completions.with_raw_response.create(**given, extra_headers=episode.header)
+                assert raw.headers["x-headgate-episode"] == episode.id
+                named = client.with_options(default_headers=episode.header)
+                assert named.responses.create(model=MODEL, input="count to 5").output_text == "1, 2, 3, 4, 5"
+                episode.check(turns=2 * turns)
+        with pytest.raises(openai.NotFoundError):
+            client.chat.completions.create(
+                model=MODEL, messages=[user("hello")], extra_headers={"X-Headgate-Episode": "ep-of-another"}
+            )
 
 
 class TestChat:
