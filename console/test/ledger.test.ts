@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { entries, waits, type Buffer, type Ledger } from "../src/staleness/ledger";
+import { begun, drawn, entries, waits, type Buffer, type Ledger } from "../src/staleness/ledger";
 
 const group = (id: string, state: "reserved" | "occupied", members: Record<string, number>) => ({ group_id: id, version: 3, state, size: 4, members });
 const BUFFER: Buffer = {
@@ -25,6 +25,17 @@ const LEDGER: Ledger = {
 
 test("places: complete groups, running ones, then free ones; dropped members count for nothing", () => {
   expect(entries(BUFFER, 3).map((one) => one && [one.group.group_id, one.done, one.members])).toEqual([["done", 4, 4], ["slow", 1, 4], null]);
+});
+
+test("of a batch of a thousand places some free ones are drawn, and of many batches those that have begun", () => {
+  const { shown, left } = drawn(entries(BUFFER, 1024));
+  expect(shown.length).toBe(14);
+  expect(shown.slice(0, 3).map((one) => one?.group.group_id)).toEqual(["done", "slow", undefined]);
+  expect(left).toBe("1,010 more places free");
+  expect(drawn(entries(BUFFER, 3)).left).toBe("");
+  const empty = Array.from({ length: 64 }, () => ({ ...BUFFER, groups: [] }));
+  expect(begun([BUFFER, ...empty]).length).toBe(3);
+  expect(begun(empty).length).toBe(2);
 });
 
 test("the sentences go from the trainer to the agents, with the group that holds the rest up", () => {

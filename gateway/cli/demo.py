@@ -78,6 +78,7 @@ def introduction(folder: Path, url: str) -> str:
         f"A fake engine answers at {url}/v1: words in no order, every token recorded. Files: {folder}/",
         f"Next:   {ask}",
         "        opens an episode and answers the base URL and key to give to your agent. The README goes on from there.",
+        f"Look:   {url}/console shows each episode as it happens.",
         "vLLM:   gateway serve --config YOURS.toml, with [engine] launch = \"vllm\" and [models.NAME] path = your checkpoint;",
         "        examples/demo/gateway.toml is such a file, `make demo` makes its model and trains it.",
     ])  # fmt: skip

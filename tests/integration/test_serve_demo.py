@@ -48,6 +48,7 @@ async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Pat
     finally:
         await process.stop()
     assert f"http://127.0.0.1:{port}/v1" in served.log
+    assert f"http://127.0.0.1:{port}/console" in served.log
     assert "examples/demo/gateway.toml" in served.log
 
 

@@ -52,6 +52,26 @@ export function entries(buffer: Buffer, batch: number): (Entry | null)[] {
   return [...taken, ...new Array<null>(Math.max(0, batch - taken.length)).fill(null)];
 }
 
+/** Fields of groups and of free places that are drawn of a batch, and batches without a group that are drawn after the last with one. */
+const TAKEN = 256;
+const FREE = 12;
+const EMPTY = 2;
+
+/** The places that are drawn, and in words what is left: a batch may have a thousand. */
+export function drawn(places: (Entry | null)[]): { shown: (Entry | null)[]; left: string } {
+  const taken = places.filter((place) => place !== null);
+  const free = places.length - taken.length;
+  const groups = Math.max(0, taken.length - TAKEN);
+  const frees = Math.max(0, free - FREE);
+  const left = [groups ? plural(groups, "more group") : "", frees ? `${plural(frees, "more place")} free` : ""].filter(Boolean).join(", ");
+  return { shown: [...taken.slice(0, TAKEN), ...new Array<null>(Math.min(free, FREE)).fill(null)], left };
+}
+
+/** The batches that are drawn: those up to the last with a group, and a few after it. */
+export function begun(buffers: readonly Buffer[]): readonly Buffer[] {
+  return buffers.slice(0, buffers.findLastIndex((buffer) => buffer.groups.length > 0) + 1 + EMPTY);
+}
+
 const sum = (counts: Record<string, number>) => Object.values(counts).reduce((all, count) => all + count, 0);
 
 /** Who waits for whom, from the trainer backwards to the agents. */

@@ -8,7 +8,7 @@ import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href } from "../router";
 import { model, recorded } from "../shell";
-import { entries, waits, type Buffer, type Entry, type Ledger } from "../staleness/ledger";
+import { begun, drawn, entries, waits, type Buffer, type Entry, type Ledger } from "../staleness/ledger";
 
 export function StalenessView() {
   const ask = (signal: AbortSignal) => get<Ledger>("/admin/v1/staleness", { model: model.value }, signal);
@@ -104,28 +104,39 @@ const WORDS: Record<string, string> = { READY: "complete", READY_WITH_CAPACITY: 
 function Buffers({ ledger }: { ledger: Ledger }) {
   const state = (buffer: Buffer) =>
     buffer.leased ? <Badge tone="info">being trained</Badge> : <Badge tone={TONES[buffer.state] ?? "plain"}>{WORDS[buffer.state] ?? buffer.state}</Badge>;
+  const rows = begun(ledger.buffers);
+  const empty = ledger.buffers.length - rows.length;
   return (
-    <Table
-      caption="Batches and the groups in them"
-      rows={ledger.buffers}
-      id={(buffer) => buffer.buffer}
-      columns={[
-        { head: "Batch", cell: (buffer) => <strong>{buffer.buffer}</strong>, number: true },
-        { head: "State", cell: state },
-        { head: "Complete", cell: (buffer) => `${buffer.occupied} of ${ledger.batch}`, number: true },
-        {
-          head: "Groups",
-          cell: (buffer) => (
-            <ul class="entries" aria-label={`Groups of batch ${buffer.buffer}`}>
-              {entries(buffer, ledger.batch).map((entry, i) => (
-                <li key={entry?.group.group_id ?? `free-${i}`}>{entry ? <Place entry={entry} /> : <span class="entry free">free</span>}</li>
-              ))}
-            </ul>
-          ),
-          class: "wide",
-        },
-      ]}
-    />
+    <>
+      <Table
+        caption="Batches and the groups in them"
+        rows={rows}
+        id={(buffer) => buffer.buffer}
+        columns={[
+          { head: "Batch", cell: (buffer) => <strong>{buffer.buffer}</strong>, number: true },
+          { head: "State", cell: state },
+          { head: "Complete", cell: (buffer) => `${buffer.occupied} of ${ledger.batch}`, number: true },
+          {
+            head: "Groups",
+            cell: (buffer) => <Places buffer={buffer} batch={ledger.batch} />,
+            class: "wide",
+          },
+        ]}
+      />
+      {empty > 0 && <p class="hint">{plural(empty, "more batch", "more batches")} without a group may be begun within the bound.</p>}
+    </>
+  );
+}
+
+function Places({ buffer, batch }: { buffer: Buffer; batch: number }) {
+  const { shown, left } = drawn(entries(buffer, batch));
+  return (
+    <ul class="entries" aria-label={`Groups of batch ${buffer.buffer}`}>
+      {shown.map((entry, i) => (
+        <li key={entry?.group.group_id ?? `free-${i}`}>{entry ? <Place entry={entry} /> : <span class="entry free">free</span>}</li>
+      ))}
+      {left && <li class="quiet">and {left}</li>}
+    </ul>
   );
 }
 
