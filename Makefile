@@ -26,7 +26,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console bench-structure \
@@ -64,6 +64,9 @@ format: setup ## format and sort imports
 
 docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a link that leads nowhere ends it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-pictures: setup console ## the pictures of the console in docs/pictures, light and dark, of RUN (runs/demo); needs Chromium
+	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)
 
 docs-serve: docs-reference $(DRAWER) ## the same at http://127.0.0.1:8080, made anew whenever a page is saved
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8080

@@ -36,6 +36,7 @@ async def take(run: Path, out: Path = OUT) -> list[Path]:
                 await shown.show("run", "Run")
                 taken.append(await _picture(shown, out / f"run-{theme}.png"))
                 await shown.show("episodes", "Episodes")
+                await expect(shown.page.locator(".virtual-row a").first).to_be_visible()
                 taken.append(await _picture(shown, out / f"episodes-{theme}.png"))
                 await shown.show(f"episodes/{episode}?view=group&colour=logprob", episode)
                 await expect(shown.page.locator(".member .token-line").first).to_be_visible()

@@ -74,7 +74,7 @@ function Checklist({ health }: { health: Health }) {
           { head: "Signal", cell: (one) => <strong>{one.label}</strong> },
           { head: "Now", cell: (one) => (one.value === null ? <span class="quiet">{one.words}</span> : <span class="together">{shown(one)}</span>) },
           { head: "Healthy", cell: (one) => <span class="together">{one.healthy}</span> },
-            { head: "What to do", cell: (one) => (one.state === "ok" ? <span class="quiet">{one.do}</span> : one.do) },
+            { head: "What to do", cell: (one) => (one.state === "bad" || one.state === "warn" ? one.do : <span class="quiet">{one.do}</span>) },
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />

@@ -9,7 +9,7 @@ import { Badge } from "../parts/badge";
 import { Chart, type Line, type Mark } from "../parts/chart";
 import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
-import { route, setQuery } from "../router";
+import { href, route, setQuery } from "../router";
 import { phases, PLOTS, type Curve, type Plot } from "../run/plots";
 import { grown, joined, loadRuns, loadSteps, smoothed, type Run, type Steps } from "../run/steps";
 import { model } from "../shell";
@@ -30,7 +30,8 @@ export function RunView() {
       {!list && !runs.error.value && <Loading />}
       {list && !run && (
         <Empty>
-          No step is told yet. They come when a trainer trains at this gateway: <code>trainer run trainer.toml</code>.
+          No step is told yet. They come when a trainer trains at this gateway: <code>trainer run trainer.toml</code>. What agents do is in{" "}
+          <a href={href("episodes", { model: model.value })}>Episodes</a> already.
         </Empty>
       )}
       {run && <OneRun key={run.model + run.run} run={run} other={other} runs={list!} />}
