@@ -27,7 +27,7 @@ export function ColourBar({ colouring, choose }: Props) {
           {colouring.legend.map((entry) => (
             <li key={entry.label} class={entry.count ? "" : "none"}>
               <span class={`swatch ${entry.cls}`} />
-              {entry.label} <span class="quiet">{entry.count.toLocaleString("en-US")}</span>
+              {entry.label} <span class="quiet">({entry.count.toLocaleString("en-US")})</span>
             </li>
           ))}
         </ul>
