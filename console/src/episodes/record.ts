@@ -14,7 +14,7 @@ const LIVE_MS = 1_000;
 
 export interface EpisodeRecord {
   episode: Loaded<EpisodeAnswer>;
-  tokens: Loaded<TokensAnswer>;
+  tokens: Loaded<TokensAnswer | null>;
   table: TokenTable | null;
   why: Loaded<Why>;
   running: RunningCall[];
@@ -42,7 +42,7 @@ export function useRecord(id: string, model: string): EpisodeRecord {
     [id, live.value],
     live.value ? LIVE_MS : 0,
   );
-  const tokens = useTokens(id, model, episode.value.value?.calls.length ?? 0, live.value);
+  const tokens = useTokens(id, model, episode.value.value?.calls.length ?? null, live.value);
   const group = episode.value.value?.group_id;
   useEvents(
     (events) => {
@@ -58,11 +58,13 @@ export function useRecord(id: string, model: string): EpisodeRecord {
   return { episode, tokens, table, why, running, changes };
 }
 
-/** The tokens: of an episode that runs, only what came since is asked for; when it closes, all of it with the trainer's figures. */
-function useTokens(id: string, model: string, turns: number, live: boolean): Loaded<TokensAnswer> {
+/** The tokens, asked for once the episode is known: until then it is not known whether they can still grow, and each change would ask
+ * anew. Of an episode that runs, only what came since is asked for; when it closes, all of it with the trainer's figures. */
+function useTokens(id: string, model: string, turns: number | null, live: boolean): Loaded<TokensAnswer | null> {
   const known = useRef<{ model: string; answer: TokensAnswer } | null>(null);
-  return useLoaded(
+  return useLoaded<TokensAnswer | null>(
     async (signal) => {
+      if (turns === null) return null;
       const before = live && known.current?.model === model ? known.current.answer : null;
       const from = before?.nodes.length ?? 0;
       const answer = await get<TokensAnswer>(pathOf(id, "/tokens"), { model, from_node: from || undefined }, signal);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.api.console import BUILT
 from tests.families.family import FAMILIES
 from tests.unit.bench.reports import ROOT, report_of
 
@@ -81,11 +83,15 @@ def test_ledger(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_console(tmp_path: Path) -> None:
+    if shutil.which("chromium") is None or not (BUILT / "index.html").is_file():
+        pytest.skip("the page is measured in Chromium, and built by `make console`")
     size = ["--watchers", "5", "--rate", "40", "--seconds", "1", "--pairs", "1", "--episodes", "16"]
+    size += ["--listed", "100", "--tokens", "1000"]
     report = report_of("console", tmp_path / "console.json", *size)
     assert report["watcher_bytes_per_s"] > 0
     assert report["events_in_a_window"] > 40
     assert {"watchers_cpu_share", "alone_cpu_share"} <= report.keys()
+    assert all(report[name] > 0 for name in ("bundle_kb", "open_10k_tokens_s", "scroll_fps", "list_100k_s"))
     assert all(found["statement_ms"] > 0 for found in report["inserts"].values())
 
 

