@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 from unittest.mock import AsyncMock, create_autospec
@@ -9,11 +10,13 @@ from unittest.mock import AsyncMock, create_autospec
 import numpy as np
 import pytest
 
+from gateway.errors import Unavailable
 from gateway.render.renderer import ChatRenderer
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Sampling, TokenFlag
+from tests.harness.waiting import turns
 
 
 def recorder_of(renderer: Any) -> tuple[Recorder, AsyncMock]:
@@ -102,3 +105,53 @@ async def test_a_turn_whose_account_is_false_is_not_trained(known: str, stored: 
     await recorder.record("e", await recorder.given([1, 2]), turn, details, None)
     (_, sampled), _ = submit.call_args.args[0].what
     assert sampled.mask_reason == stored
+
+
+def turn_of(call: str) -> Turn:
+    turn = Turn(call)
+    turn.begin_run(0)
+    turn.append([4, 5], [-0.5, -0.5])
+    return turn
+
+
+DETAILS = TurnDetails("chat", False, {}, Sampling(), 0.0)
+
+
+async def test_a_turn_that_could_not_be_stored_is_in_no_tree() -> None:
+    """Otherwise the next turn would hang on nodes that the store does not have."""
+    recorder, submit = recorder_of(create_autospec(ChatRenderer, instance=True))
+    database: Any = recorder._database
+    database.read.return_value = [], []
+    submit.side_effect = Unavailable("no disk", retry_after=1.0, code="store_unavailable")
+    with pytest.raises(Unavailable):
+        await recorder.record("e", await recorder.given([1, 2]), turn_of("lost"), DETAILS, None)
+    submit.side_effect = None
+    await recorder.record("e", await recorder.given([1, 2]), turn_of("kept"), DETAILS, None)
+    nodes, call = submit.call_args.args[0].what
+    assert [(node.index, node.parent) for node in nodes] == [(0, -1), (1, 0)]
+    assert call["node"] == 1
+
+
+async def test_calls_that_load_an_episode_at_once_share_its_tree() -> None:
+    recorder, submit = recorder_of(create_autospec(ChatRenderer, instance=True))
+    recorder.forget("e")
+    database: Any = recorder._database
+    reading = asyncio.Event()
+
+    async def read(_query: Any) -> Any:
+        await reading.wait()
+        return [], []
+
+    database.read.side_effect = read
+    given = [await recorder.given([1, 2]), await recorder.given([1, 3])]
+    calls = [
+        asyncio.create_task(recorder.record("e", prompt, turn_of(f"c{i}"), DETAILS, None))
+        for i, prompt in enumerate(given)
+    ]
+    await turns()
+    reading.set()
+    await asyncio.gather(*calls)
+    stored = [write.args[0].what[0] for write in submit.call_args_list]
+    assert [node.index for nodes in stored for node in nodes] == list(range(sum(map(len, stored)))), (
+        "one tree gave all numbers"
+    )

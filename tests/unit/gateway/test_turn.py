@@ -133,7 +133,9 @@ def test_tokens_before_the_first_crossing_are_certain() -> None:
     turn = Turn("call")
     turn.begin_run(3)
     turn.append([1, 2], [-1.0, -1.0])
+    assert not turn.weights_have_changed
     turn.weights_changed(4, stale_kv=True)
+    assert turn.weights_have_changed
     turn.append([3], [-1.0])
     turn.end_run(None)
     assert turn.spans == [Span(3, 2, 3), Span(3, 1, 4, stale_kv=True)]
