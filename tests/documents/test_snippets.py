@@ -21,7 +21,7 @@ from tests.harness.waiting import result_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-KINDS = {"sh", "python", "toml", "json", "jsonl", "mermaid", "text"}
+KINDS = {"sh", "python", "js", "toml", "json", "jsonl", "mermaid", "text"}
 REASONS = {
     "needs a GPU",
     "needs vLLM",
