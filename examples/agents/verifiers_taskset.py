@@ -1,9 +1,11 @@
 """A taskset of verifiers, with its reward and a harness: the model is asked once, and is right or wrong.
 
-    PYTHONPATH=examples/agents gateway episodes run --env verifiers:verifiers_taskset --env-python VERIFIERS/bin/python --limit 4
+    PYTHONPATH=examples/agents gateway episodes run --env verifiers:verifiers_taskset --env-python VERIFIERS/bin/python \
+        --limit 4 --env-args '{"agent": {"runtime": {"type": "subprocess"}}}'
 
-VERIFIERS is an environment with `pip install verifiers`; it need not have headgate. Your own taskset is named in the same way,
-and runs with its own harness (docs/environments.md).
+VERIFIERS is an environment with `pip install verifiers`; it need not have headgate. Without a runtime verifiers 0.4 wants its
+makers' cloud, and a login there. Your own taskset is named in the same way, and runs with its own harness
+(docs/environments.md).
 """
 
 from __future__ import annotations
