@@ -114,6 +114,10 @@ class Engine(Protocol):
         """Gives no new request the adapter of a name; one that is not there is no error."""
         ...
 
+    async def adapters(self) -> list[str]:
+        """The names of the adapters that requests can ask for."""
+        ...
+
     async def label(self, version: int) -> None:
         """Sets the label that the engine puts on what it samples from now on."""
         ...

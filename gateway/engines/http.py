@@ -59,6 +59,9 @@ class HTTPEngine:
     async def unload_adapter(self, name: str) -> None:
         raise self._no_transfer()
 
+    async def adapters(self) -> list[str]:
+        return []
+
     def _no_transfer(self) -> EngineError:
         return EngineError(
             f"engine {self.name} takes weights from folders alone: set [engine] transport = 'files'"

@@ -129,6 +129,10 @@ class VLLMEngine(HTTPEngine):
             if "cannot be found" not in error.message:
                 raise
 
+    async def adapters(self) -> list[str]:
+        models = orjson.loads(await self._http.get("/v1/models"))["data"]
+        return [model["id"] for model in models if model.get("parent")]
+
     async def label(self, version: int) -> None:
         await self._http.post("/update_weight_version", {"new_version": str(version)})
 

@@ -97,6 +97,7 @@ async def test_calls_end_under_the_adapter_that_they_began_with_to_the_log_proba
             assert report["failure"] == ""
             assert report["probe"]["verdict"] == "passed"
         await asyncio.gather(*calls)
+        assert sorted(await gateway.slot.engine.adapters()) == sorted(gateway.slot.adapters.values())
         crossed = 0
         for number, episode in enumerate(episodes):
             nodes = await nodes_of(gateway, episode)

@@ -109,6 +109,9 @@ async def _control(
                 message = f"The lora adapter '{values['lora_name']}' cannot be found."
                 return 404, {"error": {"message": message}}
             return 200, "Success"
+        case "/v1/models":
+            cards = [{"id": "fake", "parent": None}, *({"id": n, "parent": "fake"} for n in engine.adapters)]
+            return 200, {"object": "list", "data": cards}
         case "/get_world_size":
             return 200, {"world_size": 1}
         case "/init_weight_transfer_engine":

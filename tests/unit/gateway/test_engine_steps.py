@@ -65,13 +65,13 @@ class Engine:
         return self.scores
 
 
-async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings: Any) -> None:
-    """Does a step for version 3 with an engine that others have started."""
+def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> EngineSteps:
+    """The steps of an engine that others have started."""
     pool = EnginePool("demo", QueueSettings(), 10.0)
     pool.slots["e"] = engine.slot
     model = ModelSettings.model_validate({"path": "weights"})
     external = EngineSettings.model_validate({"launch": "external", "url": "http://e", **settings})
-    steps = EngineSteps(
+    return EngineSteps(
         pool,
         model,
         external,
@@ -82,8 +82,24 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
         pinned_s=5.0,
         patient=peers is not None,
     )
+
+
+async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings: Any) -> None:
+    """Does a step for version 3."""
+    steps = steps_of(engine, peers, **settings)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     await steps.run(Do("e", step, 3))
+
+
+def test_a_version_that_an_engine_runs_is_never_forgotten() -> None:
+    """However many bad ones come after it, the engine may have to be started with it again."""
+    engine = Engine()
+    steps, engine.slot.version = steps_of(engine), 3
+    for version in range(2, 400):
+        steps.register_version(Weights(version, f"version-{version}"))
+    assert steps.weights(3) is not None
+    assert steps.weights(2) is None
+    assert steps.weights(399) is not None
 
 
 @pytest.mark.parametrize(
