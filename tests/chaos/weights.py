@@ -12,6 +12,8 @@ import os
 import shutil
 from pathlib import Path
 
+from safetensors.torch import load_file, save_file
+
 from gateway.engines.fake.blocks import SHARPNESS, VOCABULARY
 from gateway.weights.folders import name_of
 from tests.harness.transports import finish
@@ -27,12 +29,18 @@ def save_sources(root: Path, transport: str = "filesystem") -> list[Path]:
         ids = block_ids(source, block)
         if ids != list(range(BLOCK * block, BLOCK * (block + 1))):
             raise ValueError("the digits of all blocks are one run of ids")
-        value = {"first": ids[0], "size": BLOCK, "digits": [0, BLOCK * VERSIONS]}
-        (source / "block.json").write_text(json.dumps(value))
+        value = json.dumps({"first": ids[0], "size": BLOCK, "digits": [0, BLOCK * VERSIONS]})
+        (source / "block.json").write_text(value)
+        _name_block(source / "model.safetensors", value)
         if transport == "lora":
             adapter = fake_adapter(root / f"adapter-{block}", f"block {block}")
             shutil.copyfile(source / "block.json", adapter / "block.json")
     return sources
+
+
+def _name_block(file: Path, block: str) -> None:
+    """Names the block in the file too, for fake engines that are sent the file alone."""
+    save_file(load_file(file), file, metadata={"format": "pt", "block": block})
 
 
 def write_version(
