@@ -38,6 +38,7 @@ async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
         await arrived(gateway, 1)
         drain = page.get_by_role("button", name=f"Drain {other}")
         await drain.click()
+        await expect(dialog).to_be_visible()
         await page.keyboard.press("Escape")
         await expect(dialog).to_have_count(0)
         await drain.click()

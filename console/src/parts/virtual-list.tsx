@@ -2,6 +2,9 @@
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
+/** The window of rows moves in steps of so many, so most scrolling draws nothing. At most `over`, or rows in sight would be missing. */
+const STEP = 5;
+
 interface Props {
   label: string;
   length: number;
@@ -32,7 +35,11 @@ export function VirtualList(props: Props) {
 
   useLayoutEffect(() => {
     const element = box.current!;
-    const look = () => setSight({ top: element.scrollTop, height: element.clientHeight });
+    const step = STEP * rowHeight;
+    const look = () => {
+      const [top, height] = [Math.floor(element.scrollTop / step) * step, element.clientHeight];
+      setSight((before) => (before.top === top && before.height === height ? before : { top, height }));
+    };
     look();
     const watch = new ResizeObserver(look);
     watch.observe(element);
