@@ -114,8 +114,8 @@ class Engine(Protocol):
         """Gives no new request the adapter of a name; one that is not there is no error."""
         ...
 
-    async def adapters(self) -> list[str]:
-        """The names of the adapters that requests can ask for."""
+    async def forget_adapters(self) -> None:
+        """Takes every adapter out of the engine, so that its own weights sample alone. Only while no request is inside."""
         ...
 
     async def label(self, version: int) -> None:

@@ -59,8 +59,8 @@ class HTTPEngine:
     async def unload_adapter(self, name: str) -> None:
         raise self._no_transfer()
 
-    async def adapters(self) -> list[str]:
-        return []
+    async def forget_adapters(self) -> None:
+        raise self._no_transfer()
 
     def _no_transfer(self) -> EngineError:
         return EngineError(

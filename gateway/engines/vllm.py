@@ -7,6 +7,7 @@ loopback address or a private network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -129,9 +130,15 @@ class VLLMEngine(HTTPEngine):
             if "cannot be found" not in error.message:
                 raise
 
-    async def adapters(self) -> list[str]:
-        models = orjson.loads(await self._http.get("/v1/models"))["data"]
-        return [model["id"] for model in models if model.get("parent")]
+    async def forget_adapters(self) -> None:
+        """vLLM's server only forgets a name; its workers keep the adapter, and on the CPU put it on requests without one."""
+        for model in orjson.loads(await self._http.get("/v1/models"))["data"]:
+            if model.get("parent"):
+                await self.unload_adapter(model["id"])
+        answer = await self._http.post("/collective_rpc", {"method": "list_loras"})
+        numbers = {int(number) for number in re.findall(r"\d+", str(orjson.loads(answer)["results"]))}
+        for number in sorted(numbers):
+            await self._http.post("/collective_rpc", {"method": "remove_lora", "args": [number]})
 
     async def label(self, version: int) -> None:
         await self._http.post("/update_weight_version", {"new_version": str(version)})

@@ -183,7 +183,6 @@ class EngineSteps:
         engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api, watched=True)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
-        await self._check_adapters(engine, weights)
         slot.take_over("its weights are loaded again")
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
@@ -193,19 +192,9 @@ class EngineSteps:
             return
         await (engine.pause() if await self._level(engine) is None else engine.wake())
         await self._settle(slot, weights)
+        if self._distribution.max_lora_rank is not None:
+            await engine.forget_adapters()  # a gateway that was killed has left them
         await self._renew(slot, engine, weights)
-
-    async def _check_adapters(self, engine: Engine, weights: Weights) -> None:
-        """Raises EngineError if the engine's own weights are to sample beside an adapter that a gateway before has left.
-
-        vLLM's CPU build puts its last adapter on requests without one, and taking it away from the server does not end that.
-        """
-        if self._distribution.max_lora_rank is None or weights.adapter:
-            return
-        if left := await engine.adapters():
-            raise EngineError(
-                f"{engine.name} still has the adapters {', '.join(left)}, and may put one on requests without any: restart it"
-            )
 
     async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
         """Loads weights into a paused engine without requests, and resumes it."""

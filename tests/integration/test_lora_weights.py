@@ -15,15 +15,11 @@ import pytest
 
 from gateway.client import GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.errors import EngineError
-from gateway.services import open_services
-from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.agents import finished, start_agents
 from tests.harness.barrier import arrived, release
 from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for, slots
 from tests.harness.records import check_everything, nodes_of, versions_of
-from tests.harness.stores import make_tables
 from tests.harness.waiting import until
 from tests.harness.weights import fake_adapter, probe_of, write_manifest_of_pieces
 
@@ -128,21 +124,21 @@ async def test_two_trainers_with_one_number_do_not_both_publish_it(tiny_model: P
             await gateway.admin.publish(1, str(theirs), wait_s=60)
 
 
-async def test_an_engine_that_kept_an_adapter_of_a_gateway_before_samples_no_first_version(
+async def test_an_adapter_that_a_gateway_before_has_left_is_on_no_token_of_the_first_version(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """That gateway was killed after it had loaded the first adapter; the engine's own weights cannot be had beside it."""
-    left, engine, port = write(tmp_path / "versions", tiny_model, 1)[1], FakeEngine("none"), free_port()
-    external = {
-        "launch": "external",
-        "url": f"http://127.0.0.1:{port}",
-        "transport": "lora",
-        "max_restarts": 0,
-    }
-    settings = Settings.parse(settings_for(tiny_model, tmp_path, engine=external))
-    make_tables(settings.store.url)
+    """That gateway was killed after it had loaded the first adapter, which the engine puts on requests without one."""
+    written, engine, port = (
+        write(tmp_path / "versions", tiny_model, 1),
+        FakeEngine(str(tiny_model)),
+        free_port(),
+    )
+    values = lora(tiny_model, tmp_path)
+    values["engine"].update(launch="external", url=f"http://127.0.0.1:{port}")
     async with serve(create_fake_app(engine), port):
-        await engine.load_adapter("v1-left", str(left))
-        with pytest.raises(EngineError, match="still has the adapters v1-left"):
-            async with open_services(settings):
-                pytest.fail("it started")
+        await engine.load_adapter("v1-left", str(written[1]))
+        async with run_gateway(values, in_process=False) as gateway:
+            agents, done = start_agents(gateway, 2)
+            await until(lambda: gateway.slot.last_token_at > 0, "it samples")
+            await publish(gateway, 1, written[1])
+            await check_everything(gateway, written, await finished(agents, done))

@@ -142,7 +142,9 @@ class FakeEngine:
         self._log = log
         self.block: Block | None = None
         self.adapters: dict[str, tuple[str, Block | None]] = {}
-        """The identity and the block of each adapter, by its name."""
+        """The identity and the block of each adapter that requests can ask for, by its name."""
+        self._workers: dict[int, tuple[str, Block | None]] = {}
+        """The adapters that were loaded, by their numbers. Like vLLM's workers, it keeps one whose name is forgotten."""
         self._take(weights)
         self.label = "default"
         self._loading = asyncio.Lock()
@@ -235,15 +237,24 @@ class FakeEngine:
             own = (self.weights_id, self.block)
             catch(path)
             self.adapters[name] = own if self.faults.stale_reload else (identity(path), Block.read(path))
+            self._workers[max(self._workers, default=0) + 1] = self.adapters[name]
             if self._log is not None:
                 self._log.load(path)
+
+    def list_adapters(self) -> set[int]:
+        """The numbers of the adapters that the workers have."""
+        return set(self._workers)
+
+    def remove_adapter(self, number: int) -> bool:
+        """Takes an adapter out of the workers; answers whether they had it."""
+        return self._workers.pop(number, None) is not None
 
     def _of(self, model: str | None) -> tuple[str, Block | None]:
         """The identity and the block of an adapter, or of the engine's own weights.
 
         Beside adapters these cannot be had: like vLLM's CPU build, the engine puts the last adapter on requests without one.
         """
-        last = list(self.adapters.values())[-1:]
+        last = list(self._workers.values())[-1:]
         return self.adapters.get(model or "", *last or [(self.weights_id, self.block)])
 
     async def take(self, version: int, timeout_s: float) -> None:

@@ -94,10 +94,9 @@ async def _control(
             if not engine.awake():
                 return 500, {"error": {"message": "the engine sleeps"}}
             try:
-                await engine.load(values["kwargs"]["weights_path"])
+                return 200, {"results": [await _called(engine, values)]}
             except (RuntimeError, OSError) as error:
                 return 500, {"error": {"message": str(error)}}
-            return 200, {"results": [None]}
         case "/v1/load_lora_adapter":
             if values["lora_name"] in engine.adapters:
                 message = f"The lora adapter '{values['lora_name']}' has already been loaded."
@@ -126,6 +125,18 @@ async def _control(
             return 200, {"weight_version": engine.label}
         case _:
             return no_such_path(path)
+
+
+async def _called(engine: FakeEngine, values: dict[str, Any]) -> str | None:
+    """A worker's answer to a call of one of its methods; vLLM makes a text of what is no object."""
+    match values["method"]:
+        case "list_loras":
+            return str(engine.list_adapters())
+        case "remove_lora":
+            return str(engine.remove_adapter(*values["args"]))
+        case _:
+            await engine.load(values["kwargs"]["weights_path"])
+            return None
 
 
 async def _update(engine: FakeEngine, path: str, values: dict[str, Any]) -> None:
