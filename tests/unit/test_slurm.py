@@ -20,6 +20,7 @@ STAND_INS = {
     "ray": 'echo "$NODE: ray $*" >> "$SAID"; exec sleep 600',
     "scheduler": """trap 'echo stopped >> "$SAID"; kill $!; exit 0' TERM
 echo "$NODE: scheduler $* at $RAY_ADDRESS, token ${#RAY_AUTH_TOKEN}" >> "$SAID"
+until [[ $(grep -c "ray start" "$SAID") == $(wc -w <<< "$NODES") ]]; do sleep 0.02; done
 [[ $WAITS ]] || exit 7
 sleep 600 & wait $!""",
 }
@@ -61,8 +62,8 @@ def test_the_last_node_trains_and_the_status_is_that_of_the_cluster(
         f"{first}: scheduler run c.toml at 10.0.0.1:6379, token 64"
     ]
     started = [line for line in said(environment) if "ray start" in line]
-    assert [line.partition("--labels=")[2] for line in started] == labels[: len(started)]
-    for line, node in zip(started, [first, *others], strict=False):
+    assert [line.partition("--labels=")[2] for line in started] == labels
+    for line, node in zip(started, [first, *others], strict=True):
         assert line.startswith(f"{node}: ray start {'--head --block' if node == first else '--block'} ")
 
 
