@@ -312,14 +312,14 @@ class Trainer:
             clock.seconds |= {"offload": self.nodes.memory.free_s, "onload": self.nodes.memory.fill_s}
         figures = self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)
         self.step_events.tell(self.learner.steps, version + 1, figures)
-        self._check_skipped()
+        await self._check_skipped()
 
     async def _look_at_failures(self) -> None:
         """Counts the episodes that ended. Raises TooManyExcluded."""
         self.excluded.look((await self.feed.status()).get("ended", {}))
 
-    def _check_skipped(self) -> None:
-        """Says that the step was skipped, if it was. Raises NotFinite once too many in a row were."""
+    async def _check_skipped(self) -> None:
+        """Says that the step was skipped, if it was. Raises NotFinite once too many in a row were, and engines run the last."""
         skipped, limit = self.learner.skipped, self.settings.optimizer.max_skipped_steps
         if not skipped:
             return
@@ -329,6 +329,7 @@ class Trainer:
             f" {version - 1} ({skipped} in a row, the run stops at {limit})"
         )
         if skipped >= limit:
+            await self.publication.finish()
             raise NotFinite(
                 f"{skipped} steps in a row had a loss or gradient that is not finite ([optimizer] max_skipped_steps = {limit});"
                 " none of them changed a weight, so the next start goes on from before them; lower [optimizer] lr or look at the"
