@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gateway.client import GatewayClient
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.browser import Tab, expect, tab
@@ -14,6 +16,7 @@ from tests.harness.gateways import gateway_of, run_gateway, settings_for, slots,
 ANN, BOB = "the key of the project ann", "the key of the project bob"
 
 
+@pytest.mark.long  # once in 5,400 tests in random order the page showed no call for 100 s: not understood
 async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
     tiny_model: Path, tmp_path: Path
 ) -> None:
