@@ -48,7 +48,7 @@ class Judge:
         self._admin = GatewayClient(gateway.admin_url, gateway.admin_key, timeout_s + _MARGIN_S)
         self._http = httpx.AsyncClient(base_url=gateway.url, timeout=None)
         self._judged: dict[str, asyncio.Task[float]] = {}
-        """By a hash of the judged model and the question: the newest last. Several episodes may wait for one."""
+        """Judgements by a hash of the judged model and the question, the newest last. Several episodes may wait for one."""
 
     async def judge(self, episode: dict[str, Any], question: str, read: Read) -> float:
         """The judgement of a question about an episode. Raises GradingFailed."""

@@ -1,4 +1,4 @@
-"""What no policy can beat in a scenario: trained tokens a second of a cluster that wastes nothing.
+"""An upper bound on the trained tokens a second that any policy can reach in a scenario: a cluster that wastes nothing.
 
 A batch cannot take less than the longest of
 - the training of its tokens on all GPUs, and what a step takes beside;
@@ -65,7 +65,7 @@ class UpperBound:
 
     @property
     def binding(self) -> str:
-        """What limits: `training`, `GPUs` or `longest episode`."""
+        """The term that limits: `training`, `GPUs` or `longest episode`."""
         found = {"training": self.train_s, "GPUs": self.busy_s, "longest episode": self.longest_s}
         return max(found, key=lambda name: found[name])
 

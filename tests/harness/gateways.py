@@ -37,7 +37,7 @@ class RunningGateway:
     services: Any
     engine: FakeEngine | None
     agents: list[asyncio.Task[Any]] = field(default_factory=list)
-    """Those that `start_agents` has started."""
+    """The agents that `start_agents` has started."""
 
     @property
     def model(self) -> Any:

@@ -34,7 +34,7 @@ class Point:
     beside: bool = False
     """Only once a checkpoint is being written beside training, which then goes on for ever."""
     overlapped: bool = False
-    """Of the version of a step of this process; publishing waits there until the step's batch is acknowledged."""
+    """Only in publishing the version of a step of this process, which waits there until the step's batch is acknowledged."""
 
 
 POINTS = {

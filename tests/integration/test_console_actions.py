@@ -1,4 +1,4 @@
-"""What people do in the console: move a call, drain an engine, look with a project's key, lay two runs over one another."""
+"""Actions of people in the console: move a call, drain an engine, look with a project's key, lay two runs over one another."""
 
 from __future__ import annotations
 

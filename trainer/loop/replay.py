@@ -56,7 +56,7 @@ async def replay(
 
 
 def outcome(first: int, used: int, consumed: int) -> str:
-    """What a replay from version `first` has come to, in a few words."""
+    """Says in a few words what a replay from version `first` has come to."""
     told = [f"give the weights of version {used} to the bit"] if used > first else []
     if consumed > used:
         told.append(f"make version {consumed}, which was not written")

@@ -24,7 +24,7 @@ from tests.harness.fences import fences
 
 TIMEOUT_S = 240
 ENDED_S = 20
-"""What an agent started has ended by then: some of it ends a moment after the agent."""
+"""Seconds within which the processes that an agent started must have ended: some end a moment after the agent."""
 SAID = "Mended: Grüße, 世界."
 HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
 """The folder that the agent tells its model of."""
