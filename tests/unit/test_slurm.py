@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -18,20 +19,34 @@ STAND_INS = {
     "srun": 'while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export NODE=${1#*=}; shift; done; exec "$@"',
     "hostname": "echo 10.0.0.1",
     "ray": 'echo "$NODE: ray $*" >> "$SAID"; exec sleep 600',
-    "scheduler": """trap 'echo stopped >> "$SAID"; kill $!; exit 0' TERM
-echo "$NODE: scheduler $* at $RAY_ADDRESS, token ${#RAY_AUTH_TOKEN}" >> "$SAID"
-until [[ $(grep -c "ray start" "$SAID") == $(wc -w <<< "$NODES") ]]; do sleep 0.02; done
-[[ $WAITS ]] || exit 7
-sleep 600 & wait $!""",
 }
+# Not in bash: a signal that comes while bash reads a command substitution makes it misread the trap.
+SCHEDULER = """
+import os, signal, sys, time
+
+def say(line):
+    with open(os.environ["SAID"], "a") as said:
+        said.write(line + "\\n")
+
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+say("{NODE}: scheduler {} at {RAY_ADDRESS}, token {}".format(
+    " ".join(sys.argv[1:]), len(os.environ["RAY_AUTH_TOKEN"]), **os.environ))
+while open(os.environ["SAID"]).read().count("ray start") < len(os.environ["NODES"].split()):
+    time.sleep(0.02)
+if not os.environ["WAITS"]:
+    sys.exit(7)
+signal.sigwait({signal.SIGTERM})
+say("stopped")
+"""
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """The variables of a job, and commands that write down how they were called."""
     (commands := tmp_path / "env" / "bin").mkdir(parents=True)
-    for name, body in STAND_INS.items():
-        (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+    scripts = {name: f"#!/bin/bash\n{body}\n" for name, body in STAND_INS.items()}
+    for name, script in {**scripts, "scheduler": f"#!{sys.executable}\n{SCHEDULER}"}.items():
+        (commands / name).write_text(script)
         (commands / name).chmod(0o755)
     return {
         **os.environ, "HEADGATE": str(tmp_path / "env"), "HEADGATE_ADMIN_KEY": "key", "SLURM_JOB_NODELIST": "n[1-3]",
@@ -56,7 +71,7 @@ def test_the_last_node_trains_and_the_status_is_that_of_the_cluster(
     environment: dict[str, str], nodes: str, labels: list[str]
 ) -> None:
     environment["NODES"] = nodes
-    assert start(environment).wait() == 7
+    assert start(environment).wait(60) == 7
     first, *others = nodes.split()
     assert [line for line in said(environment) if "scheduler" in line] == [
         f"{first}: scheduler run c.toml at 10.0.0.1:6379, token 64"
@@ -72,7 +87,7 @@ async def test_a_job_that_is_told_to_end_lets_the_cluster_end_first(environment:
     job = start(environment)
     await until(lambda: any("scheduler" in line for line in said(environment)), "the cluster runs", 60)
     job.send_signal(signal.SIGTERM)
-    assert job.wait() == 0
+    assert job.wait(60) == 0
     assert "stopped" in said(environment)
 
 
