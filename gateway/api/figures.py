@@ -70,6 +70,7 @@ FIGURES = {
     ),
     "length_mean_error": Figure("The mean absolute error of recent length predictions, in tokens", _MODEL),
     "version": Figure("The newest live version", _MODEL),
+    "bad_versions": Figure("Versions that no engine may run, since the first start", _MODEL),
     "updates": Figure("Weight updates since the start", _MODEL, "counter"),
     "streams_across_updates": Figure("Calls carried across an update", _MODEL, "counter"),
     "ledger_groups": Figure("Groups that the ledger knows, by state", ("model", "state")),
@@ -197,6 +198,7 @@ def _lengths(lengths: Lengths, models: Sequence[str]) -> Iterator[Metric]:
 def _versions(models: Sequence[LocalModel]) -> Iterator[Metric]:
     named = [((model.name,), model.versions) for model in models]
     yield _figure("version", [(name, versions.current.version) for name, versions in named])
+    yield _figure("bad_versions", [(name, len(versions.bad_ones)) for name, versions in named])
     yield _figure("updates", [(name, versions.updates) for name, versions in named])
     yield _figure(
         "streams_across_updates", [(name, versions.streams_across_updates) for name, versions in named]

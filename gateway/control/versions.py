@@ -53,6 +53,8 @@ class Versions:
         self.current = Weights(0, str(path.resolve()))
         self.orphans: frozenset[int] = frozenset()
         """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
+        self.bad_ones: set[int] = set()
+        """The versions that no engine may run."""
         self.streams_across_updates = 0
         self.updates = 0
         self._database = database
@@ -118,6 +120,7 @@ class Versions:
             self.current = await asyncio.to_thread(known_weights, path, self.current.version, rank)
         parents = await self._database.read(lambda c: statements.parents(c, self.model))
         self.orphans = orphans(parents, self.current.version)
+        self.bad_ones = set(await self.bad())
 
     async def close(self) -> None:
         """Ends updates that still run; a version that was not live by then is published again by its trainer."""
@@ -290,6 +293,8 @@ class Versions:
 
     async def _set_failed(self, number: int, report: list[dict[str, Any]], bad: str) -> None:
         values = self.model, number, "failed", report, bad
+        if bad:
+            self.bad_ones.add(number)
         await self._database.submit(lambda c: statements.set_version(c, *values))
 
     async def _set_live(self, weights: Weights, report: list[dict[str, Any]]) -> None:

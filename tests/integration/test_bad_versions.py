@@ -88,6 +88,7 @@ async def test_after_a_bad_version_comes_the_next_and_a_restart_remembers(
         assert [record["bad"] for record in records] == [True, True]
     async with run_gateway(values, in_process=False) as gateway:
         assert [entry["version"] for entry in (await gateway.admin.status())["bad_versions"]] == [1, 2]
+        assert 'headgate_bad_versions{model="demo"} 2.0' in (await gateway.http.get("/metrics")).text
         assert await gateway.admin.publish(2, str(second), wait_s=60) == records[1]
         third = sound(tmp_path, 3, tiny_model)
         assert (await gateway.admin.publish(3, str(third), wait_s=60))["state"] == "live"

@@ -143,7 +143,10 @@ class Publication:
         version, saved = self._learner.version, self._learner.saved
         if saved is not None and saved.version == version:
             mine = self._learner.checkpoints / folders.name_of(version)
-            way = f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before"
+            way = (
+                f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before,"
+                " without the batch that made it"
+            )
         else:
-            way = "the next start goes on from the newest checkpoint"
+            way = "the next start goes on from the newest checkpoint, without the batches since"
         return VersionRejected(f"version {version} is bad: {why}; engines keep the version before; {way}")

@@ -63,6 +63,14 @@ def outcome(first: int, used: int, consumed: int) -> str:
     return " and ".join(told)
 
 
+def left_out(version: int, consumed: int) -> str:
+    """Says which acknowledged batches a line leaves out that goes on from a version; empty if none."""
+    if consumed <= version:
+        return ""
+    batches = f"batch {version}" if consumed == version + 1 else f"batches {version} to {consumed - 1}"
+    return f", without {batches}: acknowledged, and not trained again"
+
+
 async def _check_line(
     learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int, last: int
 ) -> None:

@@ -225,7 +225,7 @@ class Trainer:
             self.learner.renumber(max(used + 1, consumed))
             self.metrics.say(
                 f"{known}, but the newest checkpoint is of version {old}: {reason}; going on from its weights as version"
-                f" {self.learner.version}"
+                f" {self.learner.version}{replay.left_out(old, consumed)}"
             )
             await self.checkpoint()
             await self.publish()
