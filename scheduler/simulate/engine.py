@@ -32,6 +32,12 @@ HEADROOM = 256
 a step. (vLLM leaves a hundredth of its blocks free, SGLang a share of what running calls may still sample.)"""
 
 
+def span_s(model: EngineModel, steps: int, n: int, kv: int) -> float:
+    """Seconds of so many steps of n calls that begin with kv tokens in the cache."""
+    flat = max(model.k2, model.k3 * n) + model.k4
+    return steps * flat + model.k1 * (steps * kv + n * steps * (steps - 1) / 2)
+
+
 @dataclass(slots=True, eq=False)
 class Call:
     """One request for tokens; `done` of `want` are sampled, not counting those of the present stay in an engine."""
@@ -169,9 +175,7 @@ class Engine:
         self.kv += steps * len(self._running)
 
     def _span(self, steps: int) -> float:
-        model, n = self.costs.model, len(self._running)
-        flat = max(model.k2, model.k3 * n) + model.k4
-        return steps * flat + model.k1 * (steps * self.kv + n * steps * (steps - 1) / 2)
+        return span_s(self.costs.model, steps, len(self._running), self.kv)
 
     def _steps_until(self, seconds: float) -> int:
         """The least number of steps that take at least so long."""

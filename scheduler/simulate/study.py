@@ -89,27 +89,29 @@ def run(
 ) -> list[Outcome]:
     """Each policy with each seed. `begin` is told what begins. Raises SimulationError."""
     outcomes = []
-    seeds = list(seeds)
+    bounds = {seed: UpperBound.of(scenario, seed) for seed in seeds}
     for name, policy in policies.items():
         runs = []
-        for seed in seeds:
+        for seed, bound in bounds.items():
             begin(f"{scenario.name}: {name}, seed {seed}")
-            runs.append(simulate(scenario, policy(), seed))
+            runs.append(simulate(scenario, policy(), seed, bound))
         outcomes.append(Outcome(scenario.name, name, tuple(runs)))
     return outcomes
 
 
-def simulate(scenario: Scenario, policy: Policy, seed: int) -> dict[str, Any]:
+def simulate(
+    scenario: Scenario, policy: Policy, seed: int, bound: UpperBound | None = None
+) -> dict[str, Any]:
     """The figures of one run, and how near it is to the upper bound. Raises SimulationError.
 
     `ub_fraction`: trained tokens/s over the bound's. `useful_share`: the part of all GPU time that the trained tokens need at
-    least, however many GPU seconds were busy.
+    least, however many GPU seconds were busy. `bound`: the scenario's with that seed, where it is known.
     """
     meter = World(scenario, policy, scenario.workload(seed)).run()
     accounted = sum(meter.tokens) + meter.wasted + meter.underway
     if accounted != meter.sampled:
         raise SimulationError(f"{meter.sampled} tokens were sampled and {accounted} are accounted for")
-    figures, bound = meter.figures(), UpperBound.of(scenario, seed)
+    figures, bound = meter.figures(), bound or UpperBound.of(scenario, seed)
     rate = figures["tokens_per_s"]
     nearness = {
         "ub_fraction": rate / bound.tokens_per_s,

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scheduler.simulate.engine import EngineCosts
+from scheduler.simulate.engine import EngineCosts, span_s
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.workload import Task, Turn
 
@@ -96,11 +96,10 @@ def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task]) -> float:
 
 def _alone(costs: EngineCosts, turns: Sequence[Turn]) -> float:
     """Seconds of an episode in an engine of its own, with its tools."""
-    seconds, context, model = 0.0, 0, costs.model
+    seconds, context = 0.0, 0
     for turn in turns:
         context += turn.prompt
-        steps = turn.sampled
         seconds += turn.prompt * costs.prefill_s + turn.wait_s
-        seconds += steps * model.step_s(1, 0.0) + model.k1 * (steps * context + steps * (steps - 1) / 2)
-        context += steps
+        seconds += span_s(costs.model, turn.sampled, 1, context)
+        context += turn.sampled
     return seconds
