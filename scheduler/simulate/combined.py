@@ -194,12 +194,12 @@ class Combined:
             world.train()
 
     def on_trained(self, world: World) -> None:
-        """The weights are pushed into host memory, and between sites travel beside all else; the nodes are released."""
-        transfers, apart = world.transfers, world.scenario.sites > 1
+        """The weights are pushed into host memory, and travel to the engines' hosts beside all else; the nodes are released."""
+        transfers = world.transfers
         batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
         tokens = sum(sample.context for group in batch for sample in group.samples if not sample.dropped)
-        busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, self.recompute)
-        world.publish(transfers.push_s, delay_s=transfers.overlapped_s if apart else transfers.delay_s)
+        busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, world.recompute)
+        world.publish(transfers.push_s, delay_s=transfers.delay_s)
         self._claims = False
         self._fill(world)
         for node in self._roles:

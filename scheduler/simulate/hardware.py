@@ -56,7 +56,7 @@ class TransferCosts:
     collective_s: float
     """Seconds from the trainer into all engines; both stand still meanwhile."""
     push_s: float
-    """The trainer's part where engines fetch for themselves (a parameter server in host memory)."""
+    """The trainer's part where engines fetch for themselves (a parameter server in their hosts' memory)."""
     pull_s: float
     """An engine's part of that."""
     overlapped_s: float
@@ -66,7 +66,7 @@ class TransferCosts:
     to_rollout_s: float
     """Seconds back to rollout: the trainer's state is offloaded, the new weights are loaded."""
     delay_s: float = 0.0
-    """Seconds from the end of a step until engines may take its version, while neither waits."""
+    """Seconds from the end of a step until engines' hosts have its version, while neither waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,4 +178,5 @@ def transfer_costs(model: str, gpus_per_engine: int, train_gpus: int, sites: int
         overlapped_s=into + across,
         to_train_s=fixed + offload,
         to_rollout_s=fixed + offload + load,
+        delay_s=into + across,
     )

@@ -1,4 +1,7 @@
-"""`make report-simulation`: every policy over the frozen grid, as a table, a plot and a JSON line. Every figure is simulated.
+"""`make report-simulation`: every policy over the frozen grid, as tables, a plot and a JSON line. Every figure is simulated.
+
+The main table, and the keys, give everybody the same trainer (`SAME`): it takes a batch as it comes, and log-probabilities are
+those that were recorded. A second table, which `--no-own` leaves out, has everybody's own, as its source has it.
 
 Keys of the JSON line, for headgate's own policy (`combined`, with the scenario's split of the GPUs, as the baselines; null where
 it was not run); a scenario counts with the mean over its seeds:
@@ -6,7 +9,8 @@ it was not run); a scenario counts with the mean over its seeds:
 - vs_best_bounded_geomean, vs_best_bounded_worst: over the best baseline that keeps the same bound, in the mean and at worst;
 - vs_sync_max: the most that it is over `sync_colocated` in a scenario;
 - useful_share: the part of all GPU time that the trained tokens need at least, in the mean;
-- planned: the same keys for `combined_planned`, which divides the GPUs as `scheduler plan` would.
+- planned: the same keys for `combined_planned`, which divides the GPUs as `scheduler plan` would;
+- own_trainer: the same keys where every baseline has its own trainer.
 A baseline keeps the bound if no trained group was older than eta in any run; what does not is shown, and marked.
 """
 
@@ -22,12 +26,15 @@ from typing import Annotated, Any
 import typer
 
 from scheduler.simulate.frozen import HERE, digest
-from scheduler.simulate.registry import OWN, PLANNED, POLICIES
+from scheduler.simulate.registry import OWN, PLANNED, POLICIES, RIVALS
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import Outcome, run
 
 SYNCHRONOUS = "sync_colocated"
+SAME = {"stream": 64, "recompute": False}
+"""Everybody's trainer, in the main table: headgate's own."""
 _COLUMNS = 3
+Found = dict[str, list[Outcome]]
 
 
 def bounded(outcome: Outcome, eta: int) -> bool:
@@ -35,9 +42,7 @@ def bounded(outcome: Outcome, eta: int) -> bool:
     return max(outcome.values("staleness_max")) <= eta
 
 
-def goals(
-    found: dict[str, list[Outcome]], etas: dict[str, int], policy: str = OWN
-) -> dict[str, float | None]:
+def goals(found: Found, etas: dict[str, int], policy: str = OWN) -> dict[str, float | None]:
     """The keys of a policy of headgate's, of the outcomes by scenario; None where it or its rivals are missing."""
     fractions: list[float] = []
     useful: list[float] = []
@@ -69,10 +74,12 @@ def _geomean(values: Sequence[float]) -> float | None:
 def main(
     seeds: Annotated[int, typer.Option(min=1, max=20, help="Runs of each policy in each scenario.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="A scenario of the grid; repeatable.")] = None,
+    own: Annotated[bool, typer.Option(help="Also with everybody's own trainer.")] = True,
     out: Annotated[Path, typer.Option(help="A folder for the JSON and the plot.")] = Path("runs/simulation"),
 ) -> None:
     """Simulates the grid."""
-    found: dict[str, list[Outcome]] = {}
+    found: Found = {}
+    apart: Found = {}
     etas: dict[str, int] = {}
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted((HERE / "scenarios").glob("*.toml")):
@@ -80,25 +87,39 @@ def main(
             continue
         scenario = Scenario.load(path)
         etas[path.stem] = scenario.eta
-        found[path.stem] = run(scenario, POLICIES, range(seeds), lambda what: typer.echo(what, err=True))
-        _show(path.stem, found[path.stem], scenario.eta)
+        same = found[path.stem] = run(scenario.model_copy(update=SAME), POLICIES, range(seeds), _begins)
+        _show(f"{path.stem}, the same trainer for all", same, scenario.eta)
+        if own:
+            ours = [outcome for outcome in same if outcome.policy not in RIVALS]
+            apart[path.stem] = [*run(scenario, RIVALS, range(seeds), _begins), *ours]
+            _show(f"{path.stem}, everybody's own trainer", apart[path.stem], scenario.eta)
     report: dict[str, Any] = {
         "simulated": True,
         "frozen": digest(),
         "seeds": seeds,
         **goals(found, etas),
         "planned": goals(found, etas, PLANNED),
-        "scenarios": {name: [outcome.to_json() for outcome in outcomes] for name, outcomes in found.items()},
+        "own_trainer": goals(apart, etas),
+        "scenarios": _json(found),
+        "scenarios_own_trainer": _json(apart),
     }
     (out / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     _plot(found, etas, out / "simulation.png")
-    typer.echo(json.dumps({key: value for key, value in report.items() if key != "scenarios"}))
+    typer.echo(json.dumps({key: value for key, value in report.items() if not key.startswith("scenarios")}))
+
+
+def _begins(what: str) -> None:
+    typer.echo(what, err=True)
+
+
+def _json(found: Found) -> dict[str, Any]:
+    return {name: [outcome.to_json() for outcome in outcomes] for name, outcomes in found.items()}
 
 
 def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
     typer.echo(f"\nSimulated: {name}, eta {eta}; * does not keep that bound; ± is 95 % over seeds")
     heading = (
-        f"{'policy':<16}{'trained tokens/s':>24}{'over sync':>18}{'of bound':>10}"
+        f"{'policy':<22}{'trained tokens/s':>24}{'over sync':>18}{'of bound':>10}"
         f"{'useful':>8}{'idle':>8}{'staleness':>11}{'wasted':>8}"
     )
     typer.echo(heading)
@@ -106,7 +127,7 @@ def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
     for outcome in outcomes:
         rate, over = outcome.estimate("tokens_per_s"), outcome.over(sync)
         typer.echo(
-            f"{outcome.policy + ('' if bounded(outcome, eta) else '*'):<16}"
+            f"{outcome.policy + ('' if bounded(outcome, eta) else '*'):<22}"
             f"{rate.mean:>13,.0f} ±{rate.half:>9,.0f}{over.mean:>9.2f} ± {over.half:<6.2f}"
             f"{outcome.estimate('ub_fraction').mean:>10.2f}{outcome.estimate('useful_share').mean:>8.1%}"
             f"{outcome.estimate('idle_share').mean:>8.1%}{outcome.estimate('staleness_mean').mean:>11.2f}"
@@ -115,7 +136,7 @@ def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
     sys.stdout.flush()
 
 
-def _plot(found: dict[str, list[Outcome]], etas: dict[str, int], path: Path) -> None:
+def _plot(found: Found, etas: dict[str, int], path: Path) -> None:
     """Trained tokens/s over synchronous colocated, a panel a scenario; who does not keep the bound is pale."""
     import matplotlib
 
@@ -123,7 +144,7 @@ def _plot(found: dict[str, list[Outcome]], etas: dict[str, int], path: Path) -> 
     import matplotlib.pyplot as plt
 
     rows = -(-len(found) // _COLUMNS)
-    figure, panels = plt.subplots(rows, _COLUMNS, figsize=(4.2 * _COLUMNS, 2.6 * rows), squeeze=False)
+    figure, panels = plt.subplots(rows, _COLUMNS, figsize=(4.2 * _COLUMNS, 3.4 * rows), squeeze=False)
     for axes in panels.flat[len(found) :]:
         axes.set_visible(False)
     for axes, (name, outcomes) in zip(panels.flat, found.items(), strict=False):
@@ -142,7 +163,8 @@ def _plot(found: dict[str, list[Outcome]], etas: dict[str, int], path: Path) -> 
         axes.set_title(f"{name}, eta {etas[name]}", loc="left", fontsize=9)
         axes.tick_params(labelsize=7)
     figure.suptitle(
-        "Trained tokens/s over sync_colocated (simulated); pale: does not keep the bound", fontsize=10
+        "Trained tokens/s over sync_colocated, the same trainer for all (simulated); pale: does not keep the bound",
+        fontsize=10,
     )
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -13,6 +13,9 @@ batches = 10              # of which the first `warmup` are not counted
 warmup = 3
 prompt = 500              # tokens
 likeness = 0.5            # correlation of lengths within a group
+stream = 64               # everybody's trainer takes a batch in so many parts as it comes, 0: whole; not said: each policy's own
+recompute = false         # everybody's trainer computes log-probabilities once more, or nobody's; likewise
+threshold = 0.3           # batches beyond one that verl's window lets live, in every policy that has it; not said: eta
 recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 [lengths]                 # see workload.Lengths
@@ -96,6 +99,12 @@ class Scenario(_Table):
     likeness: float = Field(0.5, ge=0, le=1)
     lengths: LengthsTable = LengthsTable()
     turns: TurnsTable = TurnsTable()
+    stream: int | None = Field(None, ge=0, le=4096)
+    """None: each policy's own."""
+    recompute: bool | None = None
+    """None: each policy's own."""
+    threshold: float | None = Field(None, ge=0, le=64)
+    """None: the bound on staleness."""
     recorded: Path | None = None
     engine_costs: EngineCosts | None = None
     """Engine costs in place of coefficients.toml, as `bench.costs` measures them on a real engine."""

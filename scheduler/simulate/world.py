@@ -107,6 +107,10 @@ class World:
         self.layout: Layout = policy.layout(scenario)
         self.rule: StalenessRule = policy.rule(scenario)
         self.transfers = scenario.transfers(self.layout.train_gpus)
+        self.stream = _streams(scenario, policy, self.layout)
+        """The parts in which the trainer takes a batch as it comes; 0: whole."""
+        self.recompute = policy.recompute if scenario.recompute is None else scenario.recompute
+        """The trainer computes log-probabilities once more."""
         self.trainer: TrainerState = "waiting"
         self.arrived = 0
         """The newest version that engines can have."""
@@ -266,7 +270,7 @@ class World:
         there = len(self.rule.entries(buffer))
         if self.rule.complete(buffer):
             return there - len(self._trained)
-        parts = self.policy.stream
+        parts = self.stream
         part = -(-self.scenario.batch // parts) if parts else 0
         fresh = there - len(self._trained)
         return fresh // part * part if parts else 0
@@ -281,7 +285,7 @@ class World:
         names = self.rule.entries(buffer)[len(self._trained) :][: self.ready()]
         self._trained += names
         tokens = sum(s.context for name in names for s in self.groups[name].samples if not s.dropped)
-        seconds = self.scenario.trainer.seconds(tokens, self.layout.train_gpus, self.policy.recompute)
+        seconds = self.scenario.trainer.seconds(tokens, self.layout.train_gpus, self.recompute)
         self._trainer_is("training")
         self._after(seconds, self._part_done)
 
@@ -557,3 +561,9 @@ class World:
             f"{self.policy.name}: batch {self.rule.next_buffer} is never trained; the trainer is {self.trainer}, "
             f"engines are {states}, {len(self.held)} samples are held, {self.rule.free_slots()} groups could start"
         )
+
+
+def _streams(scenario: Scenario, policy: Policy, layout: Layout) -> int:
+    """The scenario's, if it says so and the trainer can: one that shares all of its GPUs and waits for the whole batch cannot."""
+    able = policy.stream > 0 or layout.train > 0
+    return policy.stream if scenario.stream is None or not able else scenario.stream

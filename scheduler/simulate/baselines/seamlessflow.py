@@ -14,9 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scheduler.simulate.baselines.plain import Plain
+from scheduler.simulate.baselines.verl_async import window
 from scheduler.simulate.entities import Layout
 
 if TYPE_CHECKING:
+    from scheduler.policies.rules import StalenessRule
     from scheduler.simulate.scenario import Scenario
     from scheduler.simulate.world import World
 
@@ -25,8 +27,11 @@ class SeamlessFlow(Plain):
     """Train nodes that are never idle while there is something to generate."""
 
     name = "seamlessflow"
-    rule_name = "verl"
     recompute = False
+
+    def rule(self, scenario: Scenario) -> StalenessRule:
+        """verl's window."""
+        return window(scenario)
 
     def layout(self, scenario: Scenario) -> Layout:
         """The nodes that train have both tags."""

@@ -5,19 +5,22 @@ Source: StaleFlow (arXiv 2601.12784; papers.md section 3, from its authors' docu
 most by it in tokens a second (T = n / (k1 kv + max(k2, k3 n) + k4)), and only if that is more than `MU` of what an empty
 engine would gain, or the engine is empty. An engine takes no sample of a group that was started under a newer version
 than it runs. Weights lie in a parameter server in host memory: the trainer pushes and goes on; an engine pulls when it
-runs at most `UNDER` calls and nothing waits that it may take. Its calls go on there, prefilled again. When nothing is
-pulled in a tick, calls move from the slowest engine if the fastest samples `TRIGGER` times as fast for a call, until that
-is `STOP`. A tick is a second.
+runs at most `UNDER` calls (or, by another of its triggers, samples less than `UNDER_RATE` of what it would with every slot full,
+has less than `UNDER_CACHE` of its cache in use, or would gain enough by a sample that is too new for it) and nothing waits that
+it may take. The weights first travel to the engines' hosts, while neither waits. Its calls go on there, prefilled again. When
+nothing is pulled in a tick, calls move from the slowest engine if the fastest samples `TRIGGER` times as fast for a call, until
+that is `STOP`. A tick is a second.
 
 Left out: redundant groups and members (they train on shorter replies, so tokens/s would not compare), filters, its
 speculative state (a snapshot is never stale here). Log-probabilities: no source says that they are computed again, so
-they are not. Knobs: UNDER = 2, TRIGGER = 2.0 and STOP = 1.2 (its documents' examples), MU (no value is given: 0.1)."""
+they are not. Knobs: the trigger of a pull, UNDER = 2, TRIGGER = 2.0 and STOP = 1.2 (its documents' examples), MU, UNDER_RATE and
+UNDER_CACHE (no values are given: 0.1 each)."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from scheduler.simulate.world import World
 
 UNDER, TRIGGER, STOP, MU = 2, 2.0, 1.2, 0.1
+UNDER_RATE = UNDER_CACHE = 0.1
+Trigger = Literal["running", "throughput", "cache", "queue"]
+"""What tells that an engine is under-used."""
 
 
 class StaleFlow(Plain):
@@ -38,7 +44,8 @@ class StaleFlow(Plain):
     recompute = False
     ticks = True
 
-    def __init__(self) -> None:
+    def __init__(self, trigger: Trigger = "running") -> None:
+        self._trigger = trigger
         self._queue: dict[int, deque[Sample]] = {}
         """The samples that wait at the coordinator, by the version of their group."""
 
@@ -64,7 +71,7 @@ class StaleFlow(Plain):
 
     def on_trained(self, world: World) -> None:
         """The trainer pushes into host memory and goes on."""
-        world.publish(blocked_s=world.transfers.push_s)
+        world.publish(blocked_s=world.transfers.push_s, delay_s=world.transfers.delay_s)
 
     def on_published(self, world: World, version: int) -> None:
         """Engines that have little to do pull."""
@@ -109,10 +116,30 @@ class StaleFlow(Plain):
         for host in hosts:
             old = host.state == "open" and host.version < world.arrived
             takes = needed is not None and needed <= host.version
-            if old and host.engine.load <= UNDER and not takes:
+            if old and not takes and self._under_used(world, host, needed):
                 world.sync(host, world.transfers.pull_s)
                 pulled = True
         return pulled
+
+    def _under_used(self, world: World, host: Host, needed: int | None) -> bool:
+        engine = host.engine
+        model, slots, idle = engine.costs.model, engine.costs.slots, engine.load <= UNDER
+        match self._trigger:
+            case "running":
+                return idle
+            case "throughput":
+                full = model.rate(
+                    slots, min(engine.kv / max(engine.running, 1) * slots, engine.costs.capacity)
+                )
+                return idle or engine.rate() < UNDER_RATE * full
+            case "cache":
+                return idle or engine.kv < UNDER_CACHE * engine.costs.capacity
+            case "queue":
+                if needed is None or needed > world.arrived:
+                    return idle
+                length = self._queue[needed][0].call.context
+                gain = model.rate(engine.load + 1, engine.kv + length) - model.rate(engine.load, engine.kv)
+                return idle or gain > MU * model.alone(length)
 
 
 class _Fleet:

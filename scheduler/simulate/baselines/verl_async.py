@@ -7,7 +7,7 @@ are interrupted, load by NCCL while the trainer waits, and go on with what they 
 are the rollout's (`use_rollout_log_probs`), so `recompute` is False.
 
 Left out: validation runs (`test_freq`). With threshold 0 it is verl's "stream off policy pipeline". Knobs:
-staleness_threshold, less than 1 and 0.5 in its figures; here the scenario's eta unless `threshold` is given."""
+staleness_threshold, 0.1 to 0.5 in its figures (`registry.RIVALS`); here the scenario's, or its eta, unless one is given."""
 
 from __future__ import annotations
 
@@ -34,8 +34,14 @@ class VerlAsync(Plain):
 
     def rule(self, scenario: Scenario) -> StalenessRule:
         """verl's window, of a fraction of a batch where a threshold is given."""
-        threshold = scenario.eta if self._threshold is None else self._threshold
-        return _Window(LedgerSettings(eta=scenario.eta, batch=scenario.batch, min_members=1), threshold)
+        return window(scenario, self._threshold)
+
+
+def window(scenario: Scenario, threshold: float | None = None) -> StalenessRule:
+    """verl's rule, of the threshold that is given, else of the scenario's, else of its bound on staleness."""
+    found = scenario.threshold if threshold is None else threshold
+    settings = LedgerSettings(eta=scenario.eta, batch=scenario.batch, min_members=1)
+    return _Window(settings, scenario.eta if found is None else found)
 
 
 class _Window(Verl):
