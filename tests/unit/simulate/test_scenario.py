@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from scheduler.cli import app
+from scheduler.simulate import frozen
 from scheduler.simulate.errors import ScenarioError
 from scheduler.simulate.scenario import Scenario
 from scheduler.simulate.study import Estimate
@@ -31,6 +32,12 @@ def test_every_scenario_of_the_grid_can_be_run(path: Path) -> None:
     assert scenario.name == path.stem
     assert 0 < scenario.train_gpus < scenario.gpus
     assert scenario.train_gpus % scenario.engine_gpus == 0
+
+
+@pytest.mark.parametrize("path", sorted(frozen.HERE.glob("scenarios/*.toml")), ids=lambda path: path.stem)
+def test_the_windows_of_the_grid_are_long_beside_the_bound_on_staleness(path: Path) -> None:
+    scenario = Scenario.load(path)
+    assert scenario.batches - scenario.warmup >= 4 * (scenario.eta + 1)
 
 
 @pytest.mark.parametrize(
