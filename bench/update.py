@@ -44,7 +44,7 @@ _WARM_UP = 1
 """Updates that are not counted: an engine takes its time over the first batch that is as large as all streams."""
 _UPDATE_S = 300.0
 _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
-_PLAN = ("engine", "mode", "order", "transport", "streams", "every_s")
+_PLAN = ("engine", "mode", "order", "transport", "clear_cache", "streams", "every_s")
 _TRANSPORTS = ("filesystem", "collective")
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 
@@ -63,6 +63,7 @@ class Plan:
     delay_s: float
     python: Path
     transport: str = "filesystem"
+    clear_cache: bool = True
 
     @property
     def versions(self) -> int:
@@ -83,7 +84,7 @@ class Plan:
             engine = f"python = '{self.python}'\nargs = {json.dumps(VLLM_CPU['args'])}\nenv = {{{env}}}\n"
         return (
             f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{_lines(way.engine)}{engine}"
-            f"[update]\nmode = '{self.mode}'\norder = '{self.order}'\n"
+            f"[update]\nmode = '{self.mode}'\norder = '{self.order}'\nclear_cache = {json.dumps(self.clear_cache)}\n"
             f"[weights]\n{_lines(way.weights)}"
         )
 
@@ -175,6 +176,9 @@ def main(
         int, typer.Option(min=1, max=VERSIONS - 1 - _WARM_UP, help="Updates in each run.")
     ] = 5,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 3.0,
+    clear_cache: Annotated[
+        bool, typer.Option(help="Whether an update clears what engines have cached ([update] clear_cache).")
+    ] = True,
     load_s: Annotated[float, typer.Option(min=0.01, help="What a load takes the fake engine.")] = 2.0,
     delay_s: Annotated[float, typer.Option(min=0.001, help="What a token takes the fake engine.")] = 0.2,
     engine_python: EnginePython = ENGINE_PYTHON,
@@ -198,11 +202,8 @@ def main(
     if "vllm" in engines:
         check_installed(engine_python)
     counts = dict(zip(("fake", "vllm"), _two_numbers(streams), strict=True))
-    plans = [
-        Plan(e, m, order, counts[e], updates, every_s, load_s, delay_s, engine_python.absolute(), transport)
-        for e in engines
-        for m in modes
-    ]
+    rest = every_s, load_s, delay_s, engine_python.absolute(), transport, clear_cache
+    plans = [Plan(e, m, order, counts[e], updates, *rest) for e in engines for m in modes]
     import uvloop
 
     started, before = time.monotonic(), machine()
