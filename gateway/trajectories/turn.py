@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 LabelCounts = Sequence[tuple[str, int]]
 """Pairs of a version's label and the number of tokens sampled under it, in order."""
@@ -73,7 +73,7 @@ class Turn:
             self.ids += ids
             self.logprobs += logprobs
             newest, stale_kv = self._run_versions[-1]
-            _extend(self.spans, Span(self._run_versions[0][0], len(ids), newest, stale_kv))
+            _extend(self.spans, self._run_versions[0][0], len(ids), newest, stale_kv)
 
     def end_run(self, labels: LabelCounts | None) -> None:
         """Takes the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are."""
@@ -86,7 +86,7 @@ class Turn:
             self.disputed = True
             return
         for span in exact:
-            _extend(before, span)
+            _extend(before, span.version, span.count, span.newest, span.stale_kv)
         self.spans = before
 
     def truncate(self, count: int) -> None:
@@ -100,13 +100,13 @@ class Turn:
         self.disputed = False
 
 
-def _extend(spans: list[Span], span: Span) -> None:
-    """Adds a span, to the last one if it is of equal standing."""
+def _extend(spans: list[Span], version: int, count: int, newest: int, stale_kv: bool) -> None:
+    """Adds a span, to the last one if it is of equal standing. Called for every chunk of tokens."""
     last = spans[-1] if spans else None
-    if last and (last.version, last.newest, last.stale_kv) == (span.version, span.newest, span.stale_kv):
-        spans[-1] = replace(last, count=last.count + span.count)
-    elif span.count:
-        spans.append(span)
+    if last and last.version == version and last.newest == newest and last.stale_kv == stale_kv:
+        spans[-1] = Span(version, last.count + count, newest, stale_kv)
+    elif count:
+        spans.append(Span(version, count, newest, stale_kv))
 
 
 def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
@@ -116,15 +116,22 @@ def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
     for span in spans:
         head = min(max(count, 0), span.count)
         count -= span.count
-        _extend(before, replace(span, count=head))
-        _extend(after, replace(span, count=span.count - head))
+        _extend(before, span.version, head, span.newest, span.stale_kv)
+        _extend(after, span.version, span.count - head, span.newest, span.stale_kv)
     return before, after
 
 
 def _within(exact: Sequence[Span], arrived: Sequence[Span]) -> bool:
     """True if every token's exact version lies in the interval with which it arrived, and versions never go back."""
-    one = [span.version for span in exact for _ in range(span.count)]
-    other = [span for span in arrived for _ in range(span.count)]
-    if len(one) != len(other) or one != sorted(one):
+    versions = [span.version for span in exact if span.count]
+    if versions != sorted(versions) or _count(exact) != _count(arrived):
         return False
-    return all(span.version <= version <= span.newest for version, span in zip(one, other, strict=True))
+    for span in exact:
+        here, arrived = _split(arrived, span.count)
+        if not all(interval.version <= span.version <= interval.newest for interval in here):
+            return False
+    return True
+
+
+def _count(spans: Sequence[Span]) -> int:
+    return sum(span.count for span in spans)
