@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from gateway.types import FinishReason, Int32Array, Sampling
 
@@ -37,8 +37,7 @@ class GenerateRequest:
     """The adapter that samples the request to its end (`load_adapter`); empty: the engine's own weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChunk:
+class TokenChunk(NamedTuple):
     """Tokens as they were sampled, each with its log-probability in nats."""
 
     ids: list[int]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,7 +49,7 @@ class VLLMEngine(HTTPEngine):
                     chunk = _chunk(event)
                     finished = chunk.finish is not None
                     # vLLM's label is the engine's, and not the adapter's
-                    yield replace(chunk, labels=None) if finished and request.adapter else chunk
+                    yield chunk._replace(labels=None) if finished and request.adapter else chunk
         except EngineUnreachable as error:
             if "engine_paused" not in error.message:
                 raise
@@ -230,13 +229,13 @@ def _chunk(event: dict[str, Any]) -> TokenChunk:
     choice = event["choices"][0]
     ids = choice["token_ids"]
     logprobs = choice["logprobs"]
-    content = logprobs["content"] if logprobs else None
-    if len(content or ()) != len(ids):
+    content = (logprobs["content"] if logprobs else None) or ()
+    if len(content) != len(ids):
         raise EngineError("the engine sent tokens without their log-probabilities")
     finish = choice["finish_reason"]
     return TokenChunk(
         ids=ids,
-        logprobs=[entry["logprob"] for entry in content or ()],
+        logprobs=[entry["logprob"] for entry in content],
         finish=FINISH[finish] if finish else None,
         labels=version_spans(choice.get("weight_versions")) if finish else None,
         top=_top(content) if content and content[0].get("top_logprobs") else None,

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.render.renderer import Message
 from gateway.render.segmenter import Piece
 from gateway.trajectories.conversation import tool_call_id
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """Pieces of a reply, with the tokens that were taken since the last delivery."""
 
     pieces: Sequence[Piece]
