@@ -78,7 +78,8 @@ def main(
 
     With `mock`, a bare engine that streams 64 tokens 5 ms apart: requests/s (32 connections and 1) and chunks/s (64 and 256
     streams) of the engine itself, headgate, a ten-line FastAPI pass-through and LiteLLM's proxy, each with its CPU and memory.
-    The keys vs_litellm_requests, vs_litellm_chunks_64 and so on are headgate's rate over LiteLLM's, in the same round.
+    The keys vs_litellm_requests, vs_litellm_chunks_64 and so on are headgate's rate over LiteLLM's, in the same round;
+    first_p99_ratio_64 is its p99 of the time to a first token over the pass-through's; idle_mib its memory before a call.
 
     With `fake` and `vllm`, every stream sends one request after another to the engine's own token API and to the gateway in turn.
 
@@ -110,7 +111,7 @@ def main(
     started, before = time.monotonic(), machine()
     plan = Plan(peers, pairs)
     with Steps(plan.steps) as steps:
-        beside, against = uvloop.run(_bench(plan, steps))
+        beside, against, idle_mib = uvloop.run(_bench(plan, steps))
     show_peers(beside, logprobs)
     for name in pairs.engines:
         show_pair(name, [result for result in against if result["engine"] == name])
@@ -125,12 +126,14 @@ def main(
         "failed_requests": sum(sum(result["failures"].values()) for result in [*beside, *against]),
         "seconds": round(time.monotonic() - started, 1),
         **keys_of(beside),
+        **({} if idle_mib is None else {"idle_mib": idle_mib}),
     }
     finish(report, out)
 
 
-async def _bench(plan: Plan, steps: Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    beside = []
+async def _bench(plan: Plan, steps: Steps) -> tuple[list[dict[str, Any]], list[dict[str, Any]], float | None]:
+    beside: list[dict[str, Any]] = []
+    idle_mib = None
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         work = Path(folder)
         save_model(work / "model")
@@ -138,9 +141,9 @@ async def _bench(plan: Plan, steps: Steps) -> tuple[list[dict[str, Any]], list[d
         gc.collect()
         gc.freeze()  # the tokenizer's library leaves a million objects that the load client need not walk
         if plan.peers is not None:
-            beside = await measure_peers(plan.peers, work / "model", prompts, work, steps)
+            beside, idle_mib = await measure_peers(plan.peers, work / "model", prompts, work, steps)
         against = await measure_pairs(plan.pairs, work / "model", prompts, work, steps)
-    return beside, against
+    return beside, against, idle_mib
 
 
 def _engines(name: str, python: Path) -> list[str]:

@@ -86,8 +86,8 @@ class PeerPlan:
 
 async def measure_peers(
     plan: PeerPlan, model: Path, prompts: Prompts, work: Path, steps: Steps
-) -> list[dict[str, Any]]:
-    """One result for each load."""
+) -> tuple[list[dict[str, Any]], float]:
+    """One result for each load, and headgate's resident memory (MiB) before its first call."""
     steps.begin("mock: start the targets")
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(run_mock(work))
@@ -100,8 +100,9 @@ async def measure_peers(
                 if name == "headgate":
                     raise
                 steps.say(f"{name} does not start, and is left out: {error}")
+        idle_mib = children["headgate"].rss_mib()
         bench = _PeerBench(plan, engine, children, prompts, steps)
-        return [await bench.measure(load) for load in plan.loads]
+        return [await bench.measure(load) for load in plan.loads], idle_mib
 
 
 @asynccontextmanager
@@ -201,14 +202,14 @@ class _PeerBench:
 
 
 def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> dict[str, Any]:
-    """Gathers every target's figures, and headgate's ratios of rate and of CPU to each other target, round by round."""
+    """Gathers every target's figures, and headgate's ratios of rate, latency and CPU to each other target, round by round."""
     found = [{name: _figures(*measured) for name, measured in round_.items()} for round_ in rounds]
     names = list(found[0])
     failures: dict[str, int] = {}
     for name, (window, _) in (pair for round_ in rounds for pair in round_.items()):
         for reason, times in window.failures.items():
             failures[f"{name}: {reason}"] = failures.get(f"{name}: {reason}", 0) + times
-    compared = (*RATES, "cpu_us_per_request", "cpu_us_per_chunk")
+    compared = (*RATES, "first_ms_p99", "cpu_us_per_request", "cpu_us_per_chunk")
     return {
         "engine": "mock",
         "load": load.name,
@@ -240,7 +241,9 @@ def _figures(window: Window, rss_mib: float) -> dict[str, float | None]:
 
 
 def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The keys that other programs read: `vs_PEER_requests`, `vs_PEER_chunks_64` and so on, and headgate's CPU a chunk."""
+    """The keys that other programs read: `vs_PEER_requests` (with 32 connections; `_1`: with one), `vs_PEER_chunks_64` and so on;
+    headgate's CPU a chunk; `first_p99_ratio_64`, its p99 of the time to a first token over the pass-through's.
+    """
     keys: dict[str, float | None] = {}
     for result in results:
         end = "_tools" if result["tools"] else ""
@@ -249,8 +252,11 @@ def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
                 for what in ("chunks", "tokens"):
                     name = f"vs_{peer}_{what}_{result['streams']}{end}"
                     keys[name] = _median(ratios[f"{what}_per_s"])
-            elif result["streams"] > 1:
-                keys[f"vs_{peer}_requests{end}"] = _median(ratios["requests_per_s"])
+                if peer == "passthrough":
+                    keys[f"first_p99_ratio_{result['streams']}{end}"] = _median(ratios["first_ms_p99"])
+            else:
+                one = "_1" if result["streams"] == 1 else ""
+                keys[f"vs_{peer}_requests{one}{end}"] = _median(ratios["requests_per_s"])
         own = result["targets"].get("headgate")
         if own and result["streamed"]:
             keys[f"cpu_us_per_chunk_{result['streams']}{end}"] = _median(own["cpu_us_per_chunk"])

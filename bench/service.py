@@ -20,15 +20,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from bench.figures import figures
+from bench.figures import figures, ratio
 from bench.load import Shape, measure
 from bench.model import save_model
-from bench.processes import Child, run_mock, run_server
+from bench.processes import Child, run_mock, run_server, session_cpu_s
 from bench.report import Steps, finish, machine, number, show
 from bench.servers import PostgresServer, RedisServer, postgres_server, redis_server
 from bench.targets import GatewayTarget, Prompts, open_episodes
@@ -37,7 +38,7 @@ from processes.ports import free_port
 
 _PROBERS = 4
 _LIMIT_S = 120.0
-_SHOWN = ("requests_per_s", "chunks_per_s", "first_ms_p99", "request_ms_p99")
+_SHOWN = ("requests_per_s", "chunks_per_s", "first_ms_p99", "request_ms_p99", "cpu_ms_per_request")
 KILLS = ("gateway", "coordinator", "engine", "redis", "postgresql")
 
 
@@ -74,18 +75,21 @@ async def _throughput(
     rounds: dict[str, list[dict[str, float | None]]] = {kind.name: [] for kind in kinds}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(run_mock(work, "--chunk-ms", "5"))
-        targets = {}
+        targets, children = {}, {}
         for kind in kinds:
             steps.begin(f"{kind.name}: start")
             external = f"launch = 'external'\nurl = '{engine.url}'"
             child = await stack.enter_async_context(_gateway(kind, model, external, work))
+            children[kind.name] = child
             targets[kind.name] = await GatewayTarget.open(child.port, prompts)
             await measure(targets[kind.name], Shape(4, 8, True), 0.5, {})
         for index in range(given.rounds):
             for kind in kinds if index % 2 == 0 else kinds[::-1]:
                 steps.begin(f"{kind.name}: round {index + 1}")
-                window = await measure(targets[kind.name], shape, given.seconds, {})
+                clocks = {"gateway": partial(_cpu_s, children[kind.name])}
+                window = await measure(targets[kind.name], shape, given.seconds, clocks)
                 found = figures(window) | {"failed": float(sum(window.failures.values()))}
+                found["cpu_ms_per_request"] = ratio(window.cpu_s["gateway"] * 1e3, window.requests)
                 rounds[kind.name].append(found)
     return {name: {key: _median(some, key) for key in some[0]} for name, some in rounds.items()}
 
@@ -171,6 +175,11 @@ async def _settled(child: Child) -> None:
     await asyncio.sleep(8.0)  # until everybody is linked again
 
 
+def _cpu_s(child: Child) -> float:
+    """CPU-seconds of a gateway, all of its processes together."""
+    return child.cpu_s() + sum(map(session_cpu_s, _workers(child)))
+
+
 def _workers(child: Child) -> list[int]:
     return [pid for pid in _running(child, "gateway.cli") if pid != child.pid]
 
@@ -194,6 +203,14 @@ def _cost(results: dict[str, dict[str, float | None]], durable: str, free: str) 
     """Returns the percentage of requests per second that durability costs."""
     with_it, without = results[durable]["requests_per_s"], results[free]["requests_per_s"]
     return None if not with_it or not without else (1 - with_it / without) * 100
+
+
+def _workers_ratio(results: dict[str, dict[str, float | None]]) -> float | None:
+    """Returns how many times the requests of one process two would answer, with a core for each: counted by their CPU alone."""
+    one, two = (
+        results[name]["cpu_ms_per_request"] for name in ("postgresql + redis", "postgresql + redis, 2")
+    )
+    return None if not one or not two else 2 * one / two
 
 
 async def _bench(given: argparse.Namespace, model: Path, work: Path) -> dict[str, Any]:
@@ -222,6 +239,7 @@ async def _bench(given: argparse.Namespace, model: Path, work: Path) -> dict[str
             "sqlite": _cost(results, "sqlite", "sqlite, no wait"),
             "postgresql": _cost(results, "postgresql", "postgresql, no wait"),
         },
+        "workers_2_ratio": _workers_ratio(results),
         "recovery_s": recovery,
     }
 

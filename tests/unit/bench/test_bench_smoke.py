@@ -93,7 +93,8 @@ def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
     assert report["failed_requests"] == 0, "every answer says what the engine said"
     for key in ("requests", "chunks_4", "tokens_4", "requests_tools", "chunks_4_tools", "tokens_4_tools"):
         assert report[f"vs_passthrough_{key}"] > 0
-    assert report["cpu_us_per_chunk_4"] > 0
+    for key in ("vs_passthrough_requests_1", "first_p99_ratio_4", "cpu_us_per_chunk_4", "idle_mib"):
+        assert report[key] > 0
     assert [(r["streams"], r["streamed"], r["tools"]) for r in report["results"]] == [
         *((32, False, False), (1, False, False), (4, True, False)),
         *((32, False, True), (4, True, True)),
