@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { leave } from "../src/engines/actions";
 import { beginOf, endOf, updatesOf, type Timeline } from "../src/engines/types";
 
 const TOLD: Timeline = {
@@ -20,4 +21,12 @@ test("a version that no engine tells of has a row, and each engine's report has 
   const report = { engine: "e", streams: 3, seconds: { load: 1 }, failure: "", probe: { verdict: "passed", gap: 0.1, margin: 0.9 } };
   const rows = updatesOf([{ ...version, version: 0, report: [] }, { ...version, version: 1, report: [report, { ...report, engine: "f", probe: null }] }]);
   expect(rows.map((row) => [row.version, row.engine, row.margin, row.verdict])).toEqual([[0, "", null, ""], [1, "e", 0.9, "passed"], [1, "f", null, ""]]);
+});
+
+test("before an engine is paused or drained, it is said where its calls go", () => {
+  const said = (streams: number, pinned: number, others: number) => leave({ streams, pinned }, others, "end there first");
+  expect(said(0, 0, 1)).toBe("No call runs in it.");
+  expect(said(1, 0, 1)).toBe("Its 1 running call goes on in another engine from its last token.");
+  expect(said(3, 2, 2)).toBe("Its 3 running calls go on in other engines from their last token; 2 pinned to it end there first.");
+  expect(said(2, 0, 0)).toBe("Its 2 running calls wait with what was sampled, until an engine is open.");
 });

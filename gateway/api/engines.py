@@ -1,4 +1,4 @@
-"""`/admin/v1/engines`: what runs where, more engines and fewer. `/admin/v1/calls`: calls that run or wait, and moving them."""
+"""`/admin/v1/engines`: what runs where, more and fewer, pauses. `/admin/v1/calls`: calls that run or wait, and moving them."""
 
 from __future__ import annotations
 
@@ -89,6 +89,28 @@ async def remove_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
     pool = access.one(model).pool
     await pool.until(lambda: name not in pool.slots, wait)
     return {**slot.describe(model), "removed": name not in pool.slots}
+
+
+@router.post("/engines/{name}/pause")
+async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
+    """Puts an engine to sleep until it is resumed; its calls go on elsewhere, or wait. A restart of the gateway resumes it."""
+    model, slot = _find(access, name)
+    host = access.gateway.host
+    host.pause(model, name, paused=True)
+    pool, count = access.one(model).pool, host.models[model].steps.runs
+    await pool.until(
+        lambda: slot.state == "quarantined" or (slot.state == "asleep" and not count(slot)[0]), wait
+    )
+    return slot.describe(model)
+
+
+@router.post("/engines/{name}/resume")
+async def resume_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
+    """Wakes a paused engine; it gets calls once it runs the newest version and has passed the probe."""
+    model, slot = _find(access, name)
+    access.gateway.host.pause(model, name, paused=False)
+    await access.one(model).pool.until(lambda: slot.state == "open" or slot.given_up, wait)
+    return slot.describe(model)
 
 
 @router.get("/calls")

@@ -253,6 +253,14 @@ class GatewayClient:
         """Drains and stops an engine; its calls go on elsewhere. `removed` says whether that was done within `wait_s`."""
         return await self._json("DELETE", f"/engines/{name}", params={"wait": wait_s}, wait_s=wait_s)
 
+    async def pause_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Puts an engine to sleep until it is resumed; its calls go on elsewhere. Waits up to `wait_s` until it has none."""
+        return await self._json("POST", f"/engines/{name}/pause", params={"wait": wait_s}, wait_s=wait_s)
+
+    async def resume_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Wakes a paused engine; waits up to `wait_s` until it is open."""
+        return await self._json("POST", f"/engines/{name}/resume", params={"wait": wait_s}, wait_s=wait_s)
+
     async def calls(self) -> list[dict[str, Any]]:
         """Every call that runs in an engine or waits for one."""
         return (await self._json("GET", "/calls"))["calls"]

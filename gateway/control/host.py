@@ -24,7 +24,7 @@ from gateway.settings import ConfigError, Settings
 from processes.child import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed
-from scheduler.program.nodes import Hosted
+from scheduler.program.nodes import Hosted, Wanted
 from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
@@ -157,6 +157,15 @@ class ControlHost:
         """An engine is drained, stopped and forgotten."""
         self.models[model].removed.add(engine)
         self._runtime.inject(self.program.fleets[model].removed, Removed(engine))
+
+    def pause(self, model: str, engine: str, *, paused: bool) -> None:
+        """An engine sleeps until a person resumes it, whatever else is decided about it."""
+        slot = self.models[model].pool.slots[engine]
+        reason = "a person has paused it" if paused else "a person has resumed it"
+        self.inject(self.program.fleets[model].asked, Wanted(engine, awake=not paused, reason=reason))
+        slot.paused = paused
+        if slot.state == "asleep":
+            slot.reason = slot.why_asleep
 
     def publish(self, model: str, version: int) -> asyncio.Future[Ended]:
         """Every engine of a model shall come to `version`, which its steps know; done when the update has ended."""

@@ -218,7 +218,7 @@ class EngineSteps:
     async def _sleep(self, slot: Slot, weights: Weights) -> None:
         """Moves running requests to other engines, then puts the engine to sleep. Those that cannot move have `pinned_s`; then
         they are cut, as if their engine had died."""
-        slot.state, slot.reason = "asleep", "its node is not lent"
+        slot.state, slot.reason = "asleep", slot.why_asleep
         slot.evict("it is put to sleep while its weights change")
         self._pool.notify()
         await self._announce(slot)
@@ -237,6 +237,7 @@ class EngineSteps:
         if (level := await self._level(engine)) is not None:
             await self._check_leadership()
             await engine.sleep(level)
+        self._pool.notify()  # people may wait until it samples nothing
 
     async def _wake(self, slot: Slot, weights: Weights) -> None:
         """Wakes an engine and loads the newest weights, as its own may be older or lost."""

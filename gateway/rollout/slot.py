@@ -67,6 +67,8 @@ class Slot:
         """True for an engine that failed to sleep while a trainer waits for its memory: it is stopped without a grace period."""
         self.generation = 0
         """Grows whenever the engine is opened, which empties its prefix cache."""
+        self.paused = False
+        """True if a person has paused the engine; only the coordinator knows."""
         self.restarts = 0
         self.last_token_at = 0.0
         self.adapter = ""
@@ -87,6 +89,11 @@ class Slot:
     def url(self) -> str | None:
         """The engine's URL."""
         return self.process.url if self.process else self.external_url
+
+    @property
+    def why_asleep(self) -> str:
+        """The reason why the engine sleeps, if it does."""
+        return "it is paused" if self.paused else "its node is not lent"
 
     @property
     def streams(self) -> int:
@@ -222,6 +229,7 @@ class Slot:
             "model": model,
             "state": self.state,
             "reason": self.reason,
+            "paused": self.paused,
             "version": self.version,
             "streams": self.streams,
             "pinned": self.pinned,

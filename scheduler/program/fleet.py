@@ -6,8 +6,8 @@ decides its version. Invariants:
 - an engine that fails more than `max_restarts` times within the window is given up, and nothing waits for it. It is tried again
   after a while, and when the next version is published;
 - an engine that failed before it was ever up is not tried again, unless others start it: a wrong command line stays wrong;
-- an engine that is not wanted awake (`lending.py`) is asleep, or has no process, within `sleep_s` and `stop_s`: one that does not
-  fall asleep is stopped. It is not launched, woken or given up before it is wanted again;
+- an engine that its node (`lending.py`) or a person does not want awake is asleep, or has no process, within `sleep_s` and
+  `stop_s`: one that does not fall asleep is stopped. It is not launched, woken or given up before both want it again;
 - failures of a version on trial (`trial.py`) do not count as restarts, and engines leave a version that is found to be bad;
 - a removed engine is forgotten within `drain_s` and `stop_s`; only then can another engine have its name.
 """
@@ -88,8 +88,10 @@ class Fleet(Reactor):
         super().__init__(name)
         self._settings = settings
         self._lives: dict[str, _Life] = {}
-        self._unwanted: set[str] = set()
-        """Engines that shall sleep, also such as are not there yet."""
+        self._unlent: set[str] = set()
+        """Engines that shall sleep because of their nodes, also such as are not there yet."""
+        self._paused: set[str] = set()
+        """Engines that shall sleep because a person says so."""
         self._asleep: list[Asleep] = []
         self._version = 0
         """The newest version that is not bad."""
@@ -105,6 +107,7 @@ class Fleet(Reactor):
         self.added = self.physical("added", Added)
         self.removed = self.physical("removed", Removed)
         self.lost = self.physical("lost", Lost)
+        self.asked = self.physical("asked", Wanted)
         self.done = self.physical("done", Done)
         self.again = self.logical("again", Again)
         self.late = self.logical("late", StepTimeout)
@@ -123,6 +126,7 @@ class Fleet(Reactor):
         self.reaction(self._on_ended, on=[self.ended])
         self.reaction(self._on_opened, on=[self.opened], writes=[self.late])
         self.reaction(self._on_wanted, on=[self.wanted], writes=[self.late])
+        self.reaction(self._on_asked, on=[self.asked], writes=[self.late])
         self.reaction(self._on_added, on=[self.added], writes=[self.late])
         self.reaction(self._on_done, on=[self.done], writes=[self.fresh, self.again, self.late])
         self.reaction(self._on_again, on=[self.again], writes=[self.late])
@@ -135,6 +139,7 @@ class Fleet(Reactor):
             self.ended,
             self.opened,
             self.wanted,
+            self.asked,
             self.added,
             self.done,
             self.again,
@@ -191,7 +196,7 @@ class Fleet(Reactor):
         if engine in self._lives:
             return
         self._lives[engine] = _Life()
-        if engine in self._unwanted:  # the engine may be there already, and awake
+        if self._unwanted(engine):  # the engine may be there already, and awake
             self._outbox.gone.append(Gone(engine, final=True, asleep=True))
             self._fall(now, engine, "it was added, and its node is not lent")
         else:
@@ -200,15 +205,28 @@ class Fleet(Reactor):
 
     def _on_wanted(self, now: Context) -> None:
         for wanted in now[self.wanted]:
-            engine, life = wanted.engine, self._lives.get(wanted.engine)
-            if wanted.awake:
-                self._unwanted.discard(engine)
-                if life is not None and life.phase == "asleep":
-                    self._rouse(now, engine, wanted.reason)
-            elif engine not in self._unwanted:
-                self._unwanted.add(engine)
-                if life is not None and life.phase not in ("draining", "ending", "falling"):
-                    self._unwant(now, engine, life, wanted.reason)
+            self._want(now, wanted, self._unlent)
+
+    def _on_asked(self, now: Context) -> None:
+        asked = now[self.asked]
+        if asked.engine in self._lives:
+            self._want(now, asked, self._paused)
+
+    def _want(self, now: Context, wanted: Wanted, refused: set[str]) -> None:
+        """`refused`: the engines that those who say this do not want awake."""
+        engine, life = wanted.engine, self._lives.get(wanted.engine)
+        slept = self._unwanted(engine)
+        (refused.discard if wanted.awake else refused.add)(engine)
+        sleeps = self._unwanted(engine)
+        if slept and not sleeps and life is not None and life.phase == "asleep":
+            self._rouse(now, engine, wanted.reason)
+        elif (
+            sleeps and not slept and life is not None and life.phase not in ("draining", "ending", "falling")
+        ):
+            self._unwant(now, engine, life, wanted.reason)
+
+    def _unwanted(self, engine: str) -> bool:
+        return engine in self._unlent or engine in self._paused
 
     def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
         """Puts an awake engine to sleep, and stops one that is starting or useless."""
@@ -242,7 +260,7 @@ class Fleet(Reactor):
                 self._trouble(now, done.engine, done.detail, -1 if done.excused else life.version)
             case "falling", "sleep" if done.ok:
                 self._rest(done.engine)
-                if done.engine not in self._unwanted:
+                if not self._unwanted(done.engine):
                     self._rouse(now, done.engine, "it is wanted again")
             case "falling", "sleep":
                 self._stop(now, done.engine, f"it does not go to sleep: {done.detail}")
@@ -251,7 +269,7 @@ class Fleet(Reactor):
                 self._do(now, done.engine, "stop", "it was removed", self._settings.stop_s)
             case "ending", "stop":
                 self._forget(done.engine)
-            case "stopping", "stop" if done.engine in self._unwanted:
+            case "stopping", "stop" if self._unwanted(done.engine):
                 life.warm = False
                 self._rest(done.engine)
             case "stopping", "stop":
@@ -290,7 +308,7 @@ class Fleet(Reactor):
 
     def _stop_is_late(self, now: Context, engine: str, phase: Phase) -> None:
         reason = f"step 'stop' was not done within {self._settings.stop_s:g} s"
-        if phase == "stopping" and engine not in self._unwanted:
+        if phase == "stopping" and not self._unwanted(engine):
             self._give_up(now, engine, reason)
             return
         self._outbox.commands.append(Do(engine, "quarantine", self._version, reason))
@@ -416,7 +434,8 @@ class Fleet(Reactor):
     def _forget(self, engine: str) -> None:
         """Forgets an engine that is gone, and frees what it held."""
         del self._lives[engine]
-        self._unwanted.discard(engine)
+        self._unlent.discard(engine)
+        self._paused.discard(engine)
         self._asleep.append(Asleep(engine, warm=False))
 
     def _do(

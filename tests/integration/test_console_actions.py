@@ -1,4 +1,4 @@
-"""Actions of people in the console: move a call, drain an engine, look with a project's key, lay two runs over one another."""
+"""Actions of people in the console: on calls and engines, with a project's key, and two runs over one another."""
 
 from __future__ import annotations
 
@@ -54,6 +54,36 @@ async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
         assert (await asked).status_code == 200
         (record,) = (await gateway.admin.episode(episode))["calls"]
         assert (record["engine"], record["pauses"]) == (call["engine"], 2)
+
+
+async def test_an_engine_is_paused_and_resumed_after_a_question(tiny_model: Path, tmp_path: Path) -> None:
+    async with (
+        run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway,
+        tab(gateway.url) as shown,
+    ):
+        page, dialog = shown.page, shown.page.get_by_role("dialog")
+        first, _ = slots(gateway)
+        await shown.show("engines", "Engines and nodes")
+        row = (
+            page.get_by_role("table", name="Engines", exact=True)
+            .get_by_role("row")
+            .filter(has_text=first.name)
+        )
+        await row.get_by_role("button", name="Pause").click()
+        await expect(dialog).to_contain_text(
+            "No call runs in it. 1 other open engine of the model takes new calls."
+        )
+        await expect(dialog).to_contain_text("Updates pass it by until it is resumed")
+        await dialog.get_by_role("button", name="Pause").click()
+        await expect(row).to_contain_text("it is paused")
+        assert (first.state, first.paused) == ("asleep", True)
+        assert await shown.violations() == []
+        await row.get_by_role("button", name="Resume").click()
+        await expect(dialog).to_contain_text("loads the newest weights and is probed")
+        await dialog.get_by_role("button", name="Resume").click()
+        await expect(row.get_by_role("button", name="Pause")).to_be_visible()
+        await expect(row).to_contain_text("open")
+        assert (first.state, first.paused) == ("open", False)
 
 
 async def test_a_projects_key_shows_what_is_its_own_alone(tiny_model: Path, tmp_path: Path) -> None:

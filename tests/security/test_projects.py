@@ -56,6 +56,8 @@ HIDDEN: dict[str, list[Request]] = {
         {"json": {"task_id": "t", "mode": "eval", "model": "{model}"}},
         {"json": {"task_id": "t", "mode": "eval", "agent": "{agent}"}},
     ],
+    "POST /admin/v1/engines/{engine}/pause": [{}],
+    "POST /admin/v1/engines/{engine}/resume": [{}],
     "DELETE /admin/v1/engines/{engine}": [{}],
     "DELETE /admin/v1/episodes/{episode_id}": [{}, {"params": {"force": "true"}}],
     "POST /admin/v1/episodes/{episode_id}/close": [{}],

@@ -5,6 +5,8 @@ export interface Engine {
   model: string;
   state: string;
   reason: string;
+  /** A person has paused it: it stays out of use until it is resumed. */
+  paused: boolean;
   /** -1: not known. */
   version: number;
   streams: number;

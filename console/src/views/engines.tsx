@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { get, post, remove, session } from "../api";
-import { confirmDrain, confirmMove } from "../engines/actions";
+import { confirmDrain, confirmMove, confirmPause, confirmResume } from "../engines/actions";
 import { beginOf, endOf, updatesOf, type Call, type Engine, type Node, type Timeline, type Update, type VersionRow } from "../engines/types";
 import { clock, duration, plural, share, short } from "../format";
 import { Gantt } from "../gantt/gantt";
@@ -139,6 +139,15 @@ function Engines({ fleet, done }: { fleet: Fleet; done: () => void }) {
           head: "Actions",
           cell: (engine) => (
             <span class="buttons">
+              {engine.paused ? (
+                <button type="button" aria-label={`Resume ${engine.name}`} onClick={() => confirmResume(engine, act(() => post(`${path(engine)}/resume`)))}>
+                  Resume
+                </button>
+              ) : (
+                <button type="button" aria-label={`Pause ${engine.name}`} onClick={() => confirmPause(engine, others(engine), act(() => post(`${path(engine)}/pause`)))}>
+                  Pause
+                </button>
+              )}
               <button type="button" aria-label={`Drain ${engine.name}`} onClick={() => confirmDrain(engine, others(engine), act(() => remove(path(engine))))}>
                 Drain
               </button>

@@ -138,6 +138,43 @@ def test_deadlines_of_a_forgotten_engine_do_not_touch_the_next_of_its_name() -> 
     ]
 
 
+def test_a_paused_engine_sleeps_through_versions_and_comes_back_with_the_newest() -> None:
+    world = World().add("a", "b").run(10)
+    world.story()
+    assert world.pause("a").pause("a").run(5).story() == ["10 a sleep 0"]
+    world.publish(1).run(20)
+    assert "15 b hold 1" in (story := world.story())
+    assert [line for line in story if " a " in line] == []
+    assert story[-1] == "23 version 1 live"
+    assert world.watch.engines["b"].runs == 1
+    assert world.resume("a").run(10).story() == ["35 a wake 1", "36 a label 1", "37 a probe 1", "38 a open 1"]
+    world.check_replay()
+
+
+def test_an_engine_that_is_paused_in_the_middle_of_an_update_leaves_it() -> None:
+    world = World().add("a").run(10).publish(1).run(2)
+    world.story()
+    assert world.pause("a").run(20).story() == ["12 a sleep 1", "12 version 1 live"]
+    assert world.resume("a").run(10).story() == ["32 a wake 1", "33 a label 1", "34 a probe 1", "35 a open 1"]
+
+
+def test_an_engine_that_dies_while_it_is_paused_is_launched_when_it_is_resumed() -> None:
+    world = World().add("a").run(10).pause("a").run(3).lose("a").run(20)
+    assert world.story()[4:] == ["10 a sleep 0", "13 a stop 0"]
+    assert world.resume("a").run(1).story()[0] == "33 a launch 0"
+
+
+def test_a_paused_engine_can_be_removed() -> None:
+    world = World().add("a").run(10).pause("a").run(3).remove("a").run(5)
+    assert world.story()[4:] == ["10 a sleep 0", "13 a drain 0", "14 a stop 0"]
+    assert world.add("a").run(1).story()[0] == "18 a launch 0", "the next of its name is not paused"
+
+
+def test_an_engine_that_is_paused_and_resumed_at_once_sleeps_first() -> None:
+    world = World().add("a").run(10).pause("a").resume("a").run(10)
+    assert world.story()[4:] == ["10 a sleep 0", "11 a wake 0", "12 a label 0", "13 a probe 0", "14 a open 0"]
+
+
 def test_models_have_fleets_and_updates_of_their_own_whatever_they_are_called() -> None:
     names = ["qwen-3", "qwen.3", "qwen_3"]
     program = ControlProgram({"models": {name: {} for name in names}})

@@ -365,7 +365,9 @@ HAPPENS = st.one_of(
     st.tuples(st.just("claim"), NODE),
     st.tuples(st.just("release"), st.tuples(NODE, st.sampled_from([0.0, 0.0, 2.5, 40.0]))),
     st.tuples(st.just("fill"), st.tuples(*map(st.integers, (0, 0, 0, 0), (10, 9, 3, 4)))),
-    st.tuples(st.sampled_from(["add", "remove", "lose"]), st.sampled_from(["a", "b", "c"])),
+    st.tuples(
+        st.sampled_from(["add", "remove", "lose", "pause", "resume"]), st.sampled_from(["a", "b", "c"])
+    ),
     st.tuples(st.just("publish"), st.sampled_from([1, 1, 0])),
     st.tuples(st.just("say_again"), st.none()),
 )
@@ -427,8 +429,10 @@ def test_whatever_happens(
 
 
 def converge(world: World) -> None:
-    """Every trainer waits, and there is work: every engine that is left wakes, and comes to a last version."""
+    """Every trainer waits, no engine is paused, and there is work: every engine wakes, and comes to a last version."""
     world.answer = lambda do: Answer()
+    for engine in list(world.watch.engines):
+        world.resume(engine)
     world.release(*world.watch.nodes)
     for _ in range(40):
         world.fill(0, running=99, buffer=9).run(10)

@@ -18,7 +18,7 @@ ENGINES = ["a", "b", "c"]
 HAPPENS = st.one_of(
     st.tuples(st.just("run"), st.integers(0, 12)),
     st.tuples(st.just("run"), st.integers(0, 12)),
-    st.tuples(st.sampled_from(["add", "remove", "lose"]), st.sampled_from(ENGINES)),
+    st.tuples(st.sampled_from(["add", "remove", "lose", "pause", "resume"]), st.sampled_from(ENGINES)),
     st.tuples(st.just("publish"), st.sampled_from([1, 1, 1, 0, -1])),
     st.tuples(st.just("say_again"), st.none()),
 )
@@ -41,6 +41,8 @@ def happen(world: World, what: str, about: Any) -> None:
 def converge(world: World) -> None:
     """Complete every step within a second from now on: every update ends, and every remaining engine gets a last version."""
     world.answer = lambda do: Answer()
+    for engine in list(world.watch.engines):
+        world.resume(engine)
     world.run(400)
     assert [ended.version for ended in world.watch.ends] == world.watch.published
     last = max(world.watch.published, default=0) + 1

@@ -60,12 +60,17 @@ class _Engine:
     """Given up, and not yet tried again."""
     removed: int | None = None
     lost: int = -1
-    unwanted: bool = False
-    """True if it shall sleep."""
+    refused: set[str] = field(default_factory=set)
+    """Who says that it shall sleep: its node, or a person."""
     told: int = -1
     """When that was said, or taken back, last."""
     sleeps: bool = False
     """Since it was unwanted it has been neither launched nor woken, nor was that tried in vain."""
+
+    @property
+    def unwanted(self) -> bool:
+        """True if it shall sleep."""
+        return bool(self.refused)
 
 
 @dataclass(slots=True)
@@ -94,7 +99,7 @@ class Watch:
         self.published: list[int] = []
         self.ends: list[Ended] = []
         self.failures = 0
-        """Steps that failed or were late, and engines that died or were removed."""
+        """Steps that failed or were late, and engines that died, were removed or were paused."""
         self._limits: dict[str, int] = {**fleet, **update}
         self._update = update
         self._newest = 0
@@ -118,7 +123,8 @@ class Watch:
     def added(self, engine: str) -> None:
         """Nothing changes where one of that name is there."""
         fresh = _Engine()
-        fresh.unwanted = fresh.sleeps = engine in self._early
+        fresh.sleeps = engine in self._early
+        fresh.refused |= {"node"} if fresh.sleeps else set()
         self._early.discard(engine)
         self.engines.setdefault(engine, fresh)
 
@@ -138,19 +144,22 @@ class Watch:
             if found.asked in ("launch", "wake"):
                 self._fails(engine, found, found.asked, found.to)
 
-    def wanted(self, now: int, wanted: Wanted) -> None:
+    def wanted(self, now: int, wanted: Wanted, who: str = "node") -> None:
         """Check an order for an engine to sleep or to be awake."""
         engine = self.engines.get(wanted.engine)
-        if engine is None:
+        if engine is None and who == "node":
             (self._early.discard if wanted.awake else self._early.add)(wanted.engine)
         if engine is None or engine.removed is not None:
             return
-        if not wanted.awake and not engine.unwanted:
+        self.failures += who == "person"  # the others may not have been told to stay open for it
+        before = engine.unwanted
+        (engine.refused.discard if wanted.awake else engine.refused.add)(who)
+        if engine.unwanted and not before:
             engine.sleeps, engine.runs, engine.given_up = True, -1, None
             self._moving.discard(wanted.engine)
             self._no_doubter(wanted.engine)
-        if engine.unwanted is wanted.awake:
-            engine.unwanted, engine.told = not wanted.awake, now
+        if engine.unwanted is not before:
+            engine.told = now
 
     def claimed(self, now: int, node: str) -> None:
         """Record a claim by the node's trainer."""
@@ -351,6 +360,8 @@ class Watch:
             unwanted = engine.unwanted and engine.told == now
             if limit in do.reason:
                 self._fails(do.engine, engine, engine.asked, engine.to)
+                late = engine.asked in ("load", "probe") and engine.to == self._newest
+                self._contradicted |= late
             assert limit in do.reason or engine.lost == now or unwanted
 
     def _check_free(self, now: int, engine: str) -> None:
@@ -368,6 +379,8 @@ class Watch:
 
     def _stop(self, now: int, name: str, engine: _Engine) -> None:
         if engine.removed is None and (engine.unwanted or engine.process in ("falling", "asleep")):
+            if engine.down and now == self._began:  # a new version gives it another chance at the same moment
+                engine.restarts.clear()
             engine.down, engine.given_up = False, None
         elif engine.removed is None:
             assert engine.process in ("launching", "waking", "up", "stopping", "none")
@@ -401,6 +414,7 @@ class Watch:
             self._prune(now, engine)
             assert not engine.was_up or len(engine.restarts) >= self._limits["max_restarts"]
         engine.given_up, engine.down, engine.runs, engine.asked = now, True, -1, None
+        engine.sleeps = False  # it was to be awake
         self._moving.discard(name)
         self._no_doubter(name)
 

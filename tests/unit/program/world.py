@@ -151,6 +151,19 @@ class World:
         self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason), told)
         return self
 
+    def pause(self, engine: str) -> World:
+        """Have a person pause an engine."""
+        return self._ask(Wanted(engine, awake=False, reason="a person has paused it"))
+
+    def resume(self, engine: str) -> World:
+        """Have a person resume an engine."""
+        return self._ask(Wanted(engine, awake=True, reason="a person has resumed it"))
+
+    def _ask(self, asked: Wanted) -> World:
+        told = partial(self.watch.wanted, self.now, asked, "person")
+        self._happens(self._program.fleets[MODEL].asked, asked, told)
+        return self
+
     def claim(self, *nodes: str) -> World:
         """Their trainer wants them, or still has them."""
         for node in nodes:
