@@ -291,12 +291,12 @@ class World:
 
     def _say(self, step: _Step) -> None:
         done = _done(step)
-        if done.ok and done.step == "open":
-            self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
         if self._steps.get(done.engine) is step:
             del self._steps[done.engine]
             self._answered.append(done)
             self._happens(self._hears(done), done, partial(self._answers, done))
+        if done.ok and done.step == "open":  # later than the answer, which may be due at the time of its deadline
+            self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
 
     def _answers(self, done: Done) -> None:
         """Unless it crosses something that was decided meanwhile."""
