@@ -295,7 +295,8 @@ class World:
             del self._steps[done.engine]
             self._answered.append(done)
             self._happens(self._hears(done), done, partial(self._answers, done))
-        if done.ok and done.step == "open":  # later than the answer, which may be due at the time of its deadline
+        # Later than the answer, which may be due at the time of its deadline
+        if done.ok and done.step == "open":
             self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
 
     def _answers(self, done: Done) -> None:
