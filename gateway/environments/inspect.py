@@ -12,12 +12,12 @@ model `headgate/policy` sends each sample's calls to its episode. A sample that 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import tempfile
 from collections.abc import Iterator
-from contextvars import Context, ContextVar, copy_context
+from contextvars import ContextVar
 from typing import Any
+from uuid import uuid4
 
 from inspect_ai import SampleSource, enqueue_sample, eval_async, task_with
 from inspect_ai._eval.loader import load_tasks
@@ -25,14 +25,12 @@ from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, get_model, modelapi
 from inspect_ai.model._providers.openai_compatible import OpenAICompatibleAPI
 from inspect_ai.scorer import value_to_float
-from inspect_ai.solver import Generate, Solver, TaskState, solver
+from inspect_ai.solver import Generate, Solver, TaskState, chain, solver
 
 from gateway.environments.base import Found, Played, PlayFailed
 
-_Route = tuple[str, str]
-"""The base URL and the key of an episode."""
-_route: ContextVar[_Route | None] = ContextVar("route", default=None)
-_CONCURRENT = 1024
+_route: ContextVar[tuple[str, str] | None] = ContextVar("route", default=None)
+"""The base URL and the key of the episode whose sample runs."""
 
 
 class InspectEnvironment:
@@ -47,7 +45,6 @@ class InspectEnvironment:
         self._config = GenerateConfig(**(config or {}))
         self._source = _Source()
         self._log = tempfile.TemporaryDirectory(prefix="headgate-inspect-")
-        self._running: asyncio.Task[Any] | None = None
 
     def tasks(self) -> Iterator[Found]:
         for index, sample in enumerate(self._samples):
@@ -55,44 +52,32 @@ class InspectEnvironment:
             yield Found(json.dumps(content, sort_keys=True), {"index": index})
 
     async def open(self) -> None:
-        before = self._task.setup or []
-        setup = [_routed(self._source.routes), *(before if isinstance(before, list) else [before])]
+        setup = chain(_routed(self._source.routes), self._task.setup or [])
         task = task_with(self._task, dataset=self._source, setup=setup, epochs=1, fail_on_error=False)
+        unused = {"base_url": "http://unused", "api_key": "unused", "service": "headgate"}
+        model = get_model("headgate/policy", config=self._config, memoize=False, **unused)
         running = eval_async(
-            task,
-            get_model("headgate/policy", config=self._config, memoize=False),
-            log_dir=self._log.name,
-            max_samples=_CONCURRENT,
-            log_realtime=False,
-            log_samples=False,
+            task, model, log_dir=self._log.name, max_samples=1024, log_realtime=False, log_samples=False
         )
         self._running = asyncio.create_task(running, name="inspect")
 
     async def play(self, data: dict[str, Any], base_url: str, api_key: str) -> Played:
-        assert self._running is not None, "open it first"
         done = await self._source.run(self._samples[data["index"]], (base_url, api_key), self._running)
         if done.error is not None:
             raise PlayFailed(done.error.message)
-        return self._played(done)
-
-    def _played(self, done: Any) -> Played:
-        """The reward in a sample's scores. Raises PlayFailed if there is none."""
         named: dict[str, float] = {}
         for scorer, score in (done.scores or {}).items():
             values = score.value if isinstance(score.value, dict) else {"": score.value}
             named |= {f"{scorer}.{key}".rstrip("."): value_to_float()(value) for key, value in values.items()}
-        if self._metric in named:
-            return Played(named[self._metric], named)
-        if not self._metric and len(named) == 1:
-            return Played(next(iter(named.values())), named)
-        raise PlayFailed(
-            f"the argument `metric` names none of the scores: {', '.join(named) or 'none'}", "grading_failed"
-        )
+        metric = self._metric or (next(iter(named)) if len(named) == 1 else "")
+        if metric not in named:
+            raise PlayFailed(f"`metric` names none of the scores {list(named)}", "grading_failed")
+        return Played(named[metric], named)
 
     async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
+        self._source.close()
+        self._running.cancel()
+        await asyncio.wait({self._running})
         self._log.cleanup()
 
 
@@ -100,21 +85,18 @@ class _Source(SampleSource):
     """Samples that are added to a running evaluation, each with the episode that its calls belong to."""
 
     def __init__(self) -> None:
-        self.routes: dict[str, _Route] = {}
+        self.routes: dict[str, tuple[str, str]] = {}
         self._done: dict[str, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count()
-        self._idle: asyncio.Future[list[Sample]] | None = None
-        """Inspect waits here while no sample is under way."""
-        self._context: Context | None = None
-        self._begun = asyncio.Event()
+        self._added: asyncio.Queue[Sample] = asyncio.Queue()
+        self._adding: asyncio.Task[None] | None = None
 
-    async def run(self, sample: Sample, route: _Route, evaluation: asyncio.Task[Any]) -> Any:
+    async def run(self, sample: Sample, route: tuple[str, str], evaluation: asyncio.Task[Any]) -> Any:
         """Inspect's record of a sample, once it has ended. Raises PlayFailed if the evaluation ends before."""
-        name = f"{sample.id}#{next(self._numbers)}"
+        name = f"{sample.id}#{uuid4()}"
         done = self._done[name] = asyncio.get_running_loop().create_future()
         self.routes[name] = route
         try:
-            await self._add(sample.model_copy(update={"id": name}, deep=True), evaluation)
+            self._added.put_nowait(sample.model_copy(update={"id": name}, deep=True))
             await asyncio.wait({done, evaluation}, return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
                 raise PlayFailed(f"inspect's evaluation has ended: {evaluation.exception()!r}")
@@ -122,50 +104,42 @@ class _Source(SampleSource):
         finally:
             del self.routes[name], self._done[name]
 
-    async def _add(self, sample: Sample, evaluation: asyncio.Task[Any]) -> None:
-        begun = asyncio.ensure_future(self._begun.wait())
-        await asyncio.wait({begun, evaluation}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result([sample])
-        elif self._context is not None:
-            self._context.run(enqueue_sample, sample)
+    async def next_samples(self) -> list[Sample]:
+        """Inspect waits here while no sample is under way; those that come meanwhile are added by a task of its context."""
+        self.close()
+        first = await self._added.get()
+        self._adding = asyncio.create_task(self._add(), name="inspect samples")
+        return [first]
 
-    async def next_samples(self) -> list[Sample] | None:
-        self._context = copy_context()
-        self._begun.set()
-        self._idle = asyncio.get_running_loop().create_future()
-        return await self._idle
+    async def _add(self) -> None:
+        while True:
+            enqueue_sample(await self._added.get())
 
-    async def sample_complete(self, sample: Any) -> list[Sample] | None:
-        if (done := self._done.get(str(sample.id))) is not None and not done.done():
+    async def sample_complete(self, sample: Any) -> None:
+        if done := self._done.get(str(sample.id)):
             done.set_result(sample)
-        return None
+
+    def close(self) -> None:
+        if self._adding is not None:
+            self._adding.cancel()
 
 
 @modelapi(name="headgate")
 class _Episodes(OpenAICompatibleAPI):
     """A model whose requests go to the episode of the sample that makes them."""
 
-    def __init__(self, model_name: str, config: GenerateConfig, **_: Any) -> None:
-        super().__init__(model_name, "http://unused", "unused", config, service="headgate")
-
     @property
     def client(self) -> Any:
-        if (route := _route.get()) is None:  # before any sample
-            return self._client
-        return self._client.with_options(base_url=route[0], api_key=route[1])
+        route = _route.get()  # none before any sample
+        return self._client.with_options(base_url=route[0], api_key=route[1]) if route else self._client
 
     @client.setter
     def client(self, client: Any) -> None:
         self._client = client
 
-    async def aclose(self) -> None:
-        await self._client.close()
-
 
 @solver
-def _routed(routes: dict[str, _Route]) -> Solver:
+def _routed(routes: dict[str, tuple[str, str]]) -> Solver:
     """Remembers whose sample this is, before anything else of it runs."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
