@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from renderers import Qwen3Renderer
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
+from torch.nn.utils.rnn import pad_sequence
+from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from examples.frozen_lake.agent import MAX_STEPS, TOOL, opening
 from examples.frozen_lake.lake import MOVES, Crossing
@@ -64,6 +65,38 @@ class Walk:
         return Episode(name, self.crossing.reward, tuple(nodes))
 
 
+class Reading:
+    """The rows that a model has read, each token once, and what it expects next."""
+
+    def __init__(self, model: Any, rows: Sequence[Sequence[int]]) -> None:
+        self._model = model
+        self._cache = DynamicCache(config=model.config)
+        lengths = torch.tensor([len(row) for row in rows])
+        ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        self._seen = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        self.logits = self._read(ids, lengths - 1)
+        """Of each row's next token, shape (rows, vocabulary), float32."""
+
+    def go_on(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Keeps these rows, and reads one more token of each."""
+        self._cache.batch_select_indices(rows)
+        self._seen = torch.cat([self._seen[rows], torch.ones(len(rows), 1, dtype=torch.int64)], 1)
+        self.logits = self._read(tokens[:, None], torch.zeros(len(rows), dtype=torch.int64))
+
+    def _read(self, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        """The logits behind each row's token at `last`. Short rows are padded behind it, where nothing looks."""
+        places = (self._seen.cumsum(1) - 1)[:, -ids.shape[1] :]
+        hidden = self._model.get_decoder()(
+            input_ids=ids,
+            attention_mask=self._seen,
+            position_ids=places,
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(last)), last])
+        return logits
+
+
 class Walker:
     """A model that walks; its weights are its own, and are replaced by `take`."""
 
@@ -106,8 +139,9 @@ class Walker:
         for walk in speaking:
             walk.turns.append([])
             walk.logprobs.append([])
+        reading = Reading(self._model, [walk.ids for walk in speaking])
         for _ in range(LONGEST_REPLY):
-            logprobs = self._next(speaking)
+            logprobs = reading.logits.log_softmax(-1)
             tokens = (
                 logprobs.argmax(-1)
                 if greedy
@@ -117,20 +151,11 @@ class Walker:
             for walk, token, logprob in zip(speaking, tokens.tolist(), said.tolist(), strict=True):
                 walk.turns[-1].append(token)
                 walk.logprobs[-1].append(logprob)
-            speaking = [walk for walk in speaking if walk.turns[-1][-1] != self._end]
+            going = tokens.ne(self._end).nonzero()[:, 0]
+            speaking = [speaking[index] for index in going.tolist()]
             if not speaking:
                 return
-
-    def _next(self, walks: Sequence[Walk]) -> torch.Tensor:
-        """Log-probabilities of the next token, shape (walks, vocabulary), float32."""
-        rows = [walk.ids for walk in walks]
-        last = torch.tensor([len(row) - 1 for row in rows])
-        ids = torch.zeros(len(rows), int(last.max()) + 1, dtype=torch.int64)
-        for row, filled in zip(rows, ids, strict=True):
-            filled[: len(row)] = torch.tensor(row)
-        hidden = self._model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        logits: torch.Tensor = self._model.get_output_embeddings()(hidden[torch.arange(len(rows)), last])
-        return logits.log_softmax(-1)
+            reading.go_on(going, tokens[going])
 
     def _act(self, walk: Walk) -> None:
         """Does what the model said, as the agent would; without a call the walk is over."""

@@ -6,13 +6,14 @@ import json
 import random
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
 from examples.frozen_lake import tasks, teacher
-from examples.frozen_lake.walks import Walk, Walker
+from examples.frozen_lake.walks import Reading, Walker
 from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
@@ -91,15 +92,15 @@ async def test_a_walk_without_an_engine_has_the_tokens_that_the_gateway_records(
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     says = [tokenizer.encode(call(way) + END, add_special_tokens=False).ids for way in ACROSS]
 
-    def certain(walks: list[Walk]) -> torch.Tensor:
-        [walk] = walks
-        logprobs = torch.full((1, tokenizer.get_vocab_size()), -torch.inf)
-        logprobs[0, says[len(walk.logprobs) - 1][len(walk.turns[-1])]] = 0.0
-        return logprobs
+    said = iter([token for turn in says for token in turn])
 
-    walker = Walker(model, seed=1)
-    monkeypatch.setattr(walker, "_next", certain)
-    [walk] = walker.walk([LAKE["map"]])
+    def certain(*_: Any) -> torch.Tensor:
+        logits = torch.full((1, tokenizer.get_vocab_size()), -torch.inf)
+        logits[0, next(said)] = 0.0
+        return logits
+
+    monkeypatch.setattr(Reading, "_read", certain)
+    [walk] = Walker(model, seed=1).walk([LAKE["map"]])
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
         outcome = await play(gateway, engine, AGENT, LAKE, [call(way) for way in ACROSS])
         assert outcome.episode_id is not None
