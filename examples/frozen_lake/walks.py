@@ -151,11 +151,11 @@ class Walker:
             for walk, token, logprob in zip(speaking, tokens.tolist(), said.tolist(), strict=True):
                 walk.turns[-1].append(token)
                 walk.logprobs[-1].append(logprob)
-            going = tokens.ne(self._end).nonzero()[:, 0]
-            speaking = [speaking[index] for index in going.tolist()]
-            if not speaking:
+            going = [row for row, walk in enumerate(speaking) if walk.turns[-1][-1] != self._end]
+            if not going:
                 return
-            reading.go_on(going, tokens[going])
+            speaking = [speaking[row] for row in going]
+            reading.go_on(torch.tensor(going), tokens[going])
 
     def _act(self, walk: Walk) -> None:
         """Does what the model said, as the agent would; without a call the walk is over."""
