@@ -30,6 +30,7 @@ HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
 """The folder that the agent tells its model of."""
 SED = {"cmd": "sed -i s/-/+/ sums.py"}
 HEADERS = 'ANTHROPIC_CUSTOM_HEADERS="X-Headgate-Episode: $EPISODE"'
+COMPACT = "claude --print --continue --verbose --output-format stream-json /compact >&2"
 OLD_NEW = {"old_string": "a - b", "new_string": "a + b"}
 CAMEL = {"oldString": "a - b", "newString": "a + b"}
 TEXTS = {"old_text": "a - b", "new_text": "a + b"}
@@ -103,6 +104,22 @@ def test_opencodes_request_for_a_title_is_a_conversation_of_its_own(
         path.append(nodes[path[-1]]["parent"])
     beside = [node for node in nodes if node["sampled"] and node["index"] not in path]
     assert len(beside) == 1
+
+
+@pytest.mark.parametrize("name", ["claude-code"])
+def test_its_request_for_a_summary_is_a_branch_of_what_it_sums_up(
+    name: str, gate: Gate, episode: Episode, tmp_path: Path
+) -> None:
+    refused = gate.errors()
+    text = script(name).replace("python3 -m pytest", f"{COMPACT}\npython3 -m pytest")
+    worked(text, name, episode, tmp_path)
+    assert gate.errors() == refused
+    episode.check()
+    nodes = episode.nodes()
+    work, summary = nodes[: 2 * (len(CALLS[name]) + 1)], nodes[2 * (len(CALLS[name]) + 1) :]
+    assert [node["parent"] for node in work] == list(range(-1, len(work) - 1))
+    assert 0 < summary[0]["parent"] < len(work)
+    assert "<summary>" in summary[0]["text"]
 
 
 def script(name: str) -> str:

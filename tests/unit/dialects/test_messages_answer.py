@@ -100,7 +100,8 @@ pieces_ = st.lists(
     max_size=8,
 )
 thinking_ = st.sampled_from(
-    [None, {"type": "disabled"}, SHOWN, {"type": "adaptive"}, {"type": "adaptive", "display": "omitted"}]
+    [None, {"type": "disabled"}, SHOWN]
+    + [{"type": "adaptive", "display": display} for display in (None, "summarized", "omitted", "updates")]
 )
 
 
