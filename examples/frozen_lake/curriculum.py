@@ -41,7 +41,7 @@ from trainer.commands.warmstart import Recipe, warm_start
 PASSES, DIFFICULTY = "passes", "difficulty"
 TRAIN_MAPS = 64
 FLOOR = 0.1
-TOKENS = 100_000
+TOKENS = 50_000
 MOST_STEPS = 200
 """For the learning rate's schedule and as a bound; no run gets there."""
 
