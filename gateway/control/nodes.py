@@ -189,7 +189,10 @@ class Nodes:
         running = self._calls(model, self._host.models[model].pool)
         if (ledger := self._ledgers.get(model)) is None:
             return Filling(model, 0, 0, 0, running)
-        return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained)
+        longest_s: Callable[[int], float] = self._host.program.placements[model].longest_s
+        if running > len(self._host.models[model].pool.calls):
+            longest_s = _nobody_knows  # calls of other processes are not seen here
+        return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained, longest_s)
 
     def _calls(self, model: str, pool: EnginePool) -> int:
         elsewhere = sum(self._peers.count_runs(model, slot)[0] for slot in pool.slots)
@@ -232,3 +235,7 @@ class Nodes:
             "engines": [slot.name for _, slot in self.engines(node.name)],
             "seconds": {role: round(s, 3) for role, s in node.spent().items()},
         }
+
+
+def _nobody_knows(_version: int) -> float:
+    return 0.0

@@ -42,9 +42,6 @@ class QueuedGroup(GroupRow):
 class GroupQueue(StalenessRule[QueuedGroup]):
     """A rule whose finished groups wait in a queue."""
 
-    max_age: int | None = None
-    """The number of versions that a group may be older than the version trained on it; None: any."""
-
     def __init__(self, settings: LedgerSettings) -> None:
         super().__init__(settings)
         self._started = 0

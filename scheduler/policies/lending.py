@@ -22,6 +22,10 @@ stragglers, what is left takes as long as before, and l = 1 is best; if all engi
 long, and l = E / (E + k) is. Batches mostly wait for stragglers, so 1 is the default. A trainer that begins with the whole
 batch wants 0.
 
+**The wait** is what the batch lacks over the pace at which groups come (`Pace`), as long as any group will do. Where staleness is
+bounded, some can be in no later batch, and the batch waits for the longest of them, of which a pace tells nothing. So where
+lengths are predicted, the wait is theirs (`batch_wait_s`), from what each call still takes (`remaining`) in its engine.
+
 While no other engine is awake, nobody else would fill the batch: the node is lent however short the wait is, and called back by
 the claim alone. Nothing here reads a clock.
 """
@@ -30,6 +34,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+
+_OUTLIVED = 0.5
+"""The share of its context that a call goes on for once it is longer than was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +218,27 @@ class Pace:
             return 0.0
         pace = self.groups_per_s
         return self.left / pace if self.left is not None and pace > 0 else math.inf
+
+
+def remaining(expected: float, sampled: float, context: float, longest: float) -> float:
+    """Returns the tokens that a call of `context` tokens still takes, of which it has `sampled` since so many were `expected`.
+
+    One that has outlived what was expected of it goes on for a share of what it has, but not beyond the longest that ever ended.
+    """
+    if sampled < expected:
+        return expected - sampled
+    return max(min(_OUTLIVED * context, longest - context), 0.0)
+
+
+def batch_wait_s(pace_s: float, missing: int, due: int, longest_s: float) -> float:
+    """Returns the predicted wait of a batch that lacks `missing` groups.
+
+    `due` of those that run can be in no later batch, and the last of them is over in `longest_s` (0: nobody can say). If they are
+    all that is missing, the batch waits for that one, however fast groups came before; else for the slower of it and the pace.
+    """
+    if not missing or not due or not longest_s:
+        return pace_s
+    return longest_s if due >= missing else max(pace_s, longest_s)
 
 
 @dataclass(slots=True)

@@ -45,6 +45,9 @@ class StalenessRule(ABC, Generic[G]):
     `version` is the newest published version, `next_buffer` the next batch to train, `leased` whether a trainer has it.
     """
 
+    max_age: int | None = None
+    """The number of versions that a group may be older than the version trained on it; None: any."""
+
     def __init__(self, settings: LedgerSettings, spare_members: int = 0) -> None:
         self.settings = settings
         self.version = 0

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from scheduler.policies.lending import Mean, Pace
+from scheduler.policies.lending import Mean, Pace, batch_wait_s
 from scheduler.program.nodes import Filling, Role
 
 Way = Literal["lend", "call back"]
@@ -118,7 +118,11 @@ class Batches:
     def wait_s(self, model: str) -> float:
         """Predicted, until the batch is whole; infinite if nobody can say."""
         pace = self._paces.get(model)
-        return pace.wait_s if pace is not None else float("inf")
+        if pace is None:
+            return float("inf")
+        filling = self._filling[model]
+        missing = filling.size - filling.groups
+        return batch_wait_s(pace.wait_s, missing, filling.due, filling.longest_s)
 
     def train_s(self, model: str) -> float:
         """Seconds that computing on the groups of one batch takes; 0 while unknown."""

@@ -6,6 +6,7 @@ with both tags, its engines sample while the trainer does not need it (SeamlessF
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -78,15 +79,32 @@ class Filling:
     """The newest batch that a trainer has leased; -1: none. For who reads the recording (`scheduler.timeline`)."""
     trained: int = -1
     """The newest batch that was trained, likewise."""
+    due: int = 0
+    """Groups that run and can be in no later batch."""
+    longest_s: float = 0.0
+    """Predicted seconds until the last of them is over; 0: nobody can say."""
 
     @classmethod
-    def of(cls, model: str, rule: StalenessRule, running: int, leased: int = -1, trained: int = -1) -> Self:
-        """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has."""
+    def of(
+        cls,
+        model: str,
+        rule: StalenessRule,
+        running: int,
+        leased: int = -1,
+        trained: int = -1,
+        longest_s: Callable[[int], float] = lambda _version: 0.0,
+    ) -> Self:
+        """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
+        seconds until the last call of a V, or of an older one, is over."""
         buffer = rule.next_buffer
+        last = -1 if rule.max_age is None else buffer - rule.max_age
+        due = sum(g.state == "reserved" and g.version <= last for g in rule.groups()) if last >= 0 else 0
         occupied = {row.buffer: row.occupied for row in rule.buffers()}
         groups = occupied.get(buffer, 0)
         size = groups if rule.complete(buffer) else rule.settings.batch
-        return cls(model, buffer, groups, size, running, occupied.get(buffer + 1, 0), leased, trained)
+        ahead = occupied.get(buffer + 1, 0)
+        wait_s = longest_s(last) if due else 0.0
+        return cls(model, buffer, groups, size, running, ahead, leased, trained, due, wait_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from scheduler.policies.lending import remaining
 from scheduler.policies.migration import MigrationSettings, Movable, moves
-from scheduler.policies.placement import Choice, EngineRequest, Engines, Rule, footprint
+from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEngine, Rule, footprint
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.tails import Expected, divide
 from scheduler.policies.throughput import EngineModel
@@ -91,6 +92,10 @@ class Placement(Reactor):
         self._told: dict[str, int] = {}
         """The times (ns) at which engines were told to pull, until they are open again or gone."""
         self._divided = 0
+        self._longest = 0
+        """Tokens of the longest conversation that has left an engine."""
+        self._foretold = False
+        """Lengths of calls are predicted."""
         self._placed: list[Placed] = []
         self.begun = self.physical("begun", Begun)
         self.demand = self.physical("demand", Demand)
@@ -120,6 +125,26 @@ class Placement(Reactor):
     def waiting(self) -> int:
         """Calls that wait. To be read; it changes by events alone."""
         return len(self._waterfall.waiting)
+
+    def longest_s(self, version: int) -> float:
+        """Returns the predicted seconds until the last call of this V, or of an older one, is over; 0: nobody can say.
+
+        To be read; it changes by events alone.
+        """
+        if not self._foretold:
+            return 0.0
+        return max((self._last_s(engine, version) for engine in self._engines.open.values()), default=0.0)
+
+    def _last_s(self, engine: OpenEngine, version: int) -> float:
+        if not any(count and held <= version for held, count in engine.held.items()):
+            return 0.0
+        steps, tokens = self._steps.get(engine.name, 0.0), 0.0
+        for run in self._inside[engine.name].values():
+            if run.request.version <= version:
+                sampled = steps - run.since
+                context = run.request.length + sampled
+                tokens = max(tokens, remaining(run.request.expected, sampled, context, self._longest))
+        return tokens * engine.step_s()
 
     # Events
 
@@ -163,8 +188,10 @@ class Placement(Reactor):
     def _on_demand(self, now: Context) -> None:
         demand = now[self.demand]
         for left in demand.left:
+            self._longest = max(self._longest, left.length)
             self._leave(left.call, left.length)
         for arrived in demand.arrived:
+            self._foretold |= arrived.expected > 0
             self._leave(arrived.call, arrived.length)
             self._engines.learn(footprint(arrived))
             self._waterfall.add(arrived)

@@ -263,7 +263,10 @@ class Combined:
         )
 
     def _fill(self, world: World) -> None:
-        self._hosting.inject(self._lending.filling, Filling.of(MODEL, world.rule, len(self._calls)))
+        self._hosting.inject(
+            self._lending.filling,
+            Filling.of(MODEL, world.rule, len(self._calls), longest_s=self._placement.longest_s),
+        )
 
     def _claim(self) -> None:
         self._claims = True

@@ -20,11 +20,55 @@ def test_a_batch_fills_is_whole_and_another_one_comes(name: str) -> None:
         rule.apply(Reward(group, 1.0))
         entered = min(count, 2) if name != "areal" or count >= 2 else 0  # its groups enter together
         ahead = max(count - 2, 0) if name == "staleflow" else 0
-        assert Filling.of("m", rule, 0) == Filling("m", 0, entered, 2, 0, ahead)
+        due = len(live) - count if name == "synchronous" else 0
+        assert Filling.of("m", rule, 0) == Filling("m", 0, entered, 2, 0, ahead, due=due)
     for event in (Leased(0), Publish(1), Consume(0)):
         rule.apply(event)
     entered = len(live) - 2 if name != "areal" else 0
     assert Filling.of("m", rule, 0) == Filling("m", 1, entered, 2, 0)
+
+
+@pytest.mark.parametrize(("name", "due"), [("staleflow", 1), ("roll", 1), ("areal", 0), ("verl", 0)])
+def test_groups_that_can_be_in_no_later_batch_are_due(name: str, due: int) -> None:
+    """`old` began under 0 and runs, so it has to be in batch 1, where any group may be that begins now."""
+    rule = rules.create(name, LedgerSettings(eta=1, batch=1, min_members=1))
+    for group in ("first", "old"):
+        rule.apply(Join(group, group, 1))
+    rule.apply(Reward("first", 1.0))
+    asked: list[int] = []
+
+    def longest_s(version: int) -> float:
+        asked.append(version)
+        return 7.0
+
+    before = Filling.of("m", rule, 1, longest_s=longest_s)
+    assert (before.due, before.longest_s, asked) == (0, 0.0, [])
+    for event in (Leased(0), Publish(1), Consume(0)):
+        rule.apply(event)
+    told = Filling.of("m", rule, 1, longest_s=longest_s)
+    assert (told.due, told.longest_s) == (due, 7.0 * due)
+    assert asked == [0] * due
+
+
+@pytest.mark.parametrize(
+    ("missing", "due", "longest_s", "wait_s"),
+    [
+        (4, 0, 0.0, 8.0),
+        (4, 4, 0.0, 8.0),
+        (4, 4, 3.0, 3.0),
+        (4, 4, 30.0, 30.0),
+        (4, 1, 3.0, 8.0),
+        (4, 1, 30.0, 30.0),
+    ],
+)
+def test_a_batch_waits_for_what_can_be_in_no_later_one(
+    missing: int, due: int, longest_s: float, wait_s: float
+) -> None:
+    """Half a group a second came; nobody can say how long the due ones take where `longest_s` is 0."""
+    batches = Batches(smooth_s=10.0)
+    batches.filled(0, Filling("m", 0, 0, 8, 9))
+    batches.filled(8, Filling("m", 0, 8 - missing, 8, 9, due=due, longest_s=longest_s))
+    assert batches.wait_s("m") == pytest.approx(wait_s)
 
 
 def test_a_batch_that_was_truncated_is_whole() -> None:
@@ -32,7 +76,7 @@ def test_a_batch_that_was_truncated_is_whole() -> None:
     for group in "ab":
         rule.apply(Join(group, group, 1))
     rule.apply(Reward("a", 1.0))
-    assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 2, 0)
+    assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 2, 0, due=1)
     rule.apply(Unstick(0, "truncate"))
     assert Filling.of("m", rule, 0) == Filling("m", 0, 1, 1, 0)
 

@@ -52,6 +52,26 @@ def test_an_engine_that_is_closed_gets_nothing_and_has_its_calls_when_it_opens_a
     assert list(field.placed) == ["a", "b", "c"]
 
 
+def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -> None:
+    """Steps take 1 s, and `young` may be in a later batch."""
+    field = Field().opens(one=1)
+    reactor = field.reactor
+    field.inject(reactor.fitted, Fitted("one", 0.0, 1.0, 0.0, 0.0))
+    field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, to="one"))
+    assert reactor.longest_s(0) == 0.0, "nobody foretells lengths here"
+    field.leave("old", "young")
+    field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, to="one"))
+    assert (reactor.longest_s(0), reactor.longest_s(1)) == (30.0, 90.0)
+    sampled_20 = Seen((EngineSeen("one", 2, 0, 10, 40.0),))
+    field.inject(reactor.seen, sampled_20)
+    assert reactor.longest_s(0) == 10.0
+    field.inject(reactor.seen, sampled_20)
+    assert reactor.longest_s(0) == 0.0, "no conversation was as long as this one"
+    field.inject(reactor.demand, Demand((Left("long", 1000),)))
+    assert reactor.longest_s(0) == 0.5 * (10 + 40)
+    assert field.leave("old").reactor.longest_s(0) == 0.0
+
+
 def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
     field = Field().opens(one=0)
     field.inject(field.reactor.fitted, Fitted("one", 0.0, 1.0, 2.0, 0.0))
