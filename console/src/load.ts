@@ -12,8 +12,19 @@ export interface Loaded<T> {
 }
 
 const SOON_MS = 400;
+const AFTER_FAILURE_MS = 2_000;
+/** A request that hangs would keep a view from ever asking again. */
+const LATE_MS = 60_000;
 
-/** Asks when `deps` change, every `everyMs` (0: never) while the tab is seen, and on `again()`. Old answers stay meanwhile. */
+/** True if the same request may succeed later: the gateway was not reached, restarts, or has too much to do. */
+function passes(failure: unknown): boolean {
+  return !(failure instanceof ApiError) || failure.status >= 500 || failure.status === 429;
+}
+
+/**
+ * Asks when `deps` change, every `everyMs` (0: never) while the tab is seen, on `again()`, and soon after a failure that may pass.
+ * Old answers stay meanwhile.
+ */
 export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], everyMs = 0): Loaded<T> {
   const value = useSignal<T | null>(null);
   const error = useSignal<string | null>(null);
@@ -26,13 +37,17 @@ export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: rea
     const run = async () => {
       if (busy) return void (wanted = true);
       busy = true;
+      const late = new AbortController();
+      const limit = setTimeout(() => late.abort(new Error(`The gateway has not answered for ${LATE_MS / 1000} s.`)), LATE_MS);
       try {
-        value.value = await ask(gone.signal);
+        value.value = await ask(AbortSignal.any([gone.signal, late.signal]));
         error.value = null;
       } catch (failure) {
         if (gone.signal.aborted) return;
         if (!(failure instanceof ApiError && failure.status === 401)) error.value = said(failure);
+        if (!everyMs && passes(failure)) soon(AFTER_FAILURE_MS);
       } finally {
+        clearTimeout(limit);
         busy = false;
       }
       if (wanted) {
@@ -40,13 +55,14 @@ export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: rea
         again.current();
       }
     };
-    again.current = () => {
+    const soon = (ms: number) => {
       if (!timer && !gone.signal.aborted)
         timer = window.setTimeout(() => {
           timer = 0;
           void run();
-        }, SOON_MS);
+        }, ms);
     };
+    again.current = () => soon(SOON_MS);
     void run();
     const clock = everyMs ? window.setInterval(() => document.hidden || void run(), everyMs) : 0;
     return () => {

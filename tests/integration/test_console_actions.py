@@ -32,6 +32,7 @@ async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
         (call,) = (await gateway.http.get("/admin/v1/calls")).json()["calls"]
         (other,) = [slot.name for slot in slots(gateway) if slot.name != call["engine"]]
         await shown.show("engines", "Engines and nodes")
+        await expect(page.get_by_role("main")).to_contain_text("1 call in the gateway")
         await page.get_by_text("1 call in the gateway").click()
         await page.get_by_role("button", name=f"Move {call['call_id']}").click()
         await expect(dialog).to_contain_text("goes on elsewhere from its last token")
