@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -104,6 +105,33 @@ async def test_the_keyboard_alone_reaches_every_view_and_an_episode(url: str, ru
         await page.keyboard.type(run.trained[0])
         await page.keyboard.press("Enter")
         await expect(page.get_by_text("1 episode matches", exact=True)).to_be_visible()
+
+
+async def test_a_part_of_the_time_is_chosen_by_dragging(url: str) -> None:
+    async with tab(url) as shown:
+        page = shown.page
+        await shown.show("episodes", "Episodes")
+        box = page.get_by_role("region", name="Episodes over time").locator(".histogram-box")
+        await box.hover(position={"x": 300, "y": 20})
+        await page.mouse.down()
+        await box.hover(position={"x": 600, "y": 20})
+        await page.mouse.up()
+        await expect(page).to_have_url(re.compile("since=[0-9.]+&until=[0-9.]+"))
+        await page.get_by_role("button", name="All times").click()
+        await expect(page).not_to_have_url(re.compile("since="))
+
+
+async def test_a_record_is_copied_as_a_command_and_as_json(url: str, run: Recorded) -> None:
+    async with tab(url) as shown:
+        page = shown.page
+        await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        await shown.show(f"episodes/{run.trained[3]}", run.trained[3])
+        for button, begins in (("Copy as curl", "curl "), ("Copy as JSON", "{")):
+            await page.get_by_role("button", name=button).click()
+            await page.wait_for_function(
+                "begins => navigator.clipboard.readText().then(text => text.startsWith(begins))", arg=begins
+            )
+        assert run.trained[3] in await page.evaluate("navigator.clipboard.readText()")
 
 
 async def test_a_live_view_follows_what_happens(tiny_model: Path, tmp_path: Path) -> None:
