@@ -181,4 +181,5 @@ def test_service(tmp_path: Path) -> None:
     assert set(report["recovery_s"]) == {"gateway", "coordinator", "engine", "redis", "postgresql"}
     assert all(len(values) == 1 for values in report["recovery_s"].values())
     assert set(report["cost_of_durability_percent"]) == {"sqlite", "postgresql"}
-    assert report["workers_2_ratio"] > 0
+    ratio = report["workers_2_ratio"]
+    assert ratio is None or ratio > 0, "none where no request ended within half a second"
