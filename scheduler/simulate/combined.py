@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
@@ -52,11 +52,9 @@ class Knobs:
     migrate: bool = True
     moves: int = 8
     """The most calls that move in a second, for each engine."""
-    tails: bool = False
     lend: bool = True
     lead: float = 1.0
     """`[lending] lead`."""
-    mode: Literal["abort", "keep"] = "abort"
     share: float = 0.0
     """The share of GPUs that train and are lent; 0 for the scenario's."""
 
@@ -118,8 +116,6 @@ class Combined:
             "rule": "gain",
             "mu": knobs.mu,
             "urgency": knobs.urgency,
-            "tails": knobs.tails,
-            "slots": engine.slots,
             "engine": asdict(engine.model),
             "sync": {
                 "running_below": knobs.running_below,
@@ -132,7 +128,7 @@ class Combined:
             },
         }
         model = {
-            "update": {"order": "pull", "mode": knobs.mode},
+            "update": {"order": "pull", "mode": "abort"},
             "placement": placement,
             "ledger": {"rule": "staleflow"},
         }
@@ -299,7 +295,7 @@ class Combined:
             case "hold":
                 self._hosting.inject(self._placement.closed, Closed(do.engine))
             case "load":
-                world.sync(host, transfers.pull_s, keep=self._knobs.mode == "keep")
+                world.sync(host, transfers.pull_s, keep=False)
             case "open":
                 self._hosting.inject(self._placement.opened, Opened(do.engine, do.version))
             # An engine that is stopped during its launch is launched again, as if it woke

@@ -26,7 +26,7 @@ SHAPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "knobs",
-    [Knobs(), Knobs(lend=False), Knobs(mode="keep", lead=0.0, tails=True), Knobs(mu=0.6, migrate=False)],
+    [Knobs(), Knobs(lend=False), Knobs(lead=0.0), Knobs(mu=0.6, migrate=False)],
 )
 def test_the_bound_holds_no_token_is_lost_and_the_program_knows_what_is_so(
     eta: int, shape: dict[str, Any], knobs: Knobs
