@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { rangeOf } from "../src/parts/chart";
 import { infrastructure, ratio } from "../src/run/plots";
 import { grown, joined, smoothed, type Steps } from "../src/run/steps";
 
@@ -36,4 +37,12 @@ test("a share of failures is split by its reasons, and without reasons it is not
 
 test("a rate is not known where its time is not", () => {
   expect(ratio("trained_tokens", "seconds/total")(STEPS)).toEqual([50, null]);
+});
+
+test("a share that is 0 all the time is shown between 0 and 100 %, and others with some room", () => {
+  expect(rangeOf(0, 0)).toEqual([0, 1]);
+  const [low, high] = rangeOf(0.2, 0.6);
+  expect(low!).toBeLessThan(0.2);
+  expect(high!).toBeGreaterThan(0.6);
+  expect(rangeOf(null, null)).toEqual([null, null]);
 });

@@ -119,17 +119,22 @@ def _node_head(node: dict[str, Any]) -> str:
 
 
 def show_staleness(shown: dict[str, Any]) -> None:
-    """Prints a model's ledger: a row per batch, and below the table the waiting groups and recent losses."""
+    """Prints a model's ledger: a row per batch up to the last one used; below it the waiting groups and recent losses."""
     console = Console()
     head = "model {model}, rule {rule}, eta {eta}, batches of {batch}: version {version}, next to train is batch {consumed}"
     table = Table(title=escape(head.format(**shown)), title_justify="left")
     for name in ("batch", "state", "occupied", "reserved", "groups"):
         table.add_column(name, justify="right" if name in ("batch", "occupied", "reserved") else "left")
-    for row in shown["buffers"]:
+    rows = shown["buffers"]
+    used = [i for i, row in enumerate(rows) if row["occupied"] or row["reserved"] or row["leased"]]
+    end = used[-1] + 1 if used else 1
+    for row in rows[:end]:
         groups = "\n".join(_group(group) for group in row["groups"])
         state = row["state"] + (", leased" if row["leased"] else "")
         table.add_row(str(row["buffer"]), state, str(row["occupied"]), str(row["reserved"]), escape(groups))
     console.print(table)
+    if rows[end:]:
+        console.print(f"all batches from {rows[end]['buffer']} to {rows[-1]['buffer']} are empty")
     if lease := shown["lease"]:
         consumer, left = escape(lease["consumer"]), lease["left_s"]
         until = f"{left:.0f} s left" if left > 0 else "over"

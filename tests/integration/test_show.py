@@ -46,6 +46,8 @@ async def test_the_tables_are_printed_from_a_running_gateway(gateway: RunningGat
         rewarded, headers = await gateway.open("[a]", group_id="[a]", group_size=2)
         assert (await gateway.chat(headers, max_tokens=5)).status_code == 200
         await gateway.admin.reward(rewarded, 1.0)
+    shown = await gateway_command("staleness", "--gateway", gateway.url)
+    assert "all batches from 1 to 1 are empty" in shown.output
     episode, _ = await gateway.open("b", group_id="b", group_size=2)
     shown = await gateway_command("staleness", "--gateway", gateway.url)
     assert shown.exit_code == 0, shown.output

@@ -102,6 +102,12 @@ function drawn(props: ChartProps): uPlot.Plugin {
 /** Steps and versions are whole numbers. */
 const WHOLE = [1, 2, 5].flatMap((one) => Array.from({ length: 8 }, (_, power) => one * 10 ** power)).sort((a, b) => a - b);
 
+/** The range of y for values in this range. uPlot shows 0 to 100 where all are 0, which is 10,000 % of a share. */
+export function rangeOf(low: number | null, high: number | null): uPlot.Range.MinMax {
+  if (low === null || high === null) return [null, null];
+  return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
+}
+
 const plain = (value: number) => String(+value.toPrecision(6));
 
 function options(props: ChartProps, width: number): uPlot.Options {
@@ -117,7 +123,7 @@ function options(props: ChartProps, width: number): uPlot.Options {
       ...(props.sync ? { sync: { key: props.sync, setSeries: false } } : {}),
     },
     legend: { show: true, live: true },
-    scales: { x: { time: props.time ?? false }, y: props.log ? { distr: 3 } : {} },
+    scales: { x: { time: props.time ?? false }, y: props.log ? { distr: 3 } : { range: (_plot, low, high) => rangeOf(low, high) } },
     axes: [
       { ...axis, size: 24, gap: 3, ...(props.time ? {} : { incrs: WHOLE }) },
       { ...axis, size: 48, gap: 3, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
