@@ -31,6 +31,7 @@ from scheduler.program.events import Do, Step
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.2
+_SOON_S = 0.02
 _LEVELS: dict[str, Level] = {"level1": 1, "level2": 2}
 _REMEMBERED = 256
 _NO_NUMBERS = ("not JSON compliant", "JSON encodable")
@@ -266,11 +267,13 @@ class EngineSteps:
         await _engine(slot).pause()
 
     async def _settle(self, slot: Slot, _weights: Weights) -> None:
-        """Pauses again until no request is left: one that was on its way when the engine paused arrives later."""
+        """Pauses again until no request is left: one that was on its way when the engine paused arrives later, mostly soon."""
+        wait_s = _SOON_S
         while self.runs(slot)[0]:
-            await self._a_moment(slot)
+            await self._a_moment(slot, wait_s)
             if self.runs(slot)[0]:
                 await _engine(slot).pause()
+            wait_s = min(2 * wait_s, _AGAIN_S)
 
     async def _handback(self, slot: Slot, _weights: Weights) -> None:
         while self._movable(slot):
@@ -361,10 +364,10 @@ class EngineSteps:
         await _engine(slot).abort(slot.movable())
         await asked
 
-    async def _a_moment(self, slot: Slot) -> None:
+    async def _a_moment(self, slot: Slot, wait_s: float = _AGAIN_S) -> None:
         """Waits until a run ends, or long enough that a request on its way must have arrived."""
         try:
-            async with asyncio.timeout(_AGAIN_S):
+            async with asyncio.timeout(wait_s):
                 await slot.ended()
         except TimeoutError:
             return
