@@ -10,6 +10,7 @@ from typing import Any
 import openai
 
 from gateway.types import EpisodeOpened
+from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import LONG_S
 
@@ -55,3 +56,13 @@ def start_agents(gateway: RunningGateway, count: int) -> tuple[list[asyncio.Task
     tasks = [asyncio.create_task(agent(gateway, done, i), name=f"agent-{i}") for i in range(count)]
     gateway.agents += tasks
     return tasks, done
+
+
+async def start_held(
+    gateway: RunningGateway, count: int, tokens: int
+) -> tuple[list[asyncio.Task[Any]], asyncio.Event]:
+    """Starts agents, and waits until the reply of each is held in an engine after so many tokens."""
+    await hold_after(gateway, tokens)
+    agents, done = start_agents(gateway, count)
+    await arrived(gateway, count)
+    return agents, done

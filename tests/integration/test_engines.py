@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.fake import identity, next_token
-from tests.harness.agents import finished, start_agents
+from tests.harness.agents import finished, start_agents, start_held
 from tests.harness.barrier import arrived, hold_after, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines
 from tests.harness.records import STOP_TOKENS, check_everything, check_sampled_by_the_fake, nodes_of, path_to
@@ -73,9 +73,7 @@ async def test_calls_go_on_elsewhere_when_their_engine_is_killed(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 8)
-        await arrived(gateway, 8)
+        agents, done = await start_held(gateway, 8, 2)
         first, second = slots(gateway)
         assert (first.streams, second.streams) == (4, 4)
         pid = first.describe("demo")["pid"]
@@ -92,9 +90,7 @@ async def test_a_silent_engine_is_lost_and_its_calls_go_on(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 6)
-        await arrived(gateway, 6)
+        agents, done = await start_held(gateway, 6, 2)
         first, second = slots(gateway)
         assert (first.streams, second.streams) == (3, 3)
         first.last_token_at -= 3600.0
@@ -138,9 +134,7 @@ async def test_an_engine_can_be_added_and_removed_under_load(
     values = two_engines(tiny_model, tmp_path, engine={"count": 1})
     async with run_gateway(values, in_process=False) as gateway:
         (first,) = slots(gateway)
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 8)
-        await arrived(gateway, 8)
+        agents, done = await start_held(gateway, 8, 2)
         added = await gateway.http.post("/admin/v1/engines?wait=20", json={"name": "extra"})
         assert (added.status_code, added.json()["state"], added.json()["version"]) == (200, "open", 0)
         extra = gateway.model.pool.slots["extra"]
@@ -378,9 +372,7 @@ async def test_a_recorded_run_is_replayed_bit_for_bit(
     values = two_engines(tiny_model, tmp_path)
     async with run_gateway(values, in_process=False) as gateway:
         first, second = slots(gateway)
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 4)
-        await arrived(gateway, 4)
+        agents, done = await start_held(gateway, 4, 2)
         await gateway.admin.publish(1, str(versions[1]), wait_s=60)
         await arrived(gateway, 4)
         os.killpg(first.describe("demo")["pid"], signal.SIGKILL)

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.harness.agents import finished, start_agents
+from tests.harness.agents import finished, start_held
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.clusters import run_cluster
 from tests.harness.gateways import run_gateway, slots, two_engines
@@ -21,9 +21,7 @@ async def test_calls_of_a_paused_engine_go_on_elsewhere_and_versions_pass_it_by(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 8)
-        await arrived(gateway, 8)
+        agents, done = await start_held(gateway, 8, 2)
         first, second = slots(gateway)
         paused = await gateway.admin.pause_engine(first.name, LONG_S)
         assert (paused["state"], paused["paused"], paused["streams"]) == ("asleep", True, 0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.agents import finished, start_agents
-from tests.harness.barrier import arrived, hold_after, release
+from tests.harness.agents import finished, start_agents, start_held
+from tests.harness.barrier import arrived, release
 from tests.harness.gateways import RunningGateway, run_gateway, slots, two_engines
 from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
 from tests.harness.waiting import until
@@ -56,9 +56,7 @@ async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sam
     routing = {"rule": rule, "running_below": 1, "mu": 0.0}
     values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 6)
-        await arrived(gateway, 6)
+        agents, done = await start_held(gateway, 6, 2)
         new, old = await one_pulls(gateway, versions[1])
         for i in range(4):
             episode, headers = await gateway.open(f"young-{i}", mode="eval")
@@ -82,9 +80,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         *(tiny_model, tmp_path), update=update, routing={"running_below": 1}, engine={"max_restarts": 0}
     )
     async with run_gateway(values, in_process=False) as gateway:
-        await hold_after(gateway, 2)
-        agents, done = start_agents(gateway, 4)
-        await arrived(gateway, 4)
+        agents, done = await start_held(gateway, 4, 2)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
         gateway.services.leader.host.report_lost("demo", new.name, "a test says so")
