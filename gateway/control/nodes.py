@@ -186,12 +186,12 @@ class Nodes:
             self._tell(self._host.program.lending.filling, self._filling(model))
 
     def _filling(self, model: str) -> Filling:
-        running = self._calls(model, self._host.models[model].pool)
+        pool = self._host.models[model].pool
+        running = self._calls(model, pool)
         if (ledger := self._ledgers.get(model)) is None:
             return Filling(model, 0, 0, 0, running)
-        longest_s: Callable[[int], float] = self._host.program.placements[model].longest_s
-        if running > len(self._host.models[model].pool.calls):
-            longest_s = _nobody_knows  # calls of other processes are not seen here
+        elsewhere = running > len(pool.calls)  # calls of other processes, whose lengths are not seen here
+        longest_s = None if elsewhere else self._host.program.placements[model].longest_s
         return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained, longest_s)
 
     def _calls(self, model: str, pool: EnginePool) -> int:
@@ -235,7 +235,3 @@ class Nodes:
             "engines": [slot.name for _, slot in self.engines(node.name)],
             "seconds": {role: round(s, 3) for role, s in node.spent().items()},
         }
-
-
-def _nobody_knows(_version: int) -> float:
-    return 0.0

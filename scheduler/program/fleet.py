@@ -218,11 +218,11 @@ class Fleet(Reactor):
         slept = self._unwanted(engine)
         (refused.discard if wanted.awake else refused.add)(engine)
         sleeps = self._unwanted(engine)
-        if slept and not sleeps and life is not None and life.phase == "asleep":
+        if life is None or sleeps is slept:
+            return
+        if not sleeps and life.phase == "asleep":
             self._rouse(now, engine, wanted.reason)
-        elif (
-            sleeps and not slept and life is not None and life.phase not in ("draining", "ending", "falling")
-        ):
+        elif sleeps and life.phase not in ("draining", "ending", "falling"):
             self._unwant(now, engine, life, wanted.reason)
 
     def _unwanted(self, engine: str) -> bool:

@@ -92,10 +92,10 @@ class Filling:
         running: int,
         leased: int = -1,
         trained: int = -1,
-        longest_s: Callable[[int], float] = lambda _version: 0.0,
+        longest_s: Callable[[int], float] | None = None,
     ) -> Self:
         """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
-        seconds until the last call of a V, or of an older one, is over."""
+        seconds until the last call of a V, or of an older one, is over; None: nobody can say."""
         buffer = rule.next_buffer
         last = -1 if rule.max_age is None else buffer - rule.max_age
         due = sum(g.state == "reserved" and g.version <= last for g in rule.groups()) if last >= 0 else 0
@@ -103,7 +103,7 @@ class Filling:
         groups = occupied.get(buffer, 0)
         size = groups if rule.complete(buffer) else rule.settings.batch
         ahead = occupied.get(buffer + 1, 0)
-        wait_s = longest_s(last) if due else 0.0
+        wait_s = longest_s(last) if due and longest_s is not None else 0.0
         return cls(model, buffer, groups, size, running, ahead, leased, trained, due, wait_s)
 
 
