@@ -75,7 +75,7 @@ class Reading:
         ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         self._seen = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         self.logits = self._read(ids, lengths - 1)
-        """Of each row's next token, shape (rows, vocabulary), float32."""
+        """Logits of each row's next token, shape (rows, vocabulary), float32."""
 
     def go_on(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keeps these rows, and reads one more token of each."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 UNDER, TRIGGER, STOP, MU = 2, 2.0, 1.2, 0.1
 UNDER_RATE = UNDER_CACHE = 0.1
 Trigger = Literal["running", "throughput", "cache", "queue"]
-"""What tells that an engine is under-used."""
+"""The sign by which an engine counts as under-used (the module's docstring has all four)."""
 
 
 class StaleFlow(Plain):

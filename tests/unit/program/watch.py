@@ -61,7 +61,7 @@ class _Engine:
     removed: int | None = None
     lost: int = -1
     refused: set[str] = field(default_factory=set)
-    """Who says that it shall sleep: its node, or a person."""
+    """The sides that want it asleep: `node` and `person`; it may be awake once neither does."""
     told: int = -1
     """When that was said, or taken back, last."""
     sleeps: bool = False
