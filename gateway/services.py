@@ -195,6 +195,8 @@ async def joined(
         Election(plane.database, settings.cluster, name, member.url), follower, plane.bus, wait_s
     )
     services = Services.of(plane, follower, membership)
+    for recorder in recorders:
+        recorder.alone = services.alone
     membership.start(partial(_lead, services, membership, follower), lost)
     report = partial(_report_stalls, services, follower)
     stalls = asyncio.create_task(tend(report, TEND_EVERY_S), name="tend-stalls")

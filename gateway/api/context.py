@@ -94,6 +94,10 @@ class Services(DataPlane):
         """Resolves keys to callers."""
         return self.role.callers
 
+    async def alone(self, episode_id: str) -> bool:
+        """True if no other process serves an episode that this one serves. False if that is not known."""
+        return await (self.hub if isinstance(self.role, Leader) else self.role).alone(episode_id)
+
     @property
     def host(self) -> ControlHost:
         """The control program. Raises Unavailable if it is elsewhere."""

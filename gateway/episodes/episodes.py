@@ -26,7 +26,7 @@ from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Una
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_hash
-from gateway.rollout.peers import Peers
+from gateway.rollout.peers import NoPeers, Peers
 from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
@@ -57,6 +57,7 @@ class Episodes:
         self._ledgers = ledgers
         self._recorders = recorders
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
+        self._peers = peers or NoPeers()
         self._closing = Closing(database, ledgers, recorders, grading, peers, settings.rewards)
         self._deadlines = GroupDeadlines(settings, ledgers)
         self._quota = EpisodeQuota(settings)
@@ -137,6 +138,7 @@ class Episodes:
         live = OpenEpisode(*place, now, now, row["key_hash"], agent=request.agent, opening=request.opening)
         live.version, live.sampling = row["version"], request.sampling
         self._live[live.id] = self._by_key[live.key_hash] = live
+        self._peers.open_episode(live.id)
         for recorder in self._recorders:
             recorder.begin(live.id)
         if given_up:

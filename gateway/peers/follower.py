@@ -67,6 +67,8 @@ class Follower:
         self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
         """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
         """
+        self._alone: set[str] = set()
+        """Episodes that no other process serves, as the coordinator says."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[OpenEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -103,12 +105,17 @@ class Follower:
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
+    async def alone(self, episode_id: str) -> bool:
+        """True if no other process serves an episode that this one serves."""
+        return episode_id in self._alone
+
     def retire(self) -> list[OpenEpisode]:
         """Ends following, because this process is the coordinator now; returns the episodes that are known here.
 
         Leaves the engines alone: the leader's parts own them now, and they may be open already.
         """
         self._retired = True
+        self._alone.clear()
         self.linked.set()  # everybody who waits for an answer gets the error
         known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
         return known
@@ -144,7 +151,13 @@ class Follower:
 
     async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox = asyncio.Queue()
-        hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
+        hello = {
+            "hello": True,
+            "name": self._name,
+            "url": self._url,
+            "shares": True,
+            "episodes": list(self.episodes),
+        }
         await wire.send_str(pack({**hello, **self._report()}))
         speaker = asyncio.create_task(self._speak(wire), name="link-speaks")
         reporter = asyncio.create_task(self._report_forever(), name="link-reports")
@@ -190,6 +203,7 @@ class Follower:
     def _unlink(self) -> None:
         """Holds engines and output, and drops episodes without calls, until the next link says what is allowed."""
         self.linked.clear()
+        self._alone.clear()
         for pool in self._pools.values():
             pool.hold(_NO_LINK)
             for slot in pool.slots.values():
@@ -210,6 +224,9 @@ class Follower:
             self._welcome(message)
         elif "answer" in message:
             self._answered(message)
+        elif message["do"] == "share":
+            self._alone.discard(message["episode"])
+            self._done(message, self._outbox)
         elif message["do"] == "end":
             self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
         elif message["do"] == "give_back":
@@ -269,6 +286,8 @@ class Follower:
             )
         self.episodes[live.id] = live
         live.seen_at = now
+        if message.get("alone"):  # a coordinator of an older build does not know
+            self._alone.add(live.id)
         if answer is not None and not answer.done():
             answer.set_result(live)
 
@@ -320,6 +339,7 @@ class Follower:
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return
+        self._alone.discard(episode_id)
         live = self.episodes.pop(episode_id, None)
         if live is None:
             return

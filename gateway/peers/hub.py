@@ -25,10 +25,14 @@ from gateway.peers.messages import (
     slot_to_json,
     unpack,
 )
+from gateway.peers.serving import Serving
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 
 log = logging.getLogger(__name__)
+
+_THIS = "this process"
+"""In place of a follower's name."""
 
 
 class Wire(Protocol):
@@ -46,9 +50,11 @@ class Wire(Protocol):
 class _Link:
     """One follower."""
 
-    def __init__(self, name: str, url: str) -> None:
+    def __init__(self, name: str, url: str, *, shares: bool) -> None:
+        """`shares`: it can be told that it serves an episode alone no more; an older build cannot."""
         self.name = name
         self.url = url
+        self.shares = shares
         self.runs: dict[str, Runs] = {}
         """The runs in its engines, by model."""
         self.waiting: dict[str, int] = {}
@@ -107,6 +113,9 @@ class Hub:
         self._apis = apis
         self._ask_s = ask_s
         self._links: dict[str, _Link] = {}
+        self._serving = Serving()
+        self._sharing: dict[str, asyncio.Future[None]] = {}
+        """Done once the process that served an episode alone knows that it is alone no more."""
         self._leaving = False
 
     def lead(self, fence: int) -> None:
@@ -132,8 +141,16 @@ class Hub:
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
         return self._ask_all("forget", {"model": model, "name": name})
 
+    def open_episode(self, episode_id: str) -> None:
+        self._serving.opened(episode_id)
+
+    async def alone(self, episode_id: str) -> bool:
+        """True if no follower serves an episode that this process serves."""
+        return await self._join(episode_id, _THIS)
+
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
         """Ends an episode's calls everywhere. Asks only processes that may have some."""
+        self._serving.ended(episode_id)
         links = [link for link in self._links.values() if episode_id in link.episodes]
         for link in links:
             link.episodes.discard(episode_id)
@@ -158,7 +175,7 @@ class Hub:
     async def serve(self, wire: Wire) -> None:
         """A follower's link, to its end."""
         hello = unpack(await wire.receive_text())
-        link = _Link(hello["name"], hello["url"])
+        link = _Link(hello["name"], hello["url"], shares=hello.get("shares", False))
         self._report(link, hello)
         link.episodes.update(hello["episodes"])
         before, self._links[link.name] = self._links.get(link.name), link
@@ -241,7 +258,20 @@ class Hub:
             link.outbox.put_nowait({"answer": message["ask"], **error_to_json(error)})
             return
         link.episodes.add(live.id)
-        link.outbox.put_nowait({"answer": message["ask"], "episode": episode_to_json(live)})
+        alone = await self._join(live.id, link.name) and link.shares
+        link.outbox.put_nowait({"answer": message["ask"], "episode": episode_to_json(live), "alone": alone})
+
+    async def _join(self, episode_id: str, process: str) -> bool:
+        """True if a process that serves an episode is alone; otherwise every other one knows that it is not."""
+        alone, before = self._serving.join(episode_id, process)
+        link = self._links.get(before)
+        if link is not None and link.shares:
+            told = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
+            told.add_done_callback(lambda _: self._sharing.pop(episode_id))
+            self._sharing[episode_id] = told
+        if underway := self._sharing.get(episode_id):
+            await asyncio.shield(underway)
+        return alone
 
     def _slot(self, model: str, slot: Slot) -> Message:
         return slot_to_json(model, slot, self._apis[model])

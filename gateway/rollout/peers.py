@@ -32,6 +32,10 @@ class Peers(Protocol):
         """Announces that an engine was removed."""
         ...
 
+    def open_episode(self, episode_id: str) -> None:
+        """Says that an episode was opened, which no process has served."""
+        ...
+
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
         """Stops an episode's calls and records what they sampled."""
         ...
@@ -67,6 +71,9 @@ class NoPeers:
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
         return _Done()
+
+    def open_episode(self, episode_id: str) -> None:
+        pass
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
         return _Done()

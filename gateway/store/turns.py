@@ -38,15 +38,23 @@ _OPEN_TO = (
     .scalar_subquery()
 )
 _INSERT_CALL = insert(cast(Table, CallRow.__table__)).values(open_to=_OPEN_TO)
-_ELSEWHERE = union_all(
-    select(literal("recorded_elsewhere").label("code"), literal(0.0).label("age_s")).where(
-        CallRow.id == bindparam("of_call"), CallRow.episode_id == bindparam("of_episode")
+_ANSWERED = union_all(
+    select(
+        CallRow.episode_id,
+        literal("").label("name"),
+        CallRow.id.label("call_id"),
+        literal(0.0).label("age_s"),
+    ).where(CallRow.id.in_(bindparam("calls", expanding=True))),
+    select(RetryRow.episode_id, RetryRow.name, RetryRow.call_id, NOW - RetryRow.at).where(
+        RetryRow.episode_id.in_(bindparam("episodes", expanding=True)),
+        RetryRow.name.in_(bindparam("names", expanding=True)),
     ),
-    select(literal("asked_again"), NOW - RetryRow.at).where(
-        RetryRow.episode_id == bindparam("of_episode"),
-        RetryRow.name == bindparam("of_name"),
-        RetryRow.call_id != bindparam("of_call"),
-    ),
+)
+"""The calls that are recorded already, and those that retries of some requests have begun anew."""
+_LOCKED = (
+    select(EpisodeRow.id, EpisodeRow.state)
+    .where(EpisodeRow.id.in_(bindparam("episodes", expanding=True)))
+    .with_for_update(read=True)
 )
 NAME = 32
 """A request key begins with so many characters that a request has in common with its retries."""
@@ -62,43 +70,46 @@ class SampledTurn:
     flags: UInt8Array
 
 
-def insert_turn(
-    connection: Connection, nodes: Sequence[Node], call: dict[str, Any], *, arrived: float | None = None
-) -> None:
-    """Stores a turn: its nodes and its call, in the transaction that makes the reply true.
+Turn = tuple[Sequence[Node], dict[str, Any]]
+"""The nodes of a turn, and the row of its call."""
 
-    `arrived`: the moment at which the call came to this process, by its monotonic clock; None: no other process writes to the
-    episode. Otherwise keeps the episode from being closed before this transaction has ended, and raises Conflict if the call is
-    recorded already (`recorded_elsewhere`), if the episode is closed (`episode_closed`), or if a retry of the call's request was
-    begun anew since (`asked_again`). An abandoned call answers nobody, so it is recorded in spite of that.
+
+def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, float]]) -> None:
+    """Stores turns of episodes that other processes may write to, each with the moment at which its call came to this process, by
+    its monotonic clock.
+
+    Keeps the episodes from being closed before this transaction has ended. Raises IntegrityError if another process has nodes in
+    these places, and Conflict if a call is recorded already (`recorded_elsewhere`), if its episode is closed (`episode_closed`),
+    or if a retry of its request was begun anew since (`asked_again`). An abandoned call answers nobody, so it is recorded all the
+    same. Compares ages, because the clocks of hosts differ: the retry's by the database's clock, the call's by this process's.
+    The retry's is measured first and may only be too low by then, so in doubt the call is refused.
     """
-    if arrived is not None:
-        _guard(connection, call, arrived)
-    insert_turns(connection, [(nodes, call)])
+    calls = [call for (_, call), _ in turns]
+    asked = {"episodes": sorted({call["episode_id"] for call in calls})}
+    states = {
+        row.id: row.state for row in connection.execute(_LOCKED, asked)
+    }  # whoever changes the answer locks it first
+    asked |= {"calls": [call["id"] for call in calls], "names": sorted({_answers_to(call) for call in calls})}
+    found: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    for row in connection.execute(_ANSWERED, asked):
+        found.setdefault((row.episode_id, row.name), []).append((row.call_id, row.age_s))
+    now = time.monotonic()
+    for (_, call), arrived in turns:
+        episode_id, call_id = call["episode_id"], call["id"]
+        if any(recorded == call_id for recorded, _ in found.get((episode_id, ""), ())):
+            message = f"the call {call_id} was recorded by another gateway process"
+            raise Conflict(message, code="recorded_elsewhere")
+        if states.get(episode_id) == "closed":
+            raise Conflict(f"episode {episode_id} is closed", code="episode_closed")
+        anew = found.get((episode_id, _answers_to(call) or call_id), ())
+        if any(other != call_id and age_s <= now - arrived + RESOLUTION_S for other, age_s in anew):
+            raise Conflict(f"another call answers the request of {call_id}", code="asked_again")
+    insert_turns(connection, [turn for turn, _ in turns])
 
 
-def _guard(connection: Connection, call: dict[str, Any], arrived: float) -> None:
-    """Raises Conflict if the turn may not be recorded. Whoever changes the answer locks the row of the episode first.
-
-    Compares ages, because the clocks of hosts differ: the retry's by the database's clock, the call's by this process's. The
-    retry's is measured first and may only be too low by then, so in doubt the call is refused.
-    """
-    episode_id, call_id = call["episode_id"], call["id"]
-    state = connection.scalar(
-        select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update(read=True)
-    )
-    name = "" if call["finish_reason"] == "abandoned" else call["request_key"][:NAME]
-    told = {"of_episode": episode_id, "of_call": call_id, "of_name": name}
-    found = connection.execute(_ELSEWHERE, told).all()
-    call_age_s = time.monotonic() - arrived
-    codes = {code for code, age_s in found if age_s <= call_age_s + RESOLUTION_S}
-    if "recorded_elsewhere" in codes:
-        message = f"the call {call_id} was recorded by another gateway process"
-        raise Conflict(message, code="recorded_elsewhere")
-    if state == "closed":
-        raise Conflict(f"episode {episode_id} is closed", code="episode_closed")
-    if codes:
-        raise Conflict(f"another call answers the request of {call_id}", code="asked_again")
+def _answers_to(call: dict[str, Any]) -> str:
+    """The name of the request that a call answers; empty if it answers nobody."""
+    return "" if call["finish_reason"] == "abandoned" else str(call["request_key"][:NAME])
 
 
 def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
@@ -115,8 +126,8 @@ def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str)
     return True
 
 
-def insert_turns(connection: Connection, turns: Sequence[tuple[Sequence[Node], dict[str, Any]]]) -> None:
-    """Stores turns, each (nodes, call), of episodes that nobody else writes to."""
+def insert_turns(connection: Connection, turns: Sequence[Turn]) -> None:
+    """Stores turns of episodes that nobody else writes to, in the transaction that makes their replies true."""
     connection.execute(
         _INSERT_NODE,
         [

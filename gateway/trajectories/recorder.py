@@ -7,7 +7,7 @@ the store without an await in between, so the tree's order is the store's order;
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from gateway.render.offload import offload
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.switches import NONE, Switches
 from gateway.store import turns
-from gateway.store.commits import Rows, Write
+from gateway.store.commits import Rows
 from gateway.store.database import Database
 from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
 from gateway.trajectories.tree import START, Place, TokenTree
@@ -139,6 +139,8 @@ class Recorder:
         self, database: Database, renderer: ChatRenderer, model: str, *, shared: bool = False
     ) -> None:
         """`shared`: other processes record turns of the same episodes."""
+        self.alone: Callable[[str], Awaitable[bool]] = _unknown
+        """True if no other process serves an episode. Asked before its tree is read, so that no later turn is missed."""
         self._shared = shared
         self._database = database
         self._renderer = renderer
@@ -189,8 +191,8 @@ class Recorder:
         Raises Conflict if another process has recorded the call (`recorded_elsewhere`) or answers its request (`asked_again`), or
         if the episode's run is over.
         """
-        for _ in range(_TRIES):
-            lineage = await self._lineage(episode_id)
+        for tries in range(_TRIES):
+            lineage = await self._lineage(episode_id, fresh=tries > 0)
             try:
                 return await self._commit(lineage, episode_id, prompt, turn, details, reply)
             except _TreeChanged:
@@ -217,9 +219,9 @@ class Recorder:
             digest = prompt.chain.followed_by(reply)
             lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
-        write: Write = Rows(turns.insert_turns, (nodes, row))
+        write = Rows(turns.insert_turns, (nodes, row))
         if self._shared:
-            write = partial(_insert, lineage, nodes, row, details.arrived)
+            write = Rows(_insert, (lineage, ((nodes, row), details.arrived)))
         lineage.pending += 1
         try:
             await self._database.submit(write)
@@ -237,12 +239,12 @@ class Recorder:
         if self._lineages.get(episode_id) is lineage:
             del self._lineages[episode_id]
 
-    async def _lineage(self, episode_id: str) -> _EpisodeTree:
-        """The episode's tree, with what other processes have added to it."""
+    async def _lineage(self, episode_id: str, *, fresh: bool = True) -> _EpisodeTree:
+        """The episode's tree; a fresh one has what other processes have added to it."""
+        known = not (fresh and self._shared) or await self.alone(episode_id)
         while lineage := self._lineages.get(episode_id):
-            if not self._shared:
-                return lineage
-            await self._refresh(episode_id, lineage)
+            if not known:
+                await self._refresh(episode_id, lineage)
             if self._lineages.get(episode_id) is lineage:
                 return lineage
         nodes, calls = await self._database.read(
@@ -327,21 +329,27 @@ def _array(ids: Sequence[int]) -> Int32Array:
     return np.concatenate(parts) if parts else _EMPTY_IDS
 
 
+async def _unknown(_episode_id: str) -> bool:
+    """The answer while nobody knows which processes serve an episode."""
+    return False
+
+
 class _TreeChanged(Exception):
     """Another process has put nodes where these were to be."""
 
 
-def _insert(
-    lineage: _EpisodeTree, nodes: Sequence[Node], row: dict[str, Any], arrived: float, connection: Connection
-) -> None:
-    """Stores a turn whose episode other processes may write to. Runs in the writer's thread, in the order of submission."""
-    if lineage.broken:
-        raise _TreeChanged
+def _insert(connection: Connection, made: Sequence[tuple[_EpisodeTree, tuple[turns.Turn, float]]]) -> None:
+    """Stores turns whose episodes other processes may write to. Runs in the writer's thread, in the order of submission.
+
+    If one of several fails, nothing is stored, and each is written alone (`Committer.commit`): that tells which tree is broken.
+    """
     try:
-        with connection.begin_nested():
-            turns.insert_turn(connection, nodes, row, arrived=arrived)
+        if any(lineage.broken for lineage, _ in made):
+            raise _TreeChanged
+        turns.insert_shared_turns(connection, [turn for _, turn in made])
     except Exception as error:
-        lineage.broken = True
+        if len(made) == 1:
+            made[0][0].broken = True
         if isinstance(error, IntegrityError):
             raise _TreeChanged from error
         raise

@@ -269,6 +269,56 @@ def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough() -> None:
         assert old.state == "open"
 
 
+def is_alone(machine: LinkMachine, process: Process, name: str) -> bool:
+    """True if a process takes it that it alone serves an episode."""
+    return bool(machine.c.loop.run(process.services.alone(name), 5.0))
+
+
+def test_a_process_serves_an_episode_alone_until_another_one_does() -> None:
+    with links("abort") as machine:
+        first, second = machine.alive()[1:3]
+        opened = machine.c.open_episode()
+        assert opened is not None
+        machine.c.loop.run(first.call(opened, 3, pinned=False), 5.0)
+        assert [is_alone(machine, process, opened.id) for process in (first, second)] == [True, False]
+        machine.c.loop.run(second.call(opened, 3, pinned=False), 5.0)
+        assert [is_alone(machine, process, opened.id) for process in (first, second)] == [False, False], (
+            "the first knows before the second begins"
+        )
+
+
+def test_a_follower_that_the_coordinator_joins_is_alone_no_more_and_neither_is_the_coordinator() -> None:
+    with links("abort") as machine:
+        follower = machine.alive()[1]
+        opened = machine.c.open_episode()
+        assert opened is not None
+        machine.c.loop.run(follower.call(opened, 3, pinned=False), 5.0)
+        (link,) = [link for link in machine.c.network.live() if link.follower == follower.name]
+        link.down.lag_s = 1.0
+        asking = [machine.alive()[0].spawn(machine.alive()[0].services.alone(opened.id)) for _ in range(2)]
+        machine.advance(0.5)
+        assert not any(task.done() for task in asking), "both wait until the follower knows"
+        machine.advance(3.0)
+        assert [task.result() for task in asking] == [False, False]
+        assert not is_alone(machine, follower, opened.id)
+
+
+def test_nobody_serves_an_episode_alone_that_an_earlier_coordinator_knew_or_without_a_link() -> None:
+    with links("abort") as machine:
+        follower = machine.alive()[1]
+        opened = machine.c.open_episode()
+        assert opened is not None
+        machine.c.loop.run(follower.call(opened, 3, pinned=False), 5.0)
+        hubs = alone(machine)
+        assert not is_alone(machine, follower, opened.id)
+        machine.c.network.hubs.update(hubs)
+        machine.the_coordinator_dies(0.0)
+        machine.another_follows()
+        for process in machine.alive():
+            machine.c.loop.run(process.call(opened, 3, pinned=False), 5.0)
+        assert not any(is_alone(machine, process, opened.id) for process in machine.alive())
+
+
 class Silent:
     """A follower that says who it is, and then nothing."""
 

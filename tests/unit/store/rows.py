@@ -48,7 +48,7 @@ def turn(call_id: str, index: int = 0, **values: Any) -> tuple[list[Node], dict[
 async def record(database: Database, *made: Any, ago_s: float = 60.0) -> None:
     """A turn whose call came so many seconds ago."""
     arrived = time.monotonic() - ago_s
-    await database.submit(lambda c: turns.insert_turn(c, *made, arrived=arrived))
+    await database.submit(lambda c: turns.insert_shared_turns(c, [(made, arrived)]))
 
 
 MINE = StalenessSettings(batch=2, eta=1, min_members=1)

@@ -57,7 +57,7 @@ async def test_a_call_that_came_at_the_same_moment_is_refused(database: Database
     arrived = time.monotonic()
     assert await begin(database, "retry")
     with pytest.raises(Conflict):
-        await database.submit(lambda c: turns.insert_turn(c, *turn("first"), arrived=arrived))
+        await database.submit(lambda c: turns.insert_shared_turns(c, [(turn("first"), arrived)]))
 
 
 async def test_of_two_retries_the_newer_one_answers(database: Database) -> None:
@@ -92,7 +92,7 @@ async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did
     await one.submit(lambda c: episodes.insert_episode(c, episode("e")))
     arrived = time.monotonic()
     writes = {
-        "record": lambda c: turns.insert_turn(c, *turn("first"), arrived=arrived),
+        "record": lambda c: turns.insert_shared_turns(c, [(turn("first"), arrived)]),
         "retry": lambda c: turns.begin_anew(c, "e", NAME, "retry"),
     }
     late = writes["retry" if earlier == "record" else "record"]

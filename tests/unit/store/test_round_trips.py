@@ -120,7 +120,7 @@ def test_a_node_comes_back_as_it_was(
     )  # fmt: skip
     with engine.connect() as connection:
         episodes.insert_episode(connection, episode("e"))
-        turns.insert_turn(connection, [node], call("c", "e", finish_reason=finish))
+        turns.insert_turns(connection, [([node], call("c", "e", finish_reason=finish))])
         (bare,) = turns.nodes(connection, "m", ["e"])["e"]
         turns.set_reward(connection, "e", "c", -0.5)
         (found,) = turns.nodes(connection, "m", ["e"])["e"]
@@ -209,7 +209,7 @@ def test_what_is_new_in_a_tree(engine: Engine) -> None:
             node = Node(
                 index, index - 1, 0, True, empty, np.empty(0, np.float32), empty, np.empty(0, np.uint8), 1.0, "", f"c{index}"
             )  # fmt: skip
-            turns.insert_turn(connection, [node], call(f"c{index}", "e", node=index))
+            turns.insert_turns(connection, [([node], call(f"c{index}", "e", node=index))])
         turns.insert_exchange(
             connection,
             call("up", "e", node=-1),
@@ -231,7 +231,7 @@ async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the
     closing: list[Any] = []
 
     def record(connection: Any) -> None:
-        turns.insert_turn(connection, [node], call("c0", "e"), arrived=time.monotonic())
+        turns.insert_shared_turns(connection, [(([node], call("c0", "e")), time.monotonic())])
         if store_url.startswith("postgresql") and not closing:
             one._loop.call_soon_threadsafe(lambda: closing.append(close()))
             wait_for_a_lock(store_url)
@@ -243,8 +243,9 @@ async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the
     await one.submit(lambda c: episodes.insert_episode(c, episode("e")))
     await one.submit(record)
     await (closing[0] if closing else close())
+    again = (([node], call("c1", "e")), time.monotonic())
     with pytest.raises(Conflict, match="e is closed") as error:
-        await one.submit(lambda c: turns.insert_turn(c, [node], call("c1", "e"), arrived=time.monotonic()))
+        await one.submit(lambda c: turns.insert_shared_turns(c, [again]))
     assert error.value.code == "episode_closed"
     assert [row["id"] for row in await one.read(lambda c: turns.calls(c, "e"))] == ["c0"]
     assert await one.read(lambda c: statements.events(c, "m")) == []

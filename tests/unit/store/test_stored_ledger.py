@@ -320,4 +320,4 @@ async def _rewarded(database: Database, ledger: StoredLedger, name: str) -> None
 def _episode_of(connection: Any, values: dict[str, Any], nodes: list[Node]) -> None:
     episodes.insert_episode(connection, values)
     for node in nodes:
-        turns.insert_turn(connection, [node], call(node.call_id, values["id"], node=node.index))
+        turns.insert_turns(connection, [([node], call(node.call_id, values["id"], node=node.index))])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
+from unittest.mock import AsyncMock, patch
 
 import pytest
+from sqlalchemy import Connection
 
 from gateway.render.renderer import Message
 from gateway.sections import StoreSettings
@@ -14,6 +19,7 @@ from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Node, Sampling
+from tests.harness.waiting import until
 from tests.unit.store.rows import episode
 
 
@@ -48,14 +54,16 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-async def answer(recorder: Recorder, asked: list[Message], text: str, *ids: int) -> list[int]:
+async def answer(
+    recorder: Recorder, asked: list[Message], text: str, *ids: int, episode_id: str = "e"
+) -> list[int]:
     """Replies to a conversation with sampled ids, which mean `text`; returns the prompt's ids."""
-    prompt = await recorder.prepare("e", asked, [])
+    prompt = await recorder.prepare(episode_id, asked, [])
     turn = Turn(f"call-{ids[0]}")
     turn.begin_run(3)
     turn.append(list(ids), [-0.5] * len(ids))
     reply: Message = {"role": "assistant", "content": text}
-    await recorder.record("e", prompt, turn, TurnDetails("chat", False, {}, Sampling(), 0.0), reply)
+    await recorder.record(episode_id, prompt, turn, TurnDetails("chat", False, {}, Sampling(), 0.0), reply)
     asked.append(reply)
     return prompt.ids.tolist()
 
@@ -93,3 +101,55 @@ async def test_after_a_restart_a_model_goes_on_with_its_own_replies_alone(databa
     rendered = [ord(letter) for letter in "ayesb"]
     assert (await restarted.prepare("e", [*others, user("b")], [])).ids.tolist() == rendered
     assert (await restarted.prepare("e", [*mine, user("b")], [])).ids.tolist() == [ord("x"), 1001, ord("b")]
+
+
+async def test_a_process_that_serves_an_episode_alone_does_not_read_it_again(database: Database) -> None:
+    recorder = recorder_of(database)
+    recorder.alone = AsyncMock(return_value=True)
+    talk, ids = [user("a")], [ord("a")]
+    await answer(recorder, talk, "yes", 1001)
+    talk.append(user("b"))
+    with patch.object(database, "read", side_effect=AssertionError("it was read")):
+        assert await answer(recorder, talk, "yes", 1002) == [*ids, 1001, ord("b")]
+    recorder.alone = AsyncMock(return_value=False)
+    other = [*talk, user("c")]
+    await answer(recorder_of(database), other, "no", 1003)
+    expected = [ord("a"), 1001, ord("b"), 1002, ord("c"), 1003, ord("d")]
+    assert (await recorder.prepare("e", [*other, user("d")], [])).ids.tolist() == expected
+
+
+async def test_of_turns_in_one_statement_only_those_are_written_anew_that_another_process_was_faster_than(
+    database: Database,
+) -> None:
+    await database.submit(lambda c: episodes.insert_episode(c, episode("f")))
+    one, other = recorder_of(database), recorder_of(database)
+    talks = {"e": [user("a")], "f": [user("a")]}
+    for name, talk in talks.items():
+        await one.prepare(name, talk, [])
+    await answer(other, [user("z")], "no", 1000)
+    written, go_on = [], threading.Event()
+    insert = turns.insert_shared_turns
+
+    def counting(connection: Connection, made: Sequence[Any]) -> None:
+        written.append([call["episode_id"] for (_, call), _ in made])
+        insert(connection, made)
+
+    with patch.object(turns, "insert_shared_turns", counting):
+        held = database.put(lambda _: go_on.wait(30.0))
+        with patch.object(one, "_refresh", AsyncMock()):  # what was prepared is old by now
+            ids = itertools.count(2000)
+            recording = [
+                asyncio.create_task(answer(one, talk, "yes", next(ids), episode_id=name))
+                for name, talk in talks.items()
+                for _ in range(2)
+            ]
+            await until(lambda: database.pending == 5, "all four are to be written")
+            go_on.set()
+            await asyncio.gather(held, *recording)
+    assert written[0] == ["e", "e", "f", "f"]
+    assert sum(len(names) for names in written[1:]) >= 4
+    stored = await database.read(lambda c: turns.nodes(c, "m", ["e", "f"]))
+    for name, (first, *others) in {"e": (1000, 2000, 2001), "f": (None, 2002, 2003)}.items():
+        sampled = [node.ids.tolist() for node in stored[name] if node.sampled]
+        assert sorted(sampled) == [[token] for token in (first, *others) if token is not None]
+    assert len(await database.read(lambda c: turns.calls(c, "f"))) == 2
