@@ -15,7 +15,7 @@ from gateway.cli import app
 from gateway.client import Task
 from gateway.client.seats import Matches, Seat
 from tests.harness.gateways import RunningGateway, gateway_of
-from tests.harness.waiting import within
+from tests.harness.waiting import until, within
 
 PLAYS = """
 async def play(task, seats):
@@ -77,7 +77,10 @@ async def test_seats_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGat
     try:
         async with within("both seats wait"):
             await told.wait()
-        assert {found["episodes"] for found in matches.summary().values()} == {1}
+        await until(
+            lambda: {found["episodes"] for found in matches.summary().values()} == {1},
+            "the first task is over in both seats",
+        )
     finally:
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
