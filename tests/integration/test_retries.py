@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from gateway.api.generation import WHOLE_INTERVAL
 from gateway.engines.fake import create_fake_app
 from processes.ports import free_port
+from tests.harness.agents import sdk
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import STOP_TOKENS, check_sampled_by_the_fake, nodes_of
 from tests.harness.retries import RETRY, drop, lasting, send, stops, taken, turns_of
 from tests.harness.scripted import TOOL_CALL, TOOLS, USER, ScriptedEngine, scripted_gateway
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of, until
 
 
 async def check_one_turn(gateway: RunningGateway, episode: str, lost: int = 0) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def told(answer: httpx.Response) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def cutting_proxy(gateway: RunningGateway) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A TCP proxy before the gateway whose first connection breaks when the event is set."""
-    cut, connections = asyncio.Event(), 0
+async def cutting_proxy(gateway: RunningGateway) -> AsyncIterator[tuple[str, asyncio.Event, asyncio.Event]]:
+    """A TCP proxy before the gateway. The first connection breaks when the first event is set; others wait for the second."""
+    cut, again, connections = asyncio.Event(), asyncio.Event(), 0
 
     async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -66,6 +66,8 @@ async def cutting_proxy(gateway: RunningGateway) -> AsyncIterator[tuple[str, asy
         nonlocal connections
         connections += 1
         ends = [cut.wait()] if connections == 1 else []
+        if not ends:
+            await again.wait()
         there, back = await asyncio.open_connection("127.0.0.1", gateway.settings.server.port)
         tasks = [asyncio.ensure_future(work) for work in (pipe(reader, back), pipe(there, writer), *ends)]
         try:
@@ -78,7 +80,7 @@ async def cutting_proxy(gateway: RunningGateway) -> AsyncIterator[tuple[str, asy
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", cut
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", cut, again
     finally:
         server.close()
 
@@ -93,8 +95,8 @@ async def test_what_the_sdk_sends_again_after_a_broken_connection_is_one_call(
     opened = await gateway.admin.open_episode("task")
     body = {**lasting(gateway), "stream": stream}
     async with (
-        cutting_proxy(gateway) as (url, cut),
-        openai.AsyncOpenAI(base_url=url, api_key=opened.api_key, max_retries=2) as client,
+        cutting_proxy(gateway) as (url, cut, again),
+        sdk(opened, max_retries=2).with_options(base_url=url) as client,
     ):
         call = asyncio.create_task(client.chat.completions.create(**body), name="sdk")
         await arrived(gateway, 1)
@@ -102,6 +104,7 @@ async def test_what_the_sdk_sends_again_after_a_broken_connection_is_one_call(
         cut.set()
         await stops(gateway)
         await release(gateway)
+        again.set()
         answer = await call
         if stream:
             chunks = [chunk async for chunk in answer]
@@ -121,6 +124,7 @@ async def test_a_stream_that_breaks_is_resumed_by_an_equal_request(gateway: Runn
         lines = answer.aiter_lines()
         received = [line for _ in range(20) if (line := await anext(lines))]
         await arrived(gateway, 1)
+        await taken(gateway, 30)
     await stops(gateway)
     assert gateway.engine.sampled == 30
     assert await turns_of(gateway, episode) == [], "it can still be resumed"
@@ -277,9 +281,10 @@ async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection breaks while the turn is being committed."""
-    commit, record = asyncio.Event(), gateway.model.recorder.record
+    generated, commit, record = asyncio.Event(), asyncio.Event(), gateway.model.recorder.record
 
     async def slow(*args: Any) -> None:
+        generated.set()
         await commit.wait()
         await record(*args)
 
@@ -288,7 +293,7 @@ async def test_a_finished_reply_is_kept_for_a_client_that_could_not_have_it(
     (live,) = gateway.services.episodes._live.values()
     body = lasting(gateway)
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
-    await until(lambda: gateway.engine.sampled >= 40 and gateway.engine.running == 0, "it has generated")
+    await result_of(generated.wait(), "it has generated")
     (completion,) = live.calls
     call.cancel()
     await until(lambda: completion.reply.orphaned, "the client has left")
@@ -339,8 +344,13 @@ async def test_a_seeded_call_is_not_resumed_but_begun_anew(gateway: RunningGatew
     body = lasting(gateway, seed=3)
     await drop(gateway, headers, body, 20)
     assert (await send(gateway, headers, body, **RETRY)).status_code == 200
+
+    async def recorded() -> bool:
+        return len(await turns_of(gateway, episode)) == 2
+
+    await until(recorded, "what is left of it is recorded too")
     nodes = await nodes_of(gateway, episode)
-    left, whole = [node for node in nodes if node["sampled"]]
+    whole, left = sorted([n for n in nodes if n["sampled"]], key=lambda node: node["mask_reason"])
     assert (left["mask_reason"], whole["mask_reason"]) == ("abandoned", "")
     for turn in (left, whole):
         check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()}, seed=3)
