@@ -141,7 +141,7 @@ async def start_group(
         env={**os.environ, **(env or {})},
         limit=LINE_BYTES,
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=die_with_parent(),
     )
 
 
@@ -156,6 +156,16 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
         yield output
 
 
-def die_with_parent() -> None:
-    """Has the kernel send this process SIGTERM when the thread that started it ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent() -> Callable[[], None]:
+    """A `preexec_fn` by which a child of this process ends when the thread that started it does: the kernel sends it SIGTERM."""
+    parent = os.getpid()
+
+    def arrange() -> None:
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # or a handler of the parent's took it before the program runs
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before, and the kernel will say nothing
+            os._exit(128 + signal.SIGTERM)
+
+    return arrange

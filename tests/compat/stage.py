@@ -90,7 +90,7 @@ key = "{AGENT_KEY}"
 @contextmanager
 def _process(argv: Sequence[str], log: Path, ready: str) -> Iterator[None]:
     with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, preexec_fn=die_with_parent)
+        process = subprocess.Popen(argv, stdout=output, stderr=output, preexec_fn=die_with_parent())
     try:
         deadline = time.monotonic() + START_S
         while not _answers(ready):

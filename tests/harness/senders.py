@@ -43,7 +43,7 @@ class Program:
         return subprocess.Popen(
             [sys.executable, "-m", *self._argv, "--port", str(self.port)],
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            preexec_fn=die_with_parent,
+            preexec_fn=die_with_parent(),
         )
 
     def kill(self) -> None:

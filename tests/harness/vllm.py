@@ -137,7 +137,7 @@ class SharedEngine:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         self.starts += 1
         limit = time.monotonic() + START_S

@@ -192,3 +192,25 @@ asyncio.run(main())
     parent.kill()
     await parent.wait()
     await until(lambda: not alive(int(path.read_text())), "it is gone")
+
+
+async def test_a_child_dies_with_a_parent_that_is_killed_while_it_starts(tmp_path: Path) -> None:
+    """The kernel tells only a child that has asked; this one asks when its parent is gone."""
+    path = tmp_path / "pid"
+    code = f"""
+import os, pathlib, subprocess, sys, time
+from processes.child import die_with_parent
+parent, arrange = os.getpid(), die_with_parent()
+def late():
+    pathlib.Path({str(path)!r}).write_text(str(os.getpid()))
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    arrange()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=late)
+"""
+    root = Path(__file__).parents[3]
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
+    await until(written(path), "it has said its number")
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not alive(int(path.read_text())), "it is gone")
