@@ -25,7 +25,7 @@ from examples.service.programs import check_unprivileged, find_program, has_icu
 from processes.ports import free_port
 
 Stop = Literal["kill", "immediate", "fast"]
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 _UNPRIVILEGED = ("postgres", "nobody")
 
 
@@ -140,8 +140,17 @@ class PostgresServer:
         self._databases += 1
         name = f"test_{self._databases}"
         template = f" TEMPLATE {like}" if like else ""
-        self.execute(f"CREATE DATABASE {name}{template}")
-        return name
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                self.execute(f"CREATE DATABASE {name}{template}")
+            except (
+                psycopg.errors.ObjectInUse
+            ):  # the server's process of a connection that was closed lives on for a moment
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                return name
 
     def drop_database(self, name: str) -> None:
         """Drops a database, even if it has connections."""
