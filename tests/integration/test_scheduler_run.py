@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from tests.harness.scheduler_process import KEY, UP_S, run_cluster, run_to_end, trainer
@@ -104,21 +105,23 @@ async def test_a_spare_node_is_used_once_generation_is_the_bottleneck(
     weights = fake_weights(tmp_path / "weights", "some")
     async with run_cluster(tmp_path, tiny_model, "[cluster]\n" + nodes) as cluster:
         await cluster.until_open("a-0")
+        trained_s = 0.0
         for version in range(40):
             if "spare joined" in cluster.said:
                 break
-            await asyncio.sleep(
-                0.5
-            )  # a generation that is longer than a look; if it was not, there is the next
+            path = publish(weights, tmp_path / f"v{version + 1}", version + 1, version)
+            # A generation that is longer than a look, and than a training; if it was not, there is the next
+            await asyncio.sleep(0.5 + 2 * trained_s)
             opened = await cluster.admin.open_episode("task", group_size=1, wait_s=UP_S)
             await cluster.chat_of(opened)
             await cluster.admin.reward(opened.episode_id, 1.0)
+            rewarded_at = time.monotonic()
             lease = await cluster.admin.lease("test")
             groups = await cluster.admin.leased_groups(lease, 0, wait_s=UP_S)
             assert groups.complete
-            path = publish(weights, tmp_path / f"v{version + 1}", version + 1, version)
             record = await cluster.admin.publish(version + 1, str(path), wait_s=UP_S)
             assert record["state"] == "live"
+            trained_s = time.monotonic() - rewarded_at
             await cluster.admin.ack(lease, "none")
         assert "one more rollout node" in cluster.said
         await cluster.until_open("a-0", "spare-0")
