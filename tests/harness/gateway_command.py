@@ -19,9 +19,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from processes.child import LocalProcess
-from tests.harness.waiting import until
-
-START_S = 120.0
+from tests.harness.waiting import LONG_S, until
 
 
 async def gateway_command(*argv: object) -> Result:
@@ -64,7 +62,7 @@ class Served:
 
     async def status(self, path: str) -> tuple[int, str]:
         """An answer's status and its error's code; (0, "") if there is no connection."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=10.0) as http:
+        async with httpx.AsyncClient(base_url=self.url, timeout=LONG_S) as http:
             try:
                 answer = await http.get(path)
             except httpx.TransportError:
@@ -78,7 +76,7 @@ class Served:
             assert self.process.returncode is None, self.log
             return (await self.status("/readyz"))[0] == 200
 
-        await until(ready, "the gateway is ready", START_S)
+        await until(ready, "the gateway is ready")
 
 
 @asynccontextmanager

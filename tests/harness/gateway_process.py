@@ -11,8 +11,6 @@ import httpx
 from tests.harness.forks import forks, say_to
 from tests.harness.waiting import until
 
-START_S = 120.0
-
 
 class GatewayProcess:
     """`values` as `Settings.parse` takes them; its engines are external, so they outlive it."""
@@ -37,7 +35,7 @@ class GatewayProcess:
                 except httpx.HTTPError:
                     return False
 
-            await until(ready, "the gateway is ready", START_S)
+            await until(ready, "the gateway is ready")
 
     @property
     def pid(self) -> int:

@@ -16,9 +16,9 @@ from gateway.client import GatewayClient
 from gateway.types import EpisodeOpened
 from processes.child import LocalProcess
 from processes.ports import free_port
-from tests.harness.waiting import result_of, until
+from tests.harness.waiting import LONG_S, result_of, until
 
-UP_S = 120.0
+UP_S = LONG_S
 KEY = "the admin key of this test"
 
 

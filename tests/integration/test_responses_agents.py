@@ -12,6 +12,7 @@ import pytest
 
 from tests.harness.responses import Scripted, create, one_path, streamed
 from tests.harness.scripted import scripted_gateway
+from tests.harness.waiting import LONG_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -33,7 +34,7 @@ async def clients(scripted: Scripted) -> AsyncIterator[Clients]:
         url = f"{scripted[0].url}/v1"
         yield {
             name: await stack.enter_async_context(
-                openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
+                openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=LONG_S)
             )
             for name, key in KEYS.items()
         }

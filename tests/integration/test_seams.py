@@ -11,6 +11,7 @@ import pytest
 
 from gateway.engines.fake import create_fake_app
 from processes.ports import free_port
+from tests.harness.agents import sdk
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of
 from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine
@@ -71,11 +72,9 @@ async def ask(
     gateway: RunningGateway, stream: bool, body: dict[str, Any]
 ) -> tuple[Any, list[dict[str, Any]]]:
     """Returns the client's answer without what differs from call to call, and the recorded nodes."""
-    import openai
-
     opened = await gateway.admin.open_episode("task", mode="eval")
     question: Any = [{"role": "user", "content": "hi"}]
-    async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as client:
+    async with sdk(opened) as client:
         request: Any = client.chat.completions.create(model="m", messages=question, stream=stream, **body)
         choice = await joined(await request) if stream else (await request).choices[0].model_dump()
     message = choice["message"]

@@ -146,7 +146,7 @@ async def test_a_start_that_waits_for_an_engine_is_given_up(tiny_model: Path, tm
     python.chmod(0o755)
     values = settings_for(tiny_model, tmp_path, engine={"launch": "vllm", "python": str(python)})
     async with served(values, tmp_path) as gateway:
-        await until(lambda: any(tmp_path.glob("engine-*.log")), "the engine is being started", 60.0)
+        await until(lambda: any(tmp_path.glob("engine-*.log")), "the engine is being started")
         gateway.signal()
         assert await gateway.process.wait() == 0, gateway.log
         assert "Traceback" not in gateway.log

@@ -10,7 +10,7 @@ import httpx
 
 from tests.seam.checker import Report, tag
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Client:

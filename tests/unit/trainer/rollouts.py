@@ -15,6 +15,7 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.agents import FunctionAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scheduler_process import RunningCluster
+from tests.harness.waiting import LONG_S
 
 
 @asynccontextmanager
@@ -35,7 +36,7 @@ async def episodes(
             "messages": [{"role": "user", "content": task["q"] + "!" * (next(number) % 32)}],
         }
         headers = {"Authorization": f"Bearer {api_key}"}
-        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=30) as http:
+        async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=LONG_S) as http:
             answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
         text = answer["choices"][0]["message"]["content"] or ""
         return zlib.crc32(text.encode()) / 2**32
