@@ -48,7 +48,11 @@ class Upstream:
             headers["authorization"] = f"Bearer {self._key}"
         self._http = httpx.AsyncClient(
             base_url=settings.url.rstrip("/") + "/",
-            timeout=httpx.Timeout(settings.timeout_s, connect=_CONNECT_S),
+            timeout=httpx.Timeout(
+                settings.timeout_s,
+                connect=_CONNECT_S,
+                pool=max(settings.timeout_s, _CONNECT_S),  # aiohttp's limit for a connection as a whole
+            ),
             headers=headers,
             transport=AiohttpTransport(limits=_LIMITS),
         )

@@ -85,6 +85,34 @@ async def test_an_upstream_that_does_not_answer_in_time(
         assert "'ask the upstream of oracle': silent for more than 0.3 s" in error["message"]
 
 
+async def test_a_connection_may_take_longer_than_the_upstream_may_be_silent(
+    elsewhere: tuple[Elsewhere, int], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, port = elsewhere
+    loop = asyncio.get_running_loop()
+    known = loop.getaddrinfo
+
+    async def slowly(host: Any, *given: Any, **more: Any) -> list[Any]:
+        if host == "localhost":
+            asked_at = loop.time()
+            await until(lambda: loop.time() > asked_at + 0.6, "the name is known")
+            host = "127.0.0.1"
+        return await known(host, *given, **more)
+
+    async def respond(_asked: dict[str, Any]) -> Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(loop, "getaddrinfo", slowly)
+    there.respond = respond
+    upstream = {"url": f"http://localhost:{port}/v1/", "timeout_s": 0.3}
+    async with behind(tiny_model, tmp_path, port, upstream=upstream) as gateway:
+        _, headers = await gateway.open("task")
+        answer = await gateway.chat(headers, model="oracle")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "upstream_timeout")
+    assert len(there.requests) == 1
+
+
 async def _silent(there: Elsewhere) -> AsyncIterator[bytes]:
     async for part in there.forever(event("Guten") + b"\n\n" + event(" Tag")[:30]):
         yield part
