@@ -54,11 +54,16 @@ async def run_once(
 ) -> int | None:
     """One life of the trainer, which ends at a point, when `kill_when` returns, or at the end of the run: how it ended."""
     process = await asyncio.to_thread(start, config, config.with_suffix(".log"), point)
+    ended = asyncio.create_task(asyncio.to_thread(process.join, LIMIT_S))
     try:
         if kill_when is not None:
-            await kill_when()
+            due = asyncio.create_task(kill_when())
+            await asyncio.wait({due, ended}, return_when=asyncio.FIRST_COMPLETED)
             process.kill()
-        await asyncio.to_thread(process.join, LIMIT_S)
+            if due.done():
+                due.result()
+            due.cancel()  # no step was left to make
+        await ended
         return process.exitcode
     finally:
         process.kill()
