@@ -15,7 +15,7 @@ from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import faults, run_gateway, settings_for
 from tests.harness.records import check_everything, check_sampled_by_the_fake, nodes_of
 from tests.harness.scripted import USER
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 
 async def test_streams_cross_three_updates_and_every_token_is_of_its_version(
@@ -26,7 +26,7 @@ async def test_streams_cross_three_updates_and_every_token_is_of_its_version(
         agents, done = start_agents(gateway, 32)
         for version in (1, 2, 3):
             await arrived(gateway, 32)
-            record = await gateway.admin.publish(version, str(versions[version]), wait_s=60)
+            record = await gateway.admin.publish(version, str(versions[version]), wait_s=LONG_S)
             assert record["state"] == "live"
             (report,) = record["report"]
             assert report["probe"]["verdict"] == "passed"
@@ -49,7 +49,7 @@ async def test_a_whole_reply_crosses_an_update_too(
         opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(8)]
         calls = [asyncio.create_task(gateway.chat(h, max_tokens=60), name=e) for e, h in opened]
         await arrived(gateway, 8)
-        await gateway.admin.publish(1, str(versions[1]), wait_s=60)
+        await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         await release(gateway)
         answers = await asyncio.gather(*calls)
         counts = [[answer.json()["usage"]["completion_tokens"]] for answer in answers]
@@ -64,7 +64,7 @@ async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_bef
     """Nobody can restart this engine: it says that it has loaded the weights, twice, and has not."""
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await faults(gateway, stale_reload=True)
-        record = await gateway.admin.publish(1, str(versions[1]), wait_s=60)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         assert (record["state"], record["bad"]) == ("failed", True)
         assert "does not run version 1" in record["why"]
         assert record["report"][0]["probe"]["verdict"] == "failed"
@@ -79,13 +79,13 @@ async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_bef
 
 
 async def test_an_engine_that_can_load_nothing_serves_nobody_until_it_can(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine cannot load the version before either, so nothing is known against the new one."""
     values = settings_for(tiny_model, tmp_path, queue={"max_wait_s": 0.5}, engine={"max_restarts": 1})
     async with run_gateway(values) as gateway:
         await faults(gateway, fail_load=True)
-        record = await gateway.admin.publish(1, str(versions[1]), wait_s=60)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         assert (record["state"], record["bad"]) == ("failed", False)
         assert "load failed (fault)" in record["why"]
         status = await gateway.admin.status()
@@ -101,8 +101,10 @@ async def test_an_engine_that_can_load_nothing_serves_nobody_until_it_can(
         assert (await gateway.http.get("/readyz")).status_code == 503
         assert (await gateway.http.get("/healthz")).status_code == 200
 
+        patient = gateway.settings.queue.model_copy(update={"max_wait_s": LONG_S})
+        monkeypatch.setattr(gateway.model.pool, "_queue", patient)
         await faults(gateway, fail_load=False)
-        assert (await gateway.admin.publish(1, str(versions[1]), wait_s=60))["state"] == "live"
+        assert (await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S))["state"] == "live"
         assert (await gateway.chat(headers, max_tokens=8)).status_code == 200
         nodes = await nodes_of(gateway, episode)
         check_sampled_by_the_fake(nodes, nodes[-1], versions)
@@ -121,7 +123,7 @@ async def test_a_wrong_engine_is_quarantined_and_restarted_and_streams_go_on(
             await release(gateway)
             await finished(agents, done)
         await faults(gateway, **fault)
-        record = await gateway.admin.publish(1, str(versions[1]), wait_s=60)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         results = await finished(agents, done)
         assert record["state"] == "live"
         (report,) = record["report"]
