@@ -61,6 +61,7 @@ async def idle(gateway: RunningGateway) -> None:
 async def test_each_reply_is_a_call(gateway: RunningGateway) -> None:
     _, headers = await gateway.open(mode="eval")
     assert len((await chat(gateway, headers, n=6)).json()["choices"]) == 6
+    await idle(gateway)
     gateway.slot.state = "held"
     waiting = asyncio.create_task(chat(gateway, headers, n=5))
     await until(lambda: len(gateway.model.pool.calls) == 5, "five calls wait")
