@@ -100,7 +100,7 @@ def _process(argv: Sequence[str], log: Path, ready: str) -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(START_S)
 
 
 def _answers(url: str) -> bool:

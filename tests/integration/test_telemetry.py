@@ -15,6 +15,7 @@ from processes.ports import free_port
 from tests.harness.collector import Collector, facts
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.scripted import scripted_gateway
+from tests.harness.waiting import LONG_S
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 STEPS = {"placement wait", "engine request", "commit"}
@@ -25,7 +26,10 @@ async def collected() -> AsyncIterator[tuple[Collector, dict[str, Any]]]:
     """A collector, and the settings that send to it."""
     collector, port = Collector(), free_port()
     async with serve(collector.app(), port):
-        yield collector, {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents"}
+        yield (
+            collector,
+            {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents", "timeout_s": LONG_S},
+        )
 
 
 async def say(gateway: RunningGateway, sampled: bool = True, **body: Any) -> str:

@@ -117,7 +117,9 @@ async def test_an_installed_gateway_serves_and_shows_its_console(environment: Pa
     ]
     process = await LocalProcess.start("gateway", argv, tmp_path / "gateway.log")
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", follow_redirects=True) as http:
+        async with httpx.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", follow_redirects=True, timeout=START_S
+        ) as http:
 
             async def ready() -> bool:
                 assert process.returncode is None, process.tail(50)

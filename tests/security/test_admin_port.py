@@ -16,7 +16,7 @@ from gateway.server import listening
 from gateway.settings import ConfigError, Settings
 from processes.ports import free_port
 from tests.harness.gateways import settings_for
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 KEY = "the-root-key-of-everything"
 CLUSTER = "the-key-of-the-cluster"
@@ -34,7 +34,7 @@ async def test_the_admin_api_is_at_its_own_port_alone(tiny_model: Path, tmp_path
     assert server.started
     public, private = (f"http://127.0.0.1:{port}" for port in (settings.server.port, settings.admin.port))
     try:
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as http:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}, timeout=LONG_S) as http:
 
             async def status(base: str, path: str, **more: Any) -> int:
                 return (await http.get(base + path, **more)).status_code

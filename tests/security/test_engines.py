@@ -16,6 +16,7 @@ from gateway.errors import BadRequest
 from gateway.sections import EngineSettings, ModelSettings, is_public
 from gateway.settings import ConfigError, Settings
 from tests.harness.gateways import run_gateway, settings_for
+from tests.harness.waiting import LONG_S
 
 PUBLIC = ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"]
 PRIVATE = [
@@ -98,7 +99,7 @@ async def test_a_started_engine_listens_on_loopback(tiny_model: Path, tmp_path: 
     """The kernel shows the port bound to 127.0.0.1 alone."""
     values = settings_for(tiny_model, tmp_path)
     async with run_gateway(values, in_process=False) as gateway:
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=LONG_S) as http:
             assert (await http.get(f"{gateway.slot.url}/health")).status_code == 200
         assert bound(int(gateway.slot.url.rpartition(":")[2])) == {"0100007F"}
 
