@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -62,3 +63,19 @@ async def turns(count: int = 20) -> None:
     """Gives everybody else so many turns of the event loop: what may happen without time passing has happened."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+class TimeLimits:
+    """The time limits (`asyncio.timeout`) of a module: none ends before the test says so, however slow the machine is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
+        self._newest = asyncio.timeout(None)
+        monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "timeout": self._timeout}))
+
+    def _timeout(self, _seconds: float | None) -> asyncio.Timeout:
+        self._newest = asyncio.timeout(None)
+        return self._newest
+
+    def end(self) -> None:
+        """Ends the one that began last."""
+        self._newest.reschedule(asyncio.get_running_loop().time())

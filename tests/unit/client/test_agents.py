@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.client import agents as module
 from gateway.client.agents import (
     AgentCrashed,
     CommandAgent,
@@ -21,12 +22,12 @@ from gateway.client.agents import (
     load_agent,
     read_tasks,
 )
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, TimeLimits, until
 
 TASK = Task("t1", {"task_id": "t1", "question": "6 * 7"})
 
 
-def command(code: str, timeout_s: float = 20.0) -> CommandAgent:
+def command(code: str, timeout_s: float = LONG_S) -> CommandAgent:
     return CommandAgent([sys.executable, "-c", code], timeout_s)
 
 
@@ -159,14 +160,14 @@ async def test_a_command_says_its_reward(code: str, reward: Reward | None) -> No
     ],
 )
 async def test_an_exit_status_is_a_reward_for_those_who_ask_for_it(code: str, reward: float) -> None:
-    agent = CommandAgent([sys.executable, "-c", code], 60.0, exit_code_reward=True)
+    agent = CommandAgent([sys.executable, "-c", code], LONG_S, exit_code_reward=True)
     assert await run(agent) == Reward(reward)
 
 
 @pytest.mark.parametrize("code", ["raise SystemExit(2)", "print('nan')", "print(1); raise SystemExit(2)"])
 async def test_an_exit_status_that_is_neither_0_nor_1_is_a_crash_and_so_is_no_number(code: str) -> None:
     with pytest.raises(AgentCrashed):
-        await run(CommandAgent([sys.executable, "-c", code], 60.0, exit_code_reward=True))
+        await run(CommandAgent([sys.executable, "-c", code], LONG_S, exit_code_reward=True))
 
 
 def test_an_exit_status_cannot_be_a_reward_that_graders_compute() -> None:
@@ -176,7 +177,7 @@ def test_an_exit_status_cannot_be_a_reward_that_graders_compute() -> None:
 
 async def test_what_a_graded_command_says_is_no_reward_and_only_success_is_graded() -> None:
     def graded(code: str) -> CommandAgent:
-        return CommandAgent([sys.executable, "-c", code], 60.0, grade=True)
+        return CommandAgent([sys.executable, "-c", code], LONG_S, grade=True)
 
     assert await run(graded("print(0.75)")) is None
     with pytest.raises(AgentCrashed, match=r"(?s)with 1.*boom"):
@@ -231,13 +232,17 @@ pathlib.Path({path!r}).write_text(str(child.pid))
 """
 
 
-async def test_a_command_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
-    """A shell, for it has its child long before the second is over."""
-    path = tmp_path / "pid"
-    hangs = ["/bin/sh", "-c", f"echo still at it >&2; sleep 60 & echo $! > {path}; wait"]
+async def test_a_command_that_hangs_is_killed_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits, path = TimeLimits(monkeypatch, module), tmp_path / "pid"
+    hangs = ["/bin/sh", "-c", f"echo still at it >&2; sleep 600 & echo $! > {path}; wait"]
+    running = asyncio.create_task(run(CommandAgent(hangs, 1.0)), name="command")
+    await until(lambda: path.exists() and path.read_text().endswith("\n"), "the child runs")
+    limits.end()
     words = r"(?s)step 'run the agent's command' was not done within 1 s.*still at it"
     with pytest.raises(AgentCrashed, match=words):
-        await run(CommandAgent(hangs, 1.0))
+        await running
     assert await dead(int(path.read_text()))
 
 
@@ -245,13 +250,13 @@ async def test_a_command_leaves_no_child_behind_when_it_ends(tmp_path: Path) -> 
     path = tmp_path / "pid"
     started = time.monotonic()
     assert await run(command(FORKS.format(path=str(path), then="print(0.5)"))) == Reward(0.5)
-    assert time.monotonic() - started < 60, "waited for the child's end of the pipe"
+    assert time.monotonic() - started < 600, "waited for the child's end of the pipe"
     assert await dead(int(path.read_text()))
 
 
 async def test_cancelling_a_command_kills_it_with_its_children(tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    agent = command(FORKS.format(path=str(path), then="time.sleep(60)"))
+    agent = command(FORKS.format(path=str(path), then="time.sleep(600)"))
     running = asyncio.create_task(run(agent), name="command")
     await until(lambda: path.exists() and bool(path.read_text()), "the child runs")
     running.cancel()
@@ -281,7 +286,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[WorkerAgent]:
-    agent = WorkerAgent([sys.executable, "-c", WORKER], timeout_s=60.0)
+    agent = WorkerAgent([sys.executable, "-c", WORKER], timeout_s=LONG_S)
     yield agent
     await agent.close()
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from gateway.grading import function as module
 from gateway.grading.base import GradingFailed
 from gateway.grading.function import FunctionGrader
-from tests.harness.waiting import until
+from tests.harness.waiting import TimeLimits, until
 
 
 def alive(pid: int) -> bool:
@@ -85,11 +86,17 @@ async def test_a_worker_that_dies_is_replaced(do: str, words: str, tmp_path: Pat
         assert first.read_text() != second.read_text()
 
 
-async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(tmp_path: Path) -> None:
+async def test_a_function_that_hangs_is_killed_and_its_worker_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = TimeLimits(monkeypatch, module)
     async with grader("behave", timeout_s=5.0) as one:
         first, second = tmp_path / "first", tmp_path / "second"
+        grading = asyncio.create_task(one.grade(episode(do="hang", pid=str(first))))
+        await until(lambda: first.exists() and bool(first.read_text()), "the worker is at work")
+        limits.end()
         with pytest.raises(GradingFailed, match="not done within 5 s"):
-            await one.grade(episode(do="hang", pid=str(first)))
+            await grading
         await until(lambda: not alive(int(first.read_text())), "the worker is gone")
         assert (await one.grade(episode(do="work", pid=str(second)))).reward == 1.0
         assert first.read_text() != second.read_text()
