@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 STAND_INS = {
@@ -71,7 +71,7 @@ def test_the_last_node_trains_and_the_status_is_that_of_the_cluster(
     environment: dict[str, str], nodes: str, labels: list[str]
 ) -> None:
     environment["NODES"] = nodes
-    assert start(environment).wait(60) == 7
+    assert start(environment).wait(LONG_S) == 7
     first, *others = nodes.split()
     assert [line for line in said(environment) if "scheduler" in line] == [
         f"{first}: scheduler run c.toml at 10.0.0.1:6379, token 64"
@@ -85,9 +85,9 @@ def test_the_last_node_trains_and_the_status_is_that_of_the_cluster(
 async def test_a_job_that_is_told_to_end_lets_the_cluster_end_first(environment: dict[str, str]) -> None:
     environment["WAITS"] = "yes"
     job = start(environment)
-    await until(lambda: any("scheduler" in line for line in said(environment)), "the cluster runs", 60)
+    await until(lambda: any("scheduler" in line for line in said(environment)), "the cluster runs")
     job.send_signal(signal.SIGTERM)
-    assert job.wait(60) == 0
+    assert job.wait(LONG_S) == 0
     assert "stopped" in said(environment)
 
 

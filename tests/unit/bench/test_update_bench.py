@@ -20,7 +20,7 @@ PLAN = Plan("fake", "keep", "rolling", 2, 1, 1.0, 1.0, 0.1, Path("python"))
 
 def run_bench(*options: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "bench.update", *options]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=400)
 
 
 @pytest.mark.long

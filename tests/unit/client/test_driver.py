@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable, driver
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
 from gateway.client.order import Passes
-from tests.harness.waiting import turns, until, within
+from tests.harness.waiting import LONG_S, turns, until, within
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}", "value": i}) for i in range(6)]
@@ -252,8 +252,11 @@ async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: Gatewa
         await running
 
 
-async def test_a_stop_wakes_a_member_that_was_sent_away(gateway: FakeGateway, client: GatewayClient) -> None:
+async def test_a_stop_wakes_a_member_that_was_sent_away(
+    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its group was begun by another meanwhile, and a group that is half begun would hold its slot for long."""
+    monkeypatch.setattr(driver, "_STOP_GRACE_S", LONG_S)
     gateway.refusals.append((429, 3600.0))
     stop = asyncio.Event()
     runner = EpisodeRunner(client, FunctionAgent(value), group_size=2, concurrency=2)

@@ -17,7 +17,7 @@ from gateway.cli.progress import EpisodeProgress
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
 from gateway.client.failures import LEAST, Crashes, FailureRate, in_a_line, pause_s
-from tests.harness.waiting import turns, within
+from tests.harness.waiting import LONG_S, turns, within
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}"}) for i in range(3)]
@@ -116,13 +116,14 @@ async def test_an_agent_that_always_fails_ends_a_run_without_end_after_a_few_tri
 ) -> None:
     """Real child processes; before, they were started again and again for as long as the run was let."""
     quick(monkeypatch)
+    monkeypatch.setattr(driver, "_STOP_GRACE_S", LONG_S)
     seen: list[EpisodeOutcome] = []
-    agent = CommandAgent(BOOM, 60.0)
+    agent = CommandAgent(BOOM, LONG_S)
     runner = EpisodeRunner(client, agent, concurrency=4, retries=0, on_outcome=seen.append)
     with pytest.raises(
         RunStopped, match=r"20 of the last 20 episodes failed.*ended with 1: ValueError: boom"
     ):
-        async with within("the driver gives up", 120):
+        async with within("the driver gives up"):
             await runner.run_forever(TASKS, asyncio.Event())
     assert LEAST <= len(seen) < LEAST + 4, "each of the four lanes may have one more under way"
     assert all(outcome.reward is None for outcome in seen)
@@ -245,7 +246,7 @@ async def episodes_run(gateway: FakeGateway, tmp_path: Path, *options: str) -> t
     process = await asyncio.create_subprocess_exec(
         *argv, "--gateway", gateway.url, *options, stdout=pipe, stderr=pipe
     )
-    async with within("the command ends", 120):
+    async with within("the command ends"):
         out, err = await process.communicate()
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()

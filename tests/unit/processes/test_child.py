@@ -12,7 +12,7 @@ import pytest
 
 from processes.child import LocalProcess
 from processes.errors import ChildDied
-from tests.harness.waiting import result_of, turns, until
+from tests.harness.waiting import LONG_S, result_of, turns, until
 
 Start = Callable[[str], Awaitable[LocalProcess]]
 
@@ -100,13 +100,13 @@ async def test_ready_when_the_check_holds(start: Start) -> None:
     async def check() -> bool:
         return "up" in child.tail()
 
-    await child.ready(check, timeout_s=10)
+    await child.ready(check, timeout_s=LONG_S)
 
 
 async def test_a_child_that_dies_early_quotes_its_last_lines(start: Start) -> None:
     child = await start("print('no such model'); raise SystemExit(3)")
     with pytest.raises(ChildDied, match=r"(?s)child ended with 3; .*child\.log:\nno such model"):
-        await child.ready(never, timeout_s=10)
+        await child.ready(never, timeout_s=LONG_S)
 
 
 async def test_a_dead_child_is_not_ready_though_somebody_answers(start: Start) -> None:
@@ -117,7 +117,7 @@ async def test_a_dead_child_is_not_ready_though_somebody_answers(start: Start) -
         return True
 
     with pytest.raises(ChildDied, match="ended with 3"):
-        await child.ready(check, timeout_s=10)
+        await child.ready(check, timeout_s=LONG_S)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
