@@ -44,6 +44,17 @@ def join(sender: Sender, plan: Any, workers: int = 1, timeout_s: float = 30.0) -
     return Join(*place, lanes=sender.lanes)
 
 
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups wait little for each step, but long for all ranks to be there."""
+
+    def opened(*place: Any) -> groups.Group:
+        group: Any = groups.open_group(*place)
+        group._timeout_s, group._timeout = 0.5, timedelta(seconds=0.5)
+        return group  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(wire, "open_group", opened)
+
+
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL's names, with gloo behind them: all of our own code of that way runs."""
 
@@ -97,11 +108,12 @@ def test_bytes_that_are_not_the_manifests_are_refused_and_both_sides_say_which(
 
 def test_a_sender_of_another_version_is_not_joined(folder: Path) -> None:
     plan = plan_in(folder)
-    sender = Sender(folder, plan, "gloo", "127.0.0.1", 1, 0.5)
+    sender = Sender(folder, plan, "gloo", "127.0.0.1", 1, 30.0)
     other = {NAME: [(size, "0" * 64) for size, _ in plan[NAME]]}
     receiver = Receiver(join(sender, other), 1)
     with pytest.raises(TransferError, match="the sender has another version 7"):
         receiver.result(30.0)
+    sender._timeout_s = 0.5  # nobody comes
     with pytest.raises(TransferError, match="could not join the group"):
         sender.send()
 
@@ -113,8 +125,9 @@ def test_nobody_waits_longer_than_its_deadline_for_a_peer_that_is_silent(
     """The receiver stops before its second frame, as if its machine stood still; the sender then leaves it."""
     if backend == "nccl":
         on_the_cpu(monkeypatch)
+    hurry(monkeypatch)
     plan = plan_in(folder)
-    sender = Sender(folder, plan, backend, "127.0.0.1", 1, 0.5)
+    sender = Sender(folder, plan, backend, "127.0.0.1", 1, 30.0)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
 
@@ -122,16 +135,19 @@ def test_nobody_waits_longer_than_its_deadline_for_a_peer_that_is_silent(
             if frame == 1:
                 sent.exception(30.0)
 
-        receiver = Receiver(join(sender, plan, timeout_s=0.5), 1, stand_still)
+        receiver = Receiver(join(sender, plan), 1, stand_still)
         with pytest.raises(TransferError, match=r"could not (send|hear)"):
             sent.result(30.0)
         with pytest.raises(TransferError, match=r"could not (receive|hear)"):
             receiver.result(30.0)
 
 
-def test_a_sender_does_not_wait_longer_for_readers_of_its_memory(folder: Path) -> None:
+def test_a_sender_does_not_wait_longer_for_readers_of_its_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
     plan = plan_in(folder)
-    sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 0.5)
+    sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 30.0)
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
         receiver = Receiver(join(sender, plan), 1, lambda frame: frame and sent.exception(30.0))
@@ -147,7 +163,7 @@ def test_what_an_installation_cannot_do_is_refused_by_name(
     assert "none of gloo, nccl, nccl_m2n, ipc" in refusal("rdma")
     monkeypatch.setattr(groups.dist, "is_nccl_available", lambda: False)
     assert "'nccl' needs NCCL" in refusal("nccl")
-    assert Sender(folder, plan_in(folder), "auto", "127.0.0.1", 1, 0.5).backend == "gloo"
+    assert Sender(folder, plan_in(folder), "auto", "127.0.0.1", 1, 30.0).backend == "gloo"
     monkeypatch.setattr(groups.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(groups.torch.cuda, "is_available", lambda: False)
     with pytest.raises(TransferError, match="'nccl_m2n' needs an accelerator"):
@@ -158,7 +174,7 @@ def test_what_an_installation_cannot_do_is_refused_by_name(
     assert "'ipc' needs" in refusal("ipc")
     monkeypatch.undo()
     on_the_cpu(monkeypatch)
-    assert Sender(folder, plan_in(folder), "auto", "127.0.0.1", 1, 0.5).backend == "nccl_m2n"
+    assert Sender(folder, plan_in(folder), "auto", "127.0.0.1", 1, 30.0).backend == "nccl_m2n"
 
 
 def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
@@ -171,7 +187,8 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
         return str(folder / "elsewhere") if key == "memory" else said(group, key)
 
     monkeypatch.setattr(groups.Shared, "_said", elsewhere)
-    sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 1.0)
+    sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 30.0)
+    sender._timeout_s = 1.0  # nobody opens it
     with ThreadPoolExecutor(1) as pool:
         sent = pool.submit(sender.send)
         with pytest.raises(TransferError, match="must be on this machine"):
@@ -190,9 +207,12 @@ def test_memory_that_a_killed_sender_left_is_removed(tmp_path: Path, monkeypatch
     assert (gone.exists(), here.exists()) == (False, True)
 
 
-def test_a_receiver_that_is_wanted_no_more_ends_before_its_next_frame(folder: Path) -> None:
+def test_a_receiver_that_is_wanted_no_more_ends_before_its_next_frame(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch)
     plan = plan_in(folder)
-    sender = Sender(folder, plan, "gloo", "127.0.0.1", 1, 1.0)
+    sender = Sender(folder, plan, "gloo", "127.0.0.1", 1, 30.0)
     receiver = Receiver(join(sender, plan), 1, lambda _frame: receiver.abandon())
     with pytest.raises(TransferError, match=r"could not (send|hear)"):
         sender.send()
