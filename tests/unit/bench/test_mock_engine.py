@@ -20,6 +20,7 @@ from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.engines.vllm import VLLMEngine
 from gateway.types import Sampling
 from processes.ports import free_port
+from tests.harness.waiting import LONG_S
 
 PROMPTS = Prompts(["hi"], [[1, 2]], [END])
 
@@ -30,7 +31,7 @@ async def mock(settings: EngineSettings) -> AsyncIterator[tuple[VLLMEngine, http
     server = asyncio.create_task(serve(port, settings, listening.set), name="mock")
     await listening.wait()
     engine = VLLMEngine("mock", f"http://127.0.0.1:{port}")
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=LONG_S) as http:
         yield engine, http
     await engine.close()
     server.cancel()
@@ -59,18 +60,18 @@ async def test_a_generation_is_the_reply_and_its_label() -> None:
 
 
 async def test_a_pause_gives_requests_back_or_freezes_them() -> None:
-    async with mock(EngineSettings(chunk_ms=20.0)) as (engine, _):
+    async with mock(EngineSettings(chunk_ms=20.0, chunks=10_000)) as (engine, _):
         first = asyncio.Event()
 
-        async def run(name: str) -> list[TokenChunk]:
+        async def run(name: str, max_tokens: int) -> list[TokenChunk]:
             chunks = []
-            request = GenerateRequest(name, [1], Sampling(max_tokens=5))
+            request = GenerateRequest(name, [1], Sampling(max_tokens=max_tokens))
             async for chunk in engine.generate(request):
                 chunks.append(chunk)
                 first.set()
             return chunks
 
-        task = asyncio.create_task(run("aborted"))
+        task = asyncio.create_task(run("aborted", 10_000))
         await first.wait()
         await engine.pause()
         chunks = await task
@@ -78,7 +79,7 @@ async def test_a_pause_gives_requests_back_or_freezes_them() -> None:
         assert (chunks[-1].finish, chunks[-1].labels) == ("abort", (("default", count),))
         await engine.resume()
         first.clear()
-        task = asyncio.create_task(run("frozen"))
+        task = asyncio.create_task(run("frozen", 5))
         await first.wait()
         await engine.pause(keep=True)
         await engine.resume()
