@@ -41,12 +41,15 @@ async def test_neighbours_are_written_in_one_and_in_their_order(tmp_path: Path) 
     def busy(connection: Connection) -> None:
         """While this waits, all that follows becomes one group."""
         _create(connection)
-        assert submitted.wait(30)
+        begun.set()
+        assert submitted.wait(60)
 
-    submitted = threading.Event()
+    begun, submitted = threading.Event(), threading.Event()
     try:
-        writes: list[Any] = [busy, *(Rows(insert, n) for n in (1, 2)), other, Rows(insert, 3)]
-        futures = [database.submit(write) for write in writes]
+        futures: list[Any] = [database.submit(busy)]
+        assert await asyncio.to_thread(begun.wait, 60)
+        following: list[Any] = [*(Rows(insert, n) for n in (1, 2)), other, Rows(insert, 3)]
+        futures += [database.submit(write) for write in following]
         submitted.set()
         assert await asyncio.gather(*futures) == [None, None, None, "answer", None]
         assert calls == [[1, 2], "other", [3]]

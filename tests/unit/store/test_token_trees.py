@@ -127,15 +127,20 @@ async def test_of_turns_in_one_statement_only_those_are_written_anew_that_anothe
     for name, talk in talks.items():
         await one.prepare(name, talk, [])
     await answer(other, [user("z")], "no", 1000)
-    written, go_on = [], threading.Event()
+    written, begun, go_on = [], threading.Event(), threading.Event()
     insert = turns.insert_shared_turns
 
     def counting(connection: Connection, made: Sequence[Any]) -> None:
         written.append([call["episode_id"] for (_, call), _ in made])
         insert(connection, made)
 
+    def hold(_connection: Connection) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
     with patch.object(turns, "insert_shared_turns", counting):
-        held = database.put(lambda _: go_on.wait(30.0))
+        held = database.put(hold)
+        assert await asyncio.to_thread(begun.wait, 60)  # what follows is of the next transaction
         with patch.object(one, "_refresh", AsyncMock()):  # what was prepared is old by now
             ids = itertools.count(2000)
             recording = [
