@@ -35,7 +35,7 @@ def numbers(connection: Connection) -> list[int]:
 
 @pytest.fixture
 async def database(store_url: str) -> AsyncIterator[Database]:
-    opened = await Database.open(StoreSettings(url=store_url, read_wait_s=2.0))
+    opened = await Database.open(StoreSettings(url=store_url, read_wait_s=60.0))
     yield opened
     await opened.close()
 
