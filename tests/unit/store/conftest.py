@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.store import connections
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store, sqlite_store
 
@@ -28,6 +29,12 @@ def new_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     yield make
     for url in made:
         request.getfixturevalue("postgres").drop_database(url.rpartition("/")[2])
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction of PostgreSQL's that a test holds is not ended by the server, however long it takes."""
+    monkeypatch.setattr(connections, "_IDLE_S", 3600)
 
 
 @pytest.fixture

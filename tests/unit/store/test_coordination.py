@@ -142,6 +142,7 @@ async def test_a_fence_is_checked_in_every_transaction_once(database: Database) 
     assert await database.read(numbers) == [0, 1, 2]
 
 
+@pytest.mark.usefixtures("idle")
 async def test_a_successor_waits_for_a_fenced_transaction_that_is_not_committed(
     postgres: PostgresServer,
 ) -> None:

@@ -213,6 +213,7 @@ async def test_the_duty_leaves_the_newest_and_writes_nothing_without_need(store_
     await database.close()
 
 
+@pytest.mark.usefixtures("idle")
 async def test_a_successors_events_come_after_all_of_its_predecessor(store_url: str) -> None:
     """A reader that has seen an id never finds a lower one afterwards: the successor waits for the transaction in flight."""
     one, other = [await Database.open(StoreSettings(url=store_url)) for _ in range(2)]

@@ -314,7 +314,7 @@ async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServe
             for _ in range(2)
         ]
         waits = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'headgate'"
-        await until(lambda: postgres.execute(waits) == [(2,)], "both wait at the first step", 120.0)
+        await until(lambda: postgres.execute(waits) == [(2,)], "both wait at the first step")
         held.rollback()
     for process in starting:
         _, said = await process.communicate()
@@ -408,6 +408,7 @@ async def test_a_migration_waits_for_a_table_in_use_no_longer_than_running_proce
     with pytest.raises(ConfigError, match="others hold locks on them"):
         await Database.open(StoreSettings(url=postgres.url(name)))
     holder.close()
+    monkeypatch.undo()
     await (await Database.open(StoreSettings(url=postgres.url(name)))).close()
     engine.dispose()
 

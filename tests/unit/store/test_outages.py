@@ -188,6 +188,7 @@ def test_a_crashed_server_gives_a_lost_transactions_number_to_another(
     assert server.execute("SELECT a FROM t", name) == [(2,)]
 
 
+@pytest.mark.usefixtures("idle")
 def test_a_try_that_the_server_is_still_busy_with_is_waited_for(settings: StoreSettings) -> None:
     """The old connection is cut off at our end alone, as by a network; its transaction commits later."""
     engine = connect(settings.url, 3)
@@ -334,6 +335,7 @@ async def test_errors_of_a_write_stay_its_own_on_a_server_that_ends_transactions
     await database.close()
 
 
+@pytest.mark.usefixtures("idle")
 async def test_a_deadlock_is_tried_again(settings: StoreSettings) -> None:
     """Two processes write the same two rows in opposite order; the server ends one of the two transactions."""
     one, other = await Database.open(settings), await Database.open(settings)
@@ -348,7 +350,7 @@ async def test_a_deadlock_is_tried_again(settings: StoreSettings) -> None:
             first, second = order
             connection.execute(text(f"UPDATE pairs SET n = n + 1 WHERE id = {first}"))
             with suppress(threading.BrokenBarrierError):
-                both.wait(10) if len(runs) <= 2 else None
+                both.wait(60) if len(runs) <= 2 else None
             connection.execute(text(f"UPDATE pairs SET n = n + 1 WHERE id = {second}"))
 
         return write
@@ -370,10 +372,10 @@ async def test_a_process_that_stands_still_loses_its_transaction(settings: Store
 
     def stand_still(connection: Connection) -> None:
         runs.append(1)
-        connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '50ms'"))
         append(7)(connection)
         if len(runs) == 1:
             pid = connection.scalar(text("SELECT pg_backend_pid()"))
+            connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = '50ms'"))
             with psycopg.connect(settings.url, autocommit=True) as looking:
                 while looking.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone():
                     time.sleep(0.01)

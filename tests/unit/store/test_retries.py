@@ -82,6 +82,7 @@ async def test_a_call_that_is_recorded_twice_is_told_so_first(database: Database
     assert error.value.code == "recorded_elsewhere"
 
 
+@pytest.mark.usefixtures("idle")
 @pytest.mark.parametrize("earlier", ["record", "retry"])
 async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did(
     store_url: str, earlier: str

@@ -223,6 +223,7 @@ def test_what_is_new_in_a_tree(engine: Engine) -> None:
         assert turns.nodes_since(connection, "another", "e", 0) == []
 
 
+@pytest.mark.usefixtures("idle")
 async def test_a_turn_of_a_closed_episode_is_refused_and_one_in_flight_holds_the_closing_off(
     store_url: str,
 ) -> None:
