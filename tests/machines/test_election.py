@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Float, event, literal_column
 from gateway.errors import Fenced
 from gateway.peers.election import Election
 from gateway.sections import ClusterSettings
-from gateway.store import coordination
+from gateway.store import connections, coordination
 from gateway.store import ledger as statements
 from gateway.store.connections import begin_reading, connect
 from tests.machines.stores import Postgres, sqlite_store
@@ -222,6 +222,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.url = self.stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
         self.clock = Clock()
         self.stack.enter_context(patch.object(coordination, "NOW", MachineClock()))
+        self.stack.enter_context(patch.object(connections, "_IDLE_S", 3600))  # transactions stand still
         self.stack.enter_context(patch("gateway.peers.election.time", self.clock))
         self.watcher: Any = None
         if self.kind == "postgresql":
