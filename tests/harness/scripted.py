@@ -32,7 +32,7 @@ TOOL_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 class ScriptedEngine(FakeEngine):
-    """Says the texts in `replies`, one a request; keeps what it was asked in `requests`."""
+    """Says the texts in `replies`, one a request, up to the barrier of `hold_after`; keeps what it was asked in `requests`."""
 
     def __init__(self) -> None:
         super().__init__("none")
@@ -47,6 +47,8 @@ class ScriptedEngine(FakeEngine):
         ids = [*self.encode(self.replies.popleft()), end][: params["max_tokens"]]
         for count, token in enumerate(ids, 1):
             await asyncio.sleep(self.faults.delay_s)
+            while self.faults.hold_after is not None and count > self.faults.hold_after:
+                await self._changed.wait()
             last = count == len(ids)
             yield {
                 "index": 0,

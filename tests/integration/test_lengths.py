@@ -116,7 +116,7 @@ async def test_calls_that_were_not_sampled_to_their_end_teach_nothing(
     values = settings_for(tiny_model, tmp_path, lengths=LEARNT, staleness={"batch": 64})
     async with run_gateway(values) as gateway:
         seen = Watched(gateway, monkeypatch)
-        await gateway.fake("faults", delay_s=0.05)
+        await gateway.fake("faults", hold_after=2)
         episode, headers = await gateway.open("task")
         body = {
             "model": "m",

@@ -18,7 +18,7 @@ from gateway.engines.fake.engine import Faults
 from tests.harness.gateways import RunningGateway
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -67,7 +67,7 @@ async def opened(
     """The SDK in a new episode, and the episode's id."""
     episode = await gateway.admin.open_episode("task", mode="eval", **kwargs)
     async with anthropic.AsyncAnthropic(
-        base_url=gateway.url, api_key=episode.api_key, max_retries=0
+        base_url=gateway.url, api_key=episode.api_key, max_retries=0, timeout=LONG_S
     ) as client:
         yield client, episode.episode_id
 
@@ -211,7 +211,7 @@ async def test_why_a_reply_ends(scripted: tuple[RunningGateway, ScriptedEngine],
         engine.replies += ["one two three", "one two three", "x" * 4000]
         stopped = await ask(client, HI, stop_sequences=["three", "two"], stream=stream)
         short = await ask(client, HI, max_tokens=3, stream=stream)
-        full = await ask(client, HI, max_tokens=64_000, stream=stream, timeout=60)
+        full = await ask(client, HI, max_tokens=64_000, stream=stream)
     assert (stopped.content[0].text, stopped.stop_reason, stopped.stop_sequence) == (
         "one ",
         "stop_sequence",
@@ -360,7 +360,7 @@ async def test_a_stream_that_fails_says_so_and_never_ends_well(
 ) -> None:
     gateway, engine = scripted
     engine.replies.append("x" * 100)
-    engine.faults = Faults(delay_s=0.04)
+    engine.hold_after(3)
     try:
         async with opened(gateway) as (client, episode):
             async with client.messages.stream(model="claude-opus", max_tokens=200, messages=[HI]) as stream:

@@ -252,9 +252,7 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
         added = await admin.add_engine("helper", f"http://127.0.0.1:{port}", "judge", wait_s=60)
         assert (added["name"], added["model"], added["state"]) == ("helper", "judge", "open")
         for engine in (engines["judge"], helper):
-            engine.set_faults(
-                {"delay_s": 0.5}
-            )  # it is not over before it has moved, however slow the machine is
+            engine.hold_after(1)  # it is not over before it has moved, however slow the machine is
         _, headers = await gateway.open("task")
         async with gateway.http.stream(
             "POST",
@@ -274,7 +272,7 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
 
             await until(moved, "the call goes on elsewhere")
             for engine in (engines["judge"], helper):
-                engine.set_faults({"delay_s": 0.0})
+                engine.release()
             assert "data: [DONE]" in [line async for line in lines]
         assert (await admin.remove_engine("helper", wait_s=60))["removed"]
     assert {engine["name"] for engine in await admin.engines()} == {"actor-0", "judge-0"}
