@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.disk import Disk
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.waiting import until
@@ -28,12 +29,15 @@ async def test_calls_are_refused_while_there_is_no_room_and_nothing_is_lost(
         database, disk = gateway.services.database, Disk(gateway.services.database._engine)
         episode, headers = await gateway.open("a")
         before = await gateway.chat(headers, max_tokens=4)
-        disk.fill()
-        database._committer._drop()
         body = {"model": "m", "messages": LONG, "max_tokens": 4}
+        await hold_after(gateway, 2)
         begun = asyncio.create_task(
             gateway.http.post("/v1/chat/completions", headers=headers, json=body), name="begun"
         )
+        await arrived(gateway, 1)  # a write of the gateway's own may be the first that finds no room
+        disk.fill()
+        database._committer._drop()
+        await release(gateway)
         await until(lambda: database._committer.full, "the disk is full")
         ready = await gateway.http.get("/readyz")
         assert code_of(ready) == (503, "store_full")

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.servers import PostgresServer, postgres_server
 from tests.harness.waiting import until
@@ -39,9 +40,14 @@ async def test_clients_are_told_to_come_back_and_are_served_when_they_do(
         database = gateway.services.database
         episode, headers = await gateway.open()
         assert (await gateway.chat(headers)).status_code == 200
-        await asyncio.to_thread(server.stop, "kill")
+        await hold_after(gateway, 1)
         begun = asyncio.create_task(gateway.chat(headers), name="begun")
+        await arrived(gateway, 1)
+        await asyncio.to_thread(server.stop, "kill")
         try:
+            await release(gateway)
+            tree = gateway.model.recorder._lineages[episode]
+            await until(lambda: tree.pending == 1, "its turn is to be written")
             await until(lambda: not database.reachable, "the gateway misses its database")
             while database.pending < 8:
                 database.put(lambda connection: None)
