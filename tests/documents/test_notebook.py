@@ -58,7 +58,9 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(export: Path) -> Any:
     """The notebook with what its cells gave, beside the export."""
     notebook = nbformat.read(NOTEBOOKS / "export.ipynb", as_version=4)
-    client = NotebookClient(notebook, timeout=RUN_S, resources={"metadata": {"path": str(export.parent)}})
+    # What a cell gave comes apart from the word that it has ended, and is not waited for long of itself.
+    limits = {"timeout": RUN_S, "startup_timeout": RUN_S, "iopub_timeout": RUN_S}
+    client = NotebookClient(notebook, **limits, resources={"metadata": {"path": str(export.parent)}})
     return client.execute()
 
 

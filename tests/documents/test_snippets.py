@@ -17,7 +17,7 @@ import pytest
 
 from tests.harness.fences import ROOT, Fence, fences, pages
 from tests.harness.gateways import RunningGateway
-from tests.harness.waiting import result_of
+from tests.harness.waiting import LONG_S, result_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -38,7 +38,6 @@ for line in sys.stdin:
     print(json.dumps({"reward": 0.5}), flush=True)
 """
 FUNCTION = "async def solve(task, base_url, api_key):\n    return 0.5\n"
-RUN_S = 60.0
 PAGES = [page for page in pages() if any(f.kind in ("sh", "python") and not f.why_not for f in fences(page))]
 
 
@@ -113,7 +112,7 @@ async def run(fence: Fence, demo: RunningGateway, folder: Path) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    printed, _ = await result_of(process.communicate(), f"the end of {fence}", RUN_S)
+    printed, _ = await result_of(process.communicate(), f"the end of {fence}", LONG_S)
     assert process.returncode == 0, f"{fence} ended with {process.returncode}:\n{code}\n{printed.decode()}"
 
 

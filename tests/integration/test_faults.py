@@ -24,7 +24,7 @@ from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_sampled_by_the_fake, nodes_of
 from tests.harness.retries import taken
 from tests.harness.scripted import USER
-from tests.harness.waiting import until, within
+from tests.harness.waiting import LONG_S, until, within
 from tests.harness.weights import fake_weights, publish
 
 
@@ -203,7 +203,7 @@ async def test_a_client_that_does_not_read_holds_nothing_up(tiny_model: Path, tm
             await until(lambda: gateway.slot.streams == 0, "and is free")
             new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
             assert (await gateway.admin.publish(1, str(new), wait_s=60))["state"] == "live"
-            client.settimeout(20)
+            client.settimeout(LONG_S)
             answer = await asyncio.to_thread(read_all, client)
         assert b"data: [DONE]" in answer[-40:]
         events = [json.loads(event) for event in re.findall(rb"data: (\{.*?\})\n\n", answer)]

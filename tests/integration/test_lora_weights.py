@@ -20,7 +20,7 @@ from tests.harness.agents import finished, start_agents
 from tests.harness.barrier import arrived, release
 from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for, slots
 from tests.harness.records import check_everything, nodes_of, versions_of
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import fake_adapter, probe_of, write_manifest_of_pieces
 
 
@@ -41,7 +41,7 @@ def write(directory: Path, base: Path, count: int) -> dict[int, Path]:
 
 async def publish(gateway: RunningGateway, version: int, path: Path) -> dict[str, Any]:
     """The record of a version that is live."""
-    record = await gateway.admin.publish(version, str(path), wait_s=60)
+    record = await gateway.admin.publish(version, str(path), wait_s=LONG_S)
     assert record["state"] == "live", record["why"]
     return record
 

@@ -23,8 +23,9 @@ from gateway.client import GatewayClient
 from processes.child import LocalProcess
 from processes.ports import free_port
 from reference.pages import PAGES
+from tests.harness.agents import sdk
 from tests.harness.gateway_command import command_line, descendants
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 ROOT = Path(__file__).parents[2]
 WORDS = re.compile(r"\b(headgate_\w+|process_\w+|up)\b")
@@ -58,7 +59,7 @@ async def up(folder: Path, model: Path, port: int) -> Any:
             assert process.returncode is None, process.tail(100)
             return "Ctrl-C ends all of it" in process.tail(100)
 
-        await until(told, "the service says that it is up", 180.0)
+        await until(told, "the service says that it is up")
         yield process
     finally:
         await process.stop(60.0)
@@ -95,7 +96,7 @@ async def _call(folder: Path, port: int) -> None:
     async with GatewayClient(f"http://127.0.0.1:{port}", keys["HEADGATE_ADMIN_KEY"]) as admin:
         opened = await admin.open_episode("task", mode="eval")
         for _ in range(4):  # by connections of their own: either process may be asked
-            async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
+            async with sdk(opened) as client:
                 answer = await client.chat.completions.create(
                     model="any", messages=[{"role": "user", "content": "hi"}], max_tokens=8
                 )
@@ -119,7 +120,7 @@ async def _check_metrics(folder: Path) -> None:
     known = set(re.findall(r"^\| `(\w+)`", PAGES["metrics"](), re.MULTILINE))
     targets = json.loads((folder / "service" / "targets.json").read_text())
     assert len(targets) == 2
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=LONG_S) as http:
         for target in targets:
             for family in text_string_to_metric_families(await _metrics(http, target["targets"][0])):
                 name = family.name.removesuffix("_created")
@@ -134,7 +135,7 @@ async def _metrics(http: httpx.AsyncClient, target: str) -> str:
     pages: list[str] = []
 
     async def answers() -> bool:
-        with suppress(httpx.ConnectError):
+        with suppress(httpx.TransportError):
             pages.append((await http.get(f"http://{target}/metrics")).text)
         return bool(pages)
 
@@ -144,7 +145,7 @@ async def _metrics(http: httpx.AsyncClient, target: str) -> str:
 
 async def _check_queries(prometheus: str) -> None:
     """Prometheus understands every query, and has found both processes."""
-    async with httpx.AsyncClient(base_url=prometheus) as http:
+    async with httpx.AsyncClient(base_url=prometheus, timeout=LONG_S) as http:
         for query in _shown():
             asked = {"query": query.replace("$__rate_interval", "1m")}
             assert (await http.get("/api/v1/query", params=asked)).json()["status"] == "success", query
@@ -153,4 +154,4 @@ async def _check_queries(prometheus: str) -> None:
             found = (await http.get("/api/v1/targets")).json()["data"]["activeTargets"]
             return [target["health"] for target in found] == ["up", "up"]
 
-        await until(both, "Prometheus has asked both processes", 60.0)
+        await until(both, "Prometheus has asked both processes")

@@ -17,9 +17,9 @@ from tests.harness.agents import finished, start_agents
 from tests.harness.barrier import arrived, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_everything
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
-QUICK = {"margin_s": 0.0, "min_stay_s": 0.0, "deadline_s": 20.0, "claim_s": 60.0}
+QUICK = {"margin_s": 0.0, "min_stay_s": 0.0, "deadline_s": 120.0, "claim_s": 3600.0}
 BOTH = ["rollout", "train"]
 
 
@@ -45,7 +45,7 @@ async def becomes(gateway: RunningGateway, node: str, role: str) -> None:
     async def is_so() -> bool:
         return await role_of(gateway, node) == role
 
-    await until(is_so, f"{node} becomes {role}", 40)
+    await until(is_so, f"{node} becomes {role}")
 
 
 def check_replay(values: dict[str, Any]) -> None:
@@ -69,12 +69,12 @@ async def test_a_node_is_lent_while_its_trainer_waits_and_its_calls_go_on_when_i
         await becomes(gateway, "t0", "rollout")
         for version in (1, 2):
             await share(gateway, 8, own, lent)
-            claimed = await gateway.admin.claim("t0", wait_s=60)
-            assert (claimed["role"], claimed["claim_s"]) == ("train", 60.0)
+            claimed = await gateway.admin.claim("t0", wait_s=LONG_S)
+            assert (claimed["role"], claimed["claim_s"]) == ("train", 3600.0)
             assert state_of(gateway, "t0-0") == "asleep"
             assert (await gateway.fake("state", lent))["running"] == 0
             await arrived(gateway, 8, own)
-            record = await gateway.admin.publish(version, str(versions[version]), wait_s=60)
+            record = await gateway.admin.publish(version, str(versions[version]), wait_s=LONG_S)
             assert record["state"] == "live"
             assert [report["engine"] for report in record["report"]] == ["demo-0"]
             assert state_of(gateway, "t0-0") == "asleep"
@@ -104,12 +104,12 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")  # both engines are open
         await arrived(gateway, 4)
-        await gateway.admin.claim("t0", wait_s=60)
+        await gateway.admin.claim("t0", wait_s=LONG_S)
         await until(lambda: gateway.model.pool.waiting == 4, "all wait again")
         for slot in slots.values():
             told = await gateway.fake("state", slot)
             assert (told["asleep"], told["running"]) == (2, 0)
-        record = await gateway.admin.publish(1, str(versions[1]), wait_s=60)
+        record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         assert record["state"] == "live"
         await gateway.admin.release("t0")
         await becomes(gateway, "t0", "rollout")  # both engines are open
@@ -141,13 +141,13 @@ async def test_an_engine_that_hangs_in_sleep_is_killed_and_the_claim_is_answered
         await share(gateway, 4, own, slot)
         pid = slot.describe("demo")["pid"]
         await gateway.fake("faults", slot, sleep_s=3600.0)
-        claimed = await gateway.admin.claim("t0", wait_s=50)
+        claimed = await gateway.admin.claim("t0", wait_s=LONG_S)
         assert claimed["role"] == "train"
-        await until(lambda: not Path(f"/proc/{pid}").exists(), "the engine is killed", 40)
+        await until(lambda: not Path(f"/proc/{pid}").exists(), "the engine is killed")
         await arrived(gateway, 4, own)
         await release(gateway, own)
         await gateway.admin.release("t0")
-        await until(lambda: slot.state == "open", "it is launched anew", 40)
+        await until(lambda: slot.state == "open", "it is launched anew")
         await release(gateway, slot)
         await check_everything(gateway, versions, await finished(agents, done))
     check_replay(values)
@@ -185,7 +185,7 @@ async def test_what_cannot_be_is_refused_by_name(tiny_model: Path, tmp_path: Pat
             (400, "invalid_value"),
         ]
         assert "'train'" in refusals[3].message
-        assert (await admin.claim("t0", wait_s=60))["role"] == "train"
+        assert (await admin.claim("t0", wait_s=LONG_S))["role"] == "train"
         assert (await admin.release("t0"))["role"] == "idle"
 
 
@@ -205,18 +205,18 @@ async def test_nodes_and_their_engines_come_and_go(tiny_model: Path, tmp_path: P
                 ["rollout", "a100"],
                 {"gpus": 8},
             )
-        added = await admin.add_engine("e0", node="n0", wait_s=40)
+        added = await admin.add_engine("e0", node="n0", wait_s=LONG_S)
         assert (added["state"], added["node"]) == ("open", "n0")
         await admin.add_node(
             "n0", BOTH
         )  # it is a trainer's node too from now on: its engine sleeps until that has spoken
-        await until(lambda: state_of(gateway, "e0") == "asleep", "it falls asleep", 40)
-        assert (await admin.claim("n0", wait_s=60))["role"] == "train"
-        waiting = asyncio.create_task(admin.add_engine("e1", node="n0", wait_s=40), name="added")
+        await until(lambda: state_of(gateway, "e0") == "asleep", "it falls asleep")
+        assert (await admin.claim("n0", wait_s=LONG_S))["role"] == "train"
+        waiting = asyncio.create_task(admin.add_engine("e1", node="n0", wait_s=LONG_S), name="added")
         assert (await waiting)["state"] == "asleep"
         removed = await admin.remove_node("n0")
         assert removed["engines"] == ["e0", "e1"]
-        await until(lambda: not gateway.model.pool.slots, "its engines are gone", 40)
+        await until(lambda: not gateway.model.pool.slots, "its engines are gone")
         assert await admin.nodes() == []
 
 
@@ -224,19 +224,19 @@ async def test_an_engine_that_dies_on_a_claimed_node_is_not_started_before_it_is
     tiny_model: Path, tmp_path: Path
 ) -> None:
     nodes = {"t0": {"tags": BOTH, "engines": 1}}
-    values = cluster(tiny_model, tmp_path, nodes, lending={"claim_s": 3600.0})
+    values = cluster(tiny_model, tmp_path, nodes)
     async with run_gateway(values, in_process=False) as gateway:
         slot = gateway.model.pool.slots["t0-0"]
         await gateway.admin.release("t0")
         _, headers = await gateway.open(mode="eval")
         call = asyncio.create_task(gateway.chat(headers, max_tokens=12), name="call")
         await arrived(gateway, 1)
-        await gateway.admin.claim("t0", wait_s=60)
+        await gateway.admin.claim("t0", wait_s=LONG_S)
         pid = slot.describe("demo")["pid"]
         os.killpg(pid, signal.SIGKILL)
-        await until(lambda: slot.restarts == 1, "its death is noticed", 40)
+        await until(lambda: slot.restarts == 1, "its death is noticed")
         assert slot.process is None
-        await gateway.admin.claim("t0", wait_s=60)
+        await gateway.admin.claim("t0", wait_s=LONG_S)
         assert slot.process is None
         await gateway.admin.release("t0")
         await arrived(gateway, 1)

@@ -16,7 +16,7 @@ from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
 
@@ -71,7 +71,7 @@ class Cluster:
         async def is_so() -> bool:
             return (await self.admin.node("t0"))["role"] == role
 
-        await until(is_so, f"t0 becomes {role}", 60)
+        await until(is_so, f"t0 becomes {role}")
 
     async def works(self) -> None:
         """Waits until the lent engine has a call; calls of the other one end, so that others begin."""
@@ -88,7 +88,7 @@ class Cluster:
             events = [json.loads(line) for line in lines[begins:] if '"action":"lending.filling"' in line]
             return sum(event["value"]["running"] > 1 for event in events) >= 3
 
-        await until(is_so, "there is work", 60)
+        await until(is_so, "there is work")
 
 
 @asynccontextmanager
@@ -107,8 +107,8 @@ async def cluster(model: Path, work: Path) -> AsyncIterator[Cluster]:
             lending={"margin_s": 0.0, "min_stay_s": 0.0, "claim_s": 3600.0},
         )
         url = f"http://127.0.0.1:{values['server']['port']}"
-        admin = await stack.enter_async_context(GatewayClient(url))
-        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120))
+        admin = await stack.enter_async_context(GatewayClient(url, timeout_s=LONG_S))
+        http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=LONG_S))
         found = Cluster(values, work, *engines, admin)
         stack.callback(lambda: found.gateway.kill())
         await found.gateway.start()
