@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from tests.harness.gateways import RunningGateway, gateway_of
+from tests.harness.waiting import LONG_S
 
 ROUTE = "/admin/v1/episodes"
 
@@ -47,7 +48,7 @@ async def test_a_project_looks_through_its_own_episodes_alone(tiny_model: Path, 
         await gateway.open("root-task", model="ours")
         await gateway.open("team-task", model="theirs")
         headers = {"Authorization": "Bearer the-key-of-the-team"}
-        async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as team:
+        async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=LONG_S) as team:
             for params, total in (({}, 1), ({"model": "ours"}, 0), ({"text": "root"}, 0)):
                 found = (await team.get(ROUTE, params={**params, "total": True})).json()
                 assert found["total"] == len(found["episodes"]) == total, params
