@@ -22,6 +22,7 @@ from gateway.sections import EngineSettings
 from gateway.store.connections import connect
 from processes.ports import free_port
 from tests.families.family import named, save
+from tests.harness.expiry import patient_bus
 from tests.harness.gateway_command import gateway_command, write_toml
 from tests.harness.gateways import serve, settings_for
 from tests.harness.servers import RedisServer
@@ -41,7 +42,7 @@ async def findings(values: dict[str, Any], work: Path) -> tuple[int, dict[str, l
 async def test_a_configuration_that_works_has_no_problem(
     tiny_model: Path, tmp_path: Path, redis: RedisServer
 ) -> None:
-    values = settings_for(tiny_model, tmp_path, bus={"url": redis.url})
+    values = settings_for(tiny_model, tmp_path, bus=patient_bus(redis))
     make_tables(values["store"]["url"])
     engine, port = FakeEngine("none"), free_port()
     async with serve(create_fake_app(engine), port):
