@@ -12,9 +12,9 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
 from gateway.types import CRASHED_ATTEMPT
-from tests.harness.gateways import RunningGateway, faults
+from tests.harness.barrier import arrived, hold_after
+from tests.harness.gateways import RunningGateway
 from tests.harness.retries import lasting, send
-from tests.harness.waiting import until
 
 
 class Crashing:
@@ -42,9 +42,9 @@ class Crashing:
 
     async def crash(self, headers: dict[str, str]) -> None:
         """Leaves a call behind that still runs."""
-        await faults(self.gateway, delay_s=0.02)
+        await hold_after(self.gateway, 20)  # more than the other calls sample
         self.left = asyncio.create_task(send(self.gateway, headers, lasting(self.gateway)))
-        await until(lambda: self.gateway.engine.running == 1, "the last call runs")
+        await arrived(self.gateway, 1)
         raise RuntimeError("out of memory")
 
 
