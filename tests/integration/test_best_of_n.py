@@ -18,7 +18,7 @@ from tests.harness.expiry import patient_bus
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.retries import RETRY, drop, lasting, send, stops, turns_of
 from tests.harness.servers import PostgresServer, RedisServer, redis_server
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 AGENT_KEY = "an-agents-key-0123456789"
 
@@ -59,7 +59,9 @@ async def test_what_the_sdk_sends_again_after_a_429_is_not_its_siblings_reply(na
 
     http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
     url, key = f"{narrow.url}/v1", opened.api_key
-    async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=20, http_client=http) as client:
+    async with openai.AsyncOpenAI(
+        base_url=url, api_key=key, max_retries=20, timeout=LONG_S, http_client=http
+    ) as client:
         asking = asyncio.gather(*(client.chat.completions.create(**body) for _ in range(3)))
         await until(lambda: len(refused) == 2, "two of the three are refused while the other one runs")
         await release(narrow)
