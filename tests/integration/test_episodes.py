@@ -170,7 +170,8 @@ async def test_a_call_that_runs_when_its_episode_ends_is_told_so(gateway: Runnin
     answer = await whole
     assert answer.status_code == 409
     assert answer.json()["error"]["code"] == "episode_closed"
-    assert gateway.engine.running == 0 and gateway.engine.sampled == 2
+    await until(lambda: gateway.engine.running == 0, "the engine stops")
+    assert gateway.engine.sampled == 2
 
 
 async def test_rewards_that_are_not_final_can_change(gateway: RunningGateway) -> None:
