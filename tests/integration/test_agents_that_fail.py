@@ -46,7 +46,7 @@ async def test_a_crashed_program_is_left_out_of_its_group_and_its_standard_error
     """Exit status 1 was a reward of 0, and trained as one."""
     seen = tmp_path / "seen"
     seen.mkdir()
-    agent = CommandAgent([sys.executable, "-c", ONE_OF_THREE_FAILS, str(seen)], 60.0)
+    agent = CommandAgent([sys.executable, "-c", ONE_OF_THREE_FAILS, str(seen)], 600.0)
     runner = EpisodeRunner(gateway.admin, agent, group_size=3, concurrency=1, retries=0)
     good, crashed, best = await runner.run([TASK])
     assert (good.reward, crashed.reward, best.reward) == (0.0, None, 2.0)

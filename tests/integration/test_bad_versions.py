@@ -70,7 +70,7 @@ async def test_a_bad_version_leaves_the_engines_with_the_one_before(
         assert (await gateway.http.get("/readyz")).status_code == 200
         await check_everything(gateway, {0: tiny_model.resolve()}, list(await asyncio.gather(*agents)))
 
-        assert await gateway.admin.publish(1, str(bad), wait_s=60) == record, "it is not tried again"
+        assert await gateway.admin.publish(1, str(bad), wait_s=600) == record, "it is not tried again"
         assert await states(gateway) == [("open", 0), ("open", 0)]
         assert await gateway.admin.weights(1) == record
         status = await gateway.admin.status()
@@ -84,14 +84,14 @@ async def test_after_a_bad_version_comes_the_next_and_a_restart_remembers(
     values = settings_for(tiny_model, tmp_path, engine={"max_restarts": 0})
     first, second = ill(tmp_path, 1, 0, "fails"), ill(tmp_path, 2, 0, "other")
     async with run_gateway(values, in_process=False) as gateway:
-        records = [await gateway.admin.publish(v, str(p), wait_s=60) for v, p in ((1, first), (2, second))]
+        records = [await gateway.admin.publish(v, str(p), wait_s=600) for v, p in ((1, first), (2, second))]
         assert [record["bad"] for record in records] == [True, True]
     async with run_gateway(values, in_process=False) as gateway:
         assert [entry["version"] for entry in (await gateway.admin.status())["bad_versions"]] == [1, 2]
         assert 'headgate_bad_versions{model="demo"} 2.0' in (await gateway.http.get("/metrics")).text
-        assert await gateway.admin.publish(2, str(second), wait_s=60) == records[1]
+        assert await gateway.admin.publish(2, str(second), wait_s=600) == records[1]
         third = sound(tmp_path, 3, tiny_model)
-        assert (await gateway.admin.publish(3, str(third), wait_s=60))["state"] == "live"
+        assert (await gateway.admin.publish(3, str(third), wait_s=600))["state"] == "live"
         assert (await gateway.admin.status())["orphaned_versions"] == [1, 2]
         episode, headers = await gateway.open("after", mode="eval")
         assert (await gateway.chat(headers, max_tokens=8)).status_code == 200

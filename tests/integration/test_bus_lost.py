@@ -132,11 +132,12 @@ async def test_nothing_is_lost_or_doubled_with_the_bus(
         finally:
             losing.cancel()
             await asyncio.wait({losing})
+        trees = [(await admin.trajectory(o.episode_id))["nodes"] for o in opened]
         lines = [json.loads(line) for line in (tmp_path / "engine.jsonl").read_text().splitlines()]
         sampled = {line[0]: line[1] for line in lines if isinstance(line, list)}
         times: Counter[int] = Counter()
-        for agent, o in zip(agents, opened, strict=True):
-            turns = [n for n in (await admin.trajectory(o.episode_id))["nodes"] if n["sampled"]]
+        for agent, nodes in zip(agents, trees, strict=True):
+            turns = [n for n in nodes if n["sampled"]]
             recorded = {turn["call_id"]: [mark(x) for x in turn["logprobs"]] for turn in turns}
             assert len(recorded) == len(turns)
             for turn in turns:
