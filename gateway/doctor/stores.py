@@ -38,7 +38,9 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
     engine = connect(store.url, 1)
     try:
         with engine.connect() as connection:
-            skew = clock.now(connection) - time.time()
+            before = time.time()
+            theirs = clock.now(connection)
+            skew = min(theirs - before, 0.0) + max(theirs - time.time(), 0.0)  # none while the answer took
             faulty = turns.tool_faults_since(connection, time.time() - _DAY_S)
     finally:
         engine.dispose()

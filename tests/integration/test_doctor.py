@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,10 +16,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
+from gateway.doctor import stores
 from gateway.doctor.engines import examine_answer, examine_arguments
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.sections import EngineSettings
+from gateway.settings import Settings
 from gateway.store.connections import connect
 from processes.ports import free_port
 from tests.families.family import named, save
@@ -73,6 +76,23 @@ async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
     ):
         ((level, what),) = found[part]
         assert (level, text in what) == ("problem", True), what
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [(103.0, ""), (98.0, "-2.0 s from this machine's"), (107.5, "+2.5 s from this machine's")],
+)
+async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_answer_is_reported(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: float, said: str
+) -> None:
+    """It is 100 when the database is asked, and 105 when it has answered."""
+    settings = Settings.parse(settings_for(tiny_model, tmp_path))
+    make_tables(settings.store.url)
+    times = iter([100.0, *[105.0] * 9])
+    monkeypatch.setattr(stores, "time", SimpleNamespace(time=lambda: next(times)))
+    monkeypatch.setattr(stores.clock, "now", lambda _connection: theirs)
+    _, *warnings = await stores.examine_database(settings)
+    assert [said in one.what for one in warnings] == ([True] if said else [])
 
 
 class Scorer:
