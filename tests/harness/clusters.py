@@ -7,12 +7,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 
 from gateway.app import create_app, leave
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.peers import membership
 from gateway.peers.role import Leader
 from gateway.settings import Settings
 from processes.ports import free_port
@@ -103,7 +105,9 @@ class Cluster:
         self.members.remove(member)
         member.app.state.drain.begin()
         member.app.state.drain.end()
-        await leave(member.services)
+        # Or the next one would wait for the lease's end, where the database is slow
+        with mock.patch.object(membership, "_RESIGN_S", LIMIT_S):
+            await leave(member.services)
         await self._running.pop(member.url).aclose()
 
     @property

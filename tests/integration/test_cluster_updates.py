@@ -30,7 +30,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Three members, two engines."""
     store = postgres.url(postgres.new_database())
-    update = {"mode": request.param, "hold_s": 10.0}
+    update = {"mode": request.param}
     async with run_cluster(store, tiny_model, tmp_path, members=3, engines=2, update=update) as running:
         for engine in running.engines:
             engine.set_faults({"endless": True})
@@ -126,7 +126,7 @@ async def test_streams_of_every_process_cross_updates_under_their_true_versions(
         for version in (1, 2, 3):
             hold_after(cluster, 2 * version)
             await arrived(cluster, 18)
-            record = await admin.publish(version, str(versions[version]), wait_s=60)
+            record = await admin.publish(version, str(versions[version]), wait_s=600)
             assert record["state"] == "live", record
             assert all(report["failure"] == "" for report in record["report"]), record
             assert sum(report["streams"] for report in record["report"]) >= 18, "more if some moved between"
@@ -163,7 +163,7 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
         lambda: any(placed(m) and m.role == "coordinator" for m in cluster.members), "there is a successor"
     )
     async with cluster.admin() as admin:
-        record = await admin.publish(1, str(versions[1]), wait_s=60)
+        record = await admin.publish(1, str(versions[1]), wait_s=600)
         assert record["state"] == "live", record
         hold_after(cluster, 6)
         await arrived(cluster, 10)
@@ -181,6 +181,9 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     while one engine has loaded, and another one loads."""
     first, done = cluster.coordinator, asyncio.Event()
     hub, membership = first.services.hub, first.services.membership
+    asserted = asyncio.Event()
+    for other in cluster.followers:
+        wait_for(asserted, other.services.membership._election)
     crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.continue_under
 
     async def late() -> None:
@@ -214,12 +217,13 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     ending.set()
     await stopping
     assert loading.paused, "it was told nothing any more"
+    asserted.set()
     release(cluster)
     await until(
         lambda: any(placed(m) and m.role == "coordinator" for m in cluster.members), "there is a successor"
     )
     async with cluster.admin() as admin:
-        assert (await admin.publish(1, str(versions[1]), wait_s=60))["state"] == "live"
+        assert (await admin.publish(1, str(versions[1]), wait_s=600))["state"] == "live"
         done.set()
         await asyncio.gather(*tasks)
         for agent in agents:
@@ -228,13 +232,24 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     assert not any(member.lost for member in cluster.members)
 
 
+def wait_for(event: asyncio.Event, election: Any) -> None:
+    """A process is not elected before an event."""
+    claim = election._claim
+
+    async def later(over: int | None) -> Any:
+        await event.wait()
+        return await claim(over)
+
+    election._claim = later
+
+
 async def test_an_engine_that_was_started_anew_behind_the_gateways_backs_samples_nothing_under_a_wrong_version(
     postgres: PostgresServer, tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     """Its connections are new, and it does not have the label that it was given: that is found out before a token is taken."""
     store = postgres.url(postgres.new_database())
     async with run_cluster(store, tiny_model, tmp_path, engines=2) as cluster, cluster.admin() as admin:
-        await admin.publish(1, str(versions[1]), wait_s=60)
+        await admin.publish(1, str(versions[1]), wait_s=600)
         opened = [await admin.open_episode(f"t{i}", mode="eval") for i in range(12)]
         for _ in range(2):
             await cluster.restart_engine(0)
