@@ -36,7 +36,7 @@ from tests.proof.models import BLOCK, VERSIONS
 
 ADMIN_KEY = "admin-of-the-chaos-proof"
 _CLUSTER_KEY = "cluster-of-the-chaos-proof"
-_START_S = {"fake": 60.0, "vllm": 300.0}
+_START_S = {"fake": 180.0, "vllm": 300.0}
 _STORE_WAIT_S = 20.0
 """More than a starting gateway waits for its store."""
 
@@ -181,7 +181,7 @@ class System:
         self.server = processes.server_of_versions(self.plan.transport, port, versions, self.folder / "logs")
         await self._started(self.server)
         link = await self._link("server", [port])
-        await self.until(partial(self._answers, f"http://127.0.0.1:{port}/versions"), "server", 60.0)
+        await self.until(partial(self._answers, f"http://127.0.0.1:{port}/versions"), "server", 180.0)
         self._way = way_of(self.plan.transport, self.folder, link.url)
 
     async def _started(self, process: Process) -> None:

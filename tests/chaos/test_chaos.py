@@ -29,7 +29,6 @@ async def test_a_fault_waits_for_its_victim_and_is_named_if_it_cannot_be_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "_AGAIN_S", 0.0)
-    monkeypatch.setattr(faults, "_PATIENCE_S", 0.2)
     tries = 0
 
     async def third_time(_: Any, __: Random) -> dict[str, Any] | None:
@@ -43,10 +42,12 @@ async def test_a_fault_waits_for_its_victim_and_is_named_if_it_cannot_be_done(
     async def breaks(_: Any, __: Random) -> dict[str, Any] | None:
         raise RuntimeError("no such thing")
 
-    kinds = (Kind("late", 1, third_time), Kind("never", 1, never), Kind("broken", 1, breaks))
+    late, away, broken = Kind("late", 1, third_time), Kind("never", 1, never), Kind("broken", 1, breaks)
     system = System(Plan(seconds=0.0), tmp_path, lambda _: None)
     with Journal(tmp_path / "faults.jsonl") as journal:
-        problems = await inflict(system, journal, [(0.0, kind, Random(0)) for kind in kinds])
+        assert await inflict(system, journal, [(0.0, late, Random(0))]) == []
+        monkeypatch.setattr(faults, "_PATIENCE_S", 0.2)
+        problems = await inflict(system, journal, [(0.0, kind, Random(0)) for kind in (away, broken)])
     assert problems == [
         "the fault never could not be done: its victim was away for 0.2 s",
         "the fault broken could not be done: RuntimeError('no such thing')",

@@ -12,7 +12,6 @@ from processes.ports import free_port
 from tests.chaos.proxy import Link
 from tests.harness.waiting import turns, within
 
-_LIMIT_S = 20.0
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -30,7 +29,7 @@ async def _linked() -> AsyncIterator[Link]:
     link = Link("test", free_port(), [free_port(), port])  # nobody listens at the first
     await link.start()
     try:
-        async with within("the test of the proxy is over", _LIMIT_S):
+        async with within("the test of the proxy is over"):
             yield link
     finally:
         await link.stop()
