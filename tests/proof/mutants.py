@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from gateway.rollout.engine_steps import EngineSteps
+from gateway.rollout.slot import Slot
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from tests.proof.checker import Report
@@ -52,8 +54,15 @@ def _labels_shifted() -> Iterator[None]:
 
 @contextmanager
 def _labels_at_arrival() -> Iterator[None]:
-    """A token is of the version that was the newest when it came, whatever the engine says of it later."""
-    append = Turn.append
+    """A token is of the version that was the newest when it came, whatever the engine says of it later.
+
+    What is in the pipe when an engine is held comes after its update, however long that takes.
+    """
+    append, hold = Turn.append, EngineSteps._hold
+
+    async def late(self: EngineSteps, slot: Slot, weights: Any) -> None:
+        slot.hold_output()
+        await hold(self, slot, weights)
 
     def labelled(self: Turn, ids: list[int], logprobs: list[float]) -> None:
         crossed, self._run_versions = self._run_versions, self._run_versions[-1:]
@@ -63,7 +72,11 @@ def _labels_at_arrival() -> Iterator[None]:
     def unheard(self: Turn, account: Any) -> None:
         pass
 
-    with mock.patch.object(Turn, "append", labelled), mock.patch.object(Turn, "end_run", unheard):
+    with (
+        mock.patch.object(EngineSteps, "_hold", late),
+        mock.patch.object(Turn, "append", labelled),
+        mock.patch.object(Turn, "end_run", unheard),
+    ):
         yield
 
 

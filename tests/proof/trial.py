@@ -55,14 +55,14 @@ class Trial:
 
 def small(plan: Plan) -> Plan:
     """Enough for a mutant to show: few streams; with `keep` much in the pipe."""
-    lag_s = 0.25 if plan.mode == "keep" else 0.0
+    lag_s, tokens = (0.5, 80) if plan.mode == "keep" else (0.0, 60)
     return replace(
         plan,
         engine="fake",
         updates=2,
         streams=4,
         agents=2,
-        tokens=60,
+        tokens=tokens,
         crossed=1,
         kill=False,
         lag_s=lag_s,
