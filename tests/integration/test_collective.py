@@ -102,7 +102,7 @@ async def test_engines_run_what_they_were_sent_and_every_token_says_so(
         done = asyncio.Event()
         agents = [asyncio.create_task(agent(w.gateway, done, i), name=f"agent-{i}") for i in range(2)]
         written = {0: tiny_model.resolve(), 1: w.write(1), 2: w.write(2)}
-        record = await w.gateway.admin.publish(1, str(written[1]), wait_s=60)
+        record = await w.gateway.admin.publish(1, str(written[1]), wait_s=600)
         assert record["state"] == "live", record["why"]
         assert [report["failure"] for report in record["report"]] == ["", ""]
         assert [report["probe"]["verdict"] for report in record["report"]] == ["passed", "passed"]
@@ -110,7 +110,7 @@ async def test_engines_run_what_they_were_sent_and_every_token_says_so(
         sound = file.read_bytes()
         file.write_bytes(sound[:-1] + b"x")
         publishing = asyncio.create_task(
-            w.gateway.admin.publish(2, str(written[2]), wait_s=60), name="publish"
+            w.gateway.admin.publish(2, str(written[2]), wait_s=600), name="publish"
         )
         await until(lambda: "are not the manifest's" in w.slot("demo-0").reason, "the refusal")
         assert (w.slot("demo-1").state, w.slot("demo-1").version) == ("open", 1)
@@ -133,7 +133,7 @@ async def test_an_engine_that_is_killed_in_a_transfer_takes_no_other_along(
         written = {0: tiny_model.resolve(), 1: w.write(1)}
         await w.faults("demo-0", **fault)
         publishing = asyncio.create_task(
-            w.gateway.admin.publish(1, str(written[1]), wait_s=120), name="publish"
+            w.gateway.admin.publish(1, str(written[1]), wait_s=600), name="publish"
         )
         await w.begun_to_receive("demo-0")
         if "hold_load" in fault:
@@ -152,7 +152,7 @@ async def test_an_engine_elsewhere_that_missed_a_version_is_sent_it_alone(
 ) -> None:
     async with world(tiny_model, tmp_path) as w:
         written = w.write(1)
-        assert (await w.gateway.admin.publish(1, str(written), wait_s=60))["state"] == "live"
+        assert (await w.gateway.admin.publish(1, str(written), wait_s=600))["state"] == "live"
         w.engines["demo-1"].kill()
         await until(lambda: w.slot("demo-1").state != "open", "the gateway notices")
         await w.faults("demo-0", hold_receive=0)  # whoever sent to it now would wait
@@ -169,7 +169,7 @@ async def test_a_sender_that_is_killed_in_a_transfer_is_named_and_the_next_one_i
         for name in NAMES:
             await w.faults(name, hold_receive=0)
         publishing = asyncio.create_task(
-            w.gateway.admin.publish(1, str(written[1]), wait_s=120), name="publish"
+            w.gateway.admin.publish(1, str(written[1]), wait_s=600), name="publish"
         )
         for name in NAMES:
             await w.begun_to_receive(name)
