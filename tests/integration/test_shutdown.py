@@ -57,7 +57,7 @@ class Stopped:
 
 
 @asynccontextmanager
-async def stoppable(model: Path, work: Path, shutdown_s: float = 60.0) -> AsyncIterator[Stopped]:
+async def stoppable(model: Path, work: Path, shutdown_s: float = 3600.0) -> AsyncIterator[Stopped]:
     async with AsyncExitStack() as stack:
         engine, port = FakeEngine("none"), free_port()
         await stack.enter_async_context(serve(create_fake_app(engine), port))
