@@ -61,13 +61,13 @@ class Watcher:
 
     async def come_to(self, last: int) -> list[int]:
         """Reads up to an id; answers the ids of the events that came."""
-        async with within(f"a stream comes to {last}", 30):
+        async with within(f"a stream comes to {last}"):
             while not self.places or self.places[-1] < last:
                 await self.piece()
         return [event["id"] for event in self.seen]
 
     async def end(self) -> list[int]:
-        async with within("a stream ends", 30):
+        async with within("a stream ends"):
             try:
                 while True:
                     await self.piece()
@@ -125,7 +125,8 @@ async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choi
     watchers = [Watcher(feed, choice) for choice in choices]
     tasks = [asyncio.create_task(watcher.come_to(8)) for watcher in watchers[:4]]
     silent = asyncio.create_task(watchers[4].end())
-    await until(lambda: feed._ring is not None, "the feed is read")
+    begun = lambda: feed._ring is not None and all(watcher.places for watcher in watchers)  # noqa: E731
+    await until(begun, "every stream has begun, and the feed is read")
     for model in "abab":
         await tell(database, 2, model)
     await asyncio.gather(*tasks[:2], tasks[3])
@@ -276,7 +277,7 @@ async def test_a_stream_says_that_the_database_is_away_and_a_new_one_goes_on(
 
     monkeypatch.setattr(database, "read", away)
     with pytest.raises(Unavailable, match="is away"):
-        await result_of(reading, "the stream fails", 30)
+        await result_of(reading, "the stream fails")
     monkeypatch.undo()
     assert feed.watchers == 0
     await tell(database, 1)
