@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import save_model
@@ -16,7 +16,12 @@ from tests.harness.servers import PostgresServer, RedisServer, postgres_server, 
 from tests.harness.vllm import LENGTH, SharedEngine
 
 # The same examples in every run, so that one that fails fails for everybody; whoever looks for more has others each time.
-settings.register_profile("unhurried", deadline=None, derandomize="HEADGATE_MACHINES" not in os.environ)
+settings.register_profile(
+    "unhurried",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="HEADGATE_MACHINES" not in os.environ,
+)
 settings.load_profile("unhurried")
 
 # Nothing here speaks TLS: no client, in whatever process, reads the list of all authorities when it is made.

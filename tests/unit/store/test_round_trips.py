@@ -38,7 +38,9 @@ values = st.recursive(
     max_leaves=12,
 )
 objects = st.dictionaries(texts, values, max_size=5)
-many = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(
+    max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 
 
 @pytest.fixture
