@@ -39,7 +39,8 @@ T = TypeVar("T")
 StorageError = dcp.CheckpointException
 """Raised on every rank if one of them cannot write or read its shards."""
 _BEAT_S = 5.0
-_FIND_S = 2.0
+_TRIES, _BETWEEN_S = 40, 0.05
+"""How often a rank that is gone is looked for. Not until a moment, since this process may be suspended meanwhile."""
 _PROBE_TAG = 0x6C6F7374
 State = dict[str, Tensor | Callable[[], Tensor]]
 """A model's tensors by name, or the collective functions that make them whole."""
@@ -191,12 +192,13 @@ class Ranks:
             ) from error
 
     def _gone(self) -> list[int]:
-        """The ranks whose connections are closed, by their end or since they did not answer; empty if none is within a moment."""
+        """The ranks whose connections are closed, by their end or since they did not answer; empty if none is before long."""
         others = [rank for rank in range(self.size) if rank != self.rank] if self._talk is not None else []
-        until = time.monotonic() + _FIND_S
-        while not (gone := [rank for rank in others if not self._reaches(rank)]) and time.monotonic() < until:
-            time.sleep(0.05)
-        return gone
+        for _ in range(_TRIES):
+            if gone := [rank for rank in others if not self._reaches(rank)]:
+                return gone
+            time.sleep(_BETWEEN_S)
+        return []
 
     def _reaches(self, rank: int) -> bool:
         """False if the connection to a rank is closed; what is sent here, nobody receives."""
