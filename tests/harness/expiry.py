@@ -34,4 +34,6 @@ def end_life(bus: BusSettings, pid: int) -> None:
     """A process counts as dead on the bus from now on."""
     with Redis.from_url(bus.url) as redis:
         gone = list(redis.scan_iter(f"{bus.prefix}:process:*-{pid}-*"))
-        assert redis.delete(*gone) == 1, f"{gone} is not one process"
+        assert len(gone) <= 1, f"{gone} is not one process"
+        if gone:  # the bus may have forgotten it by itself
+            redis.delete(*gone)

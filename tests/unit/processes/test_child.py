@@ -18,7 +18,7 @@ Start = Callable[[str], Awaitable[LocalProcess]]
 
 FORKS = """
 import pathlib, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
 pathlib.Path({path!r}).write_text(str(child.pid))
 time.sleep(60)
 """
@@ -180,7 +180,7 @@ from asyncio.subprocess import PIPE
 from processes.child import LocalProcess
 from processes.lines import start_worker
 async def main():
-    argv = [sys.executable, "-c", "import time; time.sleep(60)"]
+    argv = [sys.executable, "-c", "import time; time.sleep(1000)"]
     child = await {started}
     pathlib.Path({str(path)!r}).write_text(str(child.pid))
     await asyncio.Event().wait()
