@@ -144,9 +144,8 @@ class PostgresServer:
         while True:
             try:
                 self.execute(f"CREATE DATABASE {name}{template}")
-            except (
-                psycopg.errors.ObjectInUse
-            ):  # the server's process of a connection that was closed lives on for a moment
+            except psycopg.errors.ObjectInUse:
+                # The server's process of a connection that was closed lives on for a moment
                 if time.monotonic() > deadline:
                     raise
             else:

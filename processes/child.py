@@ -161,9 +161,8 @@ def die_with_parent() -> Callable[[], None]:
     parent = os.getpid()
 
     def arrange() -> None:
-        signal.signal(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # or a handler of the parent's took it before the program runs
+        # Otherwise a handler of the parent's would take the signal before the program runs
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it was killed before, and the kernel will say nothing
             os._exit(128 + signal.SIGTERM)

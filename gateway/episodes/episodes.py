@@ -58,7 +58,7 @@ class Episodes:
         self._recorders = recorders
         self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
         self._peers = peers or NoPeers()
-        self._closing = Closing(database, ledgers, recorders, grading, peers, settings.rewards)
+        self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
         self._deadlines = GroupDeadlines(settings, ledgers)
         self._quota = EpisodeQuota(settings)
         self._live: dict[str, OpenEpisode] = {}

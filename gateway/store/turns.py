@@ -50,7 +50,7 @@ _ANSWERED = union_all(
         RetryRow.name.in_(bindparam("names", expanding=True)),
     ),
 )
-"""The calls that are recorded already, and those that retries of some requests have begun anew."""
+"""The calls that are recorded already (without a name), and those that retries of some requests have begun anew."""
 _LOCKED = (
     select(EpisodeRow.id, EpisodeRow.state)
     .where(EpisodeRow.id.in_(bindparam("episodes", expanding=True)))
@@ -86,23 +86,25 @@ def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, floa
     """
     calls = [call for (_, call), _ in turns]
     asked = {"episodes": sorted({call["episode_id"] for call in calls})}
-    states = {
-        row.id: row.state for row in connection.execute(_LOCKED, asked)
-    }  # whoever changes the answer locks it first
-    asked |= {"calls": [call["id"] for call in calls], "names": sorted({_answers_to(call) for call in calls})}
-    found: dict[tuple[str, str], list[tuple[str, float]]] = {}
+    # Whoever changes what is read next locks the episode's row first
+    states = {row.id: row.state for row in connection.execute(_LOCKED, asked)}
+    asked |= {"calls": [call["id"] for call in calls], "names": sorted({*map(_answers_to, calls)} - {""})}
+    recorded, retries = set[str](), dict[tuple[str, str], tuple[str, float]]()
     for row in connection.execute(_ANSWERED, asked):
-        found.setdefault((row.episode_id, row.name), []).append((row.call_id, row.age_s))
+        if row.name:
+            retries[row.episode_id, row.name] = row.call_id, row.age_s
+        else:
+            recorded.add(row.call_id)
     now = time.monotonic()
     for (_, call), arrived in turns:
         episode_id, call_id = call["episode_id"], call["id"]
-        if any(recorded == call_id for recorded, _ in found.get((episode_id, ""), ())):
+        if call_id in recorded:
             message = f"the call {call_id} was recorded by another gateway process"
             raise Conflict(message, code="recorded_elsewhere")
         if states.get(episode_id) == "closed":
             raise Conflict(f"episode {episode_id} is closed", code="episode_closed")
-        anew = found.get((episode_id, _answers_to(call) or call_id), ())
-        if any(other != call_id and age_s <= now - arrived + RESOLUTION_S for other, age_s in anew):
+        other, age_s = retries.get((episode_id, _answers_to(call)), (call_id, 0.0))
+        if other != call_id and age_s <= now - arrived + RESOLUTION_S:
             raise Conflict(f"another call answers the request of {call_id}", code="asked_again")
     insert_turns(connection, [turn for turn, _ in turns])
 
