@@ -85,7 +85,7 @@ async def test_what_is_wrong_is_named(tiny_model: Path, tmp_path: Path) -> None:
 async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_answer_is_reported(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: float, said: str
 ) -> None:
-    """It is 100 when the database is asked, and 105 when it has answered."""
+    """This machine's clock shows 100 when the database is asked, and 105 when it has answered."""
     settings = Settings.parse(settings_for(tiny_model, tmp_path))
     make_tables(settings.store.url)
     times = iter([100.0, *[105.0] * 9])

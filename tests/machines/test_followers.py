@@ -16,6 +16,7 @@ from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack
 from tests.harness.waiting import result_of, until
+from tests.machines.cluster import Opened
 from tests.machines.links import LinkMachine, links
 from tests.machines.processes import Process
 
@@ -269,6 +270,14 @@ def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough() -> None:
         assert old.state == "open"
 
 
+def served_by(machine: LinkMachine, process: Process) -> Opened:
+    """An episode that a process has served a call of, and no other one has."""
+    opened = machine.c.open_episode()
+    assert opened is not None
+    machine.c.loop.run(process.call(opened, 3, pinned=False), 5.0)
+    return opened
+
+
 def is_alone(machine: LinkMachine, process: Process, name: str) -> bool:
     """True if a process takes it that it alone serves an episode."""
     return bool(machine.c.loop.run(process.services.alone(name), 5.0))
@@ -277,9 +286,7 @@ def is_alone(machine: LinkMachine, process: Process, name: str) -> bool:
 def test_a_process_serves_an_episode_alone_until_another_one_does() -> None:
     with links("abort") as machine:
         first, second = machine.alive()[1:3]
-        opened = machine.c.open_episode()
-        assert opened is not None
-        machine.c.loop.run(first.call(opened, 3, pinned=False), 5.0)
+        opened = served_by(machine, first)
         assert [is_alone(machine, process, opened.id) for process in (first, second)] == [True, False]
         machine.c.loop.run(second.call(opened, 3, pinned=False), 5.0)
         assert [is_alone(machine, process, opened.id) for process in (first, second)] == [False, False], (
@@ -290,9 +297,7 @@ def test_a_process_serves_an_episode_alone_until_another_one_does() -> None:
 def test_a_follower_that_the_coordinator_joins_is_alone_no_more_and_neither_is_the_coordinator() -> None:
     with links("abort") as machine:
         follower = machine.alive()[1]
-        opened = machine.c.open_episode()
-        assert opened is not None
-        machine.c.loop.run(follower.call(opened, 3, pinned=False), 5.0)
+        opened = served_by(machine, follower)
         (link,) = [link for link in machine.c.network.live() if link.follower == follower.name]
         link.down.lag_s = 1.0
         asking = [machine.alive()[0].spawn(machine.alive()[0].services.alone(opened.id)) for _ in range(2)]
@@ -306,9 +311,7 @@ def test_a_follower_that_the_coordinator_joins_is_alone_no_more_and_neither_is_t
 def test_nobody_serves_an_episode_alone_that_an_earlier_coordinator_knew_or_without_a_link() -> None:
     with links("abort") as machine:
         follower = machine.alive()[1]
-        opened = machine.c.open_episode()
-        assert opened is not None
-        machine.c.loop.run(follower.call(opened, 3, pinned=False), 5.0)
+        opened = served_by(machine, follower)
         hubs = alone(machine)
         assert not is_alone(machine, follower, opened.id)
         machine.c.network.hubs.update(hubs)

@@ -30,7 +30,7 @@ async def own() -> AsyncIterator[tuple[RedisServer, Bus]]:
 
 
 HURRIED = BusSettings(timeout_s=0.5)
-"""Of a bus whose server is silent: nothing waits long for it."""
+"""The settings for a bus whose server is silent, so that nothing waits long for it."""
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -125,8 +125,10 @@ async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choi
     watchers = [Watcher(feed, choice) for choice in choices]
     tasks = [asyncio.create_task(watcher.come_to(8)) for watcher in watchers[:4]]
     silent = asyncio.create_task(watchers[4].end())
-    begun = lambda: feed._ring is not None and all(watcher.places for watcher in watchers)  # noqa: E731
-    await until(begun, "every stream has begun, and the feed is read")
+    await until(
+        lambda: feed._ring is not None and all(watcher.places for watcher in watchers),
+        "every stream has begun, and the feed is read",
+    )
     for model in "abab":
         await tell(database, 2, model)
     await asyncio.gather(*tasks[:2], tasks[3])

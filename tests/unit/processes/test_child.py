@@ -56,6 +56,16 @@ def written(path: Path) -> Callable[[], bool]:
     return lambda: path.exists() and bool(path.read_text())
 
 
+async def check_dies_with_parent(code: str, path: Path) -> None:
+    """Kills a program once its child has written its number into the file, and waits until the child is gone."""
+    root = Path(__file__).parents[3]
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
+    await until(written(path), "it has said its number")
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not alive(int(path.read_text())), "it is gone")
+
+
 async def never() -> bool:
     return False
 
@@ -186,12 +196,7 @@ async def main():
     await asyncio.Event().wait()
 asyncio.run(main())
 """
-    root = Path(__file__).parents[3]
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
-    await until(written(path), "it has said its number")
-    parent.kill()
-    await parent.wait()
-    await until(lambda: not alive(int(path.read_text())), "it is gone")
+    await check_dies_with_parent(code, path)
 
 
 async def test_a_child_dies_with_a_parent_that_is_killed_while_it_starts(tmp_path: Path) -> None:
@@ -208,9 +213,4 @@ def late():
     arrange()
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=late)
 """
-    root = Path(__file__).parents[3]
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", code, cwd=root)
-    await until(written(path), "it has said its number")
-    parent.kill()
-    await parent.wait()
-    await until(lambda: not alive(int(path.read_text())), "it is gone")
+    await check_dies_with_parent(code, path)
