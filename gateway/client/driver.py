@@ -62,7 +62,8 @@ class EpisodeRunner:
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
     agents ask for. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
-    of the tasks of `run_forever`; shuffled passes, if there is none.
+    of the tasks of `run_forever`; shuffled passes, if there is none. `in_order`: an episode is opened only when those of earlier
+    tasks are.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class EpisodeRunner:
         sampling: EpisodeSampling = AS_REQUESTED,
         describe: bool = False,
         order: TaskOrder | None = None,
+        in_order: bool = False,
     ) -> None:
         if group_size < 1 or concurrency < 1 or retries < 0 or spare < 0:
             raise ValueError("group_size and concurrency must be >= 1, retries and spare >= 0")
@@ -111,6 +113,7 @@ class EpisodeRunner:
         self._sampling = sampling
         self._describe = describe
         self._order = order
+        self._opening = asyncio.Semaphore(1 if in_order else concurrency)
         self._under_way: dict[str, list[EpisodeOutcome]] = {}
         """The outcomes so far of groups of which an order is to hear."""
         self._jitter = random.Random()
@@ -191,7 +194,8 @@ class EpisodeRunner:
     async def _episode(self, job: _Job, stop: asyncio.Event) -> EpisodeOutcome:
         task_id = job.task.task_id
         try:
-            opened = await self._open(job, stop)
+            async with self._opening:  # first come, first served
+                opened = await self._open(job, stop)
         except GatewayRefused as refused:
             if refused.code == "group_finished":
                 return EpisodeOutcome(task_id, job.group_id, None, None, aborted=refused.code)

@@ -2,7 +2,8 @@
 
 Each seat has a runner of its own (`EpisodeRunner`), so groups, retries and bounds are those of its model. `Table` brings together
 one episode of each seat for the same task, and has them played once. Invariants: an episode is in one match at a time; a match
-that fails fails in every seat; one that finds no partner in time is left out, and did not fail.
+that fails fails in every seat; one that finds no partner in time is left out, and did not fail; every seat opens its episodes in
+the order of the tasks, because with room for few groups two seats that began with different ones would wait for each other.
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ class Matches:
                 model=model,
                 on_outcome=partial(self._count, seat),
                 on_wait=partial(self._wait, seat),
+                in_order=True,
                 **kind,
             )
             for seat, model in seats.items()

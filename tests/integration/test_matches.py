@@ -82,3 +82,32 @@ async def test_seats_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGat
     finally:
         playing.cancel()
         await asyncio.gather(playing, return_exceptions=True)
+
+
+async def test_every_seat_begins_with_the_same_task_whatever_comes_to_the_gateway_first(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each model has room for one group, and the request for the first task comes late from one of the seats."""
+    played: list[str] = []
+    over, opening = asyncio.Event(), gateway.admin.open_episode
+
+    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+        played.append(task["name"])
+        return {"first": 1.0, "second": 0.0}
+
+    async def late(task_id: str, *given: Any, model: str, **more: Any) -> Any:
+        if (task_id, model) == ("one", "blue"):
+            await asyncio.sleep(0.5)  # noqa: TID251 - simulates work
+        return await opening(task_id, *given, model=model, **more)
+
+    monkeypatch.setattr(gateway.admin, "open_episode", late)
+    seats = {"first": "red", "second": "blue"}
+    matches = Matches(gateway.admin, play, seats, on_outcome=lambda _: over.set(), group_size=1)
+    playing = asyncio.create_task(matches.run([Task(name, {"name": name}) for name in ("one", "two")]))
+    try:
+        async with within("a match is over"):
+            await over.wait()
+        assert played == ["one"]
+    finally:
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
