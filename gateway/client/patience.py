@@ -45,24 +45,24 @@ class Patience:
         """Repeats a request until the gateway answers with another status than 429 or 503; `sent_away` is called with each
         of those.
 
-        Raises GatewayRefused, GatewayUnreachable, and Stopped if the gateway sent the request away after the run was
+        Raises GatewayRefused, GatewayUnreachable, and Stopped if the gateway sent away a request that began after the run was
         stopped.
         """
         silent_since: float | None = None
         backoff_s = _FIRST_BACKOFF_S
         while True:
+            stopped = stop is not None and stop.is_set()
             try:
                 return await request()
             except GatewayRefused as refused:
                 if refused.status not in _RETRYABLE:
                     raise
-                if stop is not None and stop.is_set():
+                if stopped:
                     raise Stopped from refused
                 if sent_away is not None:
                     await sent_away(refused)
-                    # Stopped during the request: try once more, as at the end of a sleep.
-                    if stop is not None and stop.is_set():
-                        continue
+                if stop is not None and stop.is_set():  # meanwhile: once more, as at the end of a sleep
+                    continue
                 silent_since, backoff_s = None, _FIRST_BACKOFF_S
                 pause_s = refused.retry_after or _RETRY_AFTER_S
             except httpx.TransportError as error:

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayUnreachable, driver
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, driver
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
 from gateway.client.order import Passes
-from tests.harness.waiting import LONG_S, turns, until, within
+from gateway.types import EpisodeOpened
+from tests.harness.waiting import LONG_S, result_of, turns, until, within
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}", "value": i}) for i in range(6)]
@@ -252,17 +253,30 @@ async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: Gatewa
         await running
 
 
+@pytest.mark.parametrize("told", ["before the stop", "after the stop"])
 async def test_a_stop_wakes_a_member_that_was_sent_away(
-    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     """Its group was begun by another meanwhile, and a group that is half begun would hold its slot for long."""
     monkeypatch.setattr(driver, "_STOP_GRACE_S", LONG_S)
     gateway.refusals.append((429, 3600.0))
-    stop = asyncio.Event()
+    stop, sent_away = asyncio.Event(), asyncio.Event()
+    open_episode = client.open_episode
+
+    async def open_and_tell(*args: Any, **options: Any) -> EpisodeOpened:
+        try:
+            return await open_episode(*args, **options)
+        except GatewayRefused:
+            sent_away.set()
+            if told == "after the stop":
+                await stop.wait()
+            raise
+
+    monkeypatch.setattr(client, "open_episode", open_and_tell)
     runner = EpisodeRunner(client, FunctionAgent(value), group_size=2, concurrency=2)
-    tasks = TASKS[:1]
-    running = asyncio.create_task(runner.run_forever(tasks, stop), name="runner")
+    running = asyncio.create_task(runner.run_forever(TASKS[:1], stop), name="runner")
     await until(lambda: len(gateway.opened) >= 1, "an episode was opened")
+    await result_of(sent_away.wait(), "another was sent away")
     stop.set()
     async with within("the driver has stopped"):
         await running
