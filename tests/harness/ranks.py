@@ -27,55 +27,99 @@ def environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def on_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Returns the result of `work(*arguments)`, a function of a module, on each rank; `DIED` for one that was killed.
+    """Returns the result of `work(*arguments)`, a function of a module, on each rank.
 
-    Raises AssertionError with the traceback of the first rank that failed.
+    The processes stay for the next call, which finds their caches warm. Raises AssertionError with the traceback of the first
+    rank that failed.
     """
-    port = free_port()
-    ends: dict[Any, tuple[BaseProcess, Connection]] = {}
-    for rank in range(size):
-        ours, theirs = multiprocessing.Pipe(duplex=False)
-        process: BaseProcess = forks().Process(
-            target=_main, args=(environment(rank, size, port), theirs, work, arguments), daemon=True
-        )
-        process.start()
+    while len(_idle) < size:
+        _idle.append(_Rank())
+    ranks = [_idle.pop() for _ in range(size)]
+    results = _results(ranks, work, arguments)
+    assert DIED not in results, f"{work.__name__}: a rank died"
+    _idle.extend(ranks)
+    return results
+
+
+def on_new_ranks(size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """`on_ranks` in processes of its own, for work that ends them or measures them; `DIED` for a rank that was killed."""
+    ranks = [_Rank() for _ in range(size)]
+    results = _results(ranks, work, arguments)
+    for rank in ranks:
+        rank.end()
+    return results
+
+
+class _Rank:
+    """A process that does what it is sent, one after the other."""
+
+    def __init__(self) -> None:
+        self.results, theirs = multiprocessing.Pipe()
+        self._process: BaseProcess = forks().Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
         theirs.close()
-        ends[ours] = (process, ours)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.results.close()
+
+
+_idle: list[_Rank] = []
+"""Ranks without work. They end with the process that tests."""
+
+
+def _results(ranks: list[_Rank], work: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Any]:
+    port, size = free_port(), len(ranks)
+    for number, rank in enumerate(ranks):
+        rank.results.send_bytes(pickle.dumps((environment(number, size, port), work, arguments)))
     results: dict[Any, Any] = {}
     try:
         while len(results) < size:
-            ready = multiprocessing.connection.wait([end for end in ends if end not in results], LIMIT_S)
-            assert ready, f"{size - len(results)} of {size} ranks gave no result"
+            missing = [rank.results for rank in ranks if rank.results not in results]
+            ready = multiprocessing.connection.wait(missing, LIMIT_S)
+            assert ready, f"{len(missing)} of {size} ranks gave no result"
             for end in ready:
                 assert isinstance(end, Connection)
                 results[end] = _received(end)
-    finally:
-        for process, _ in ends.values():
-            process.kill()
-            process.join()
-    return [results[end] for end in ends]
+    except BaseException:
+        for rank in ranks:
+            rank.end()
+        raise
+    return [results[rank.results] for rank in ranks]
 
 
 def _received(end: Connection) -> Any:
     # By value: memory that a process shares is gone with it.
     try:
         failed, result = pickle.loads(end.recv_bytes())
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         return DIED
     if failed:
         raise AssertionError(result)
     return result
 
 
-def _main(
-    environ: dict[str, str], end: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _serve(end: Connection) -> None:
     import torch
+    from torch import distributed
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    os.environ.update(environ)
-    torch.set_num_threads(1)
-    try:
-        end.send_bytes(pickle.dumps((False, work(*arguments))))
-    except BaseException:
-        end.send_bytes(pickle.dumps((True, traceback.format_exc())))
-        raise
+    random = torch.get_rng_state()
+    while True:
+        try:
+            environ, work, arguments = pickle.loads(end.recv_bytes())
+        except EOFError:
+            return
+        if distributed.is_initialized():  # until now another rank may have needed it
+            distributed.destroy_process_group()
+        _clear_sharding_prop_cache()  # it names groups that are gone
+        os.environ.update(environ)
+        torch.set_num_threads(1)
+        torch.set_rng_state(random)
+        torch.use_deterministic_algorithms(False)
+        try:
+            end.send_bytes(pickle.dumps((False, work(*arguments))))
+        except BaseException:
+            end.send_bytes(pickle.dumps((True, traceback.format_exc())))
+            raise

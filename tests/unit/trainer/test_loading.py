@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.harness.ranks import on_ranks
+from tests.harness.ranks import on_new_ranks, on_ranks
 from trainer.errors import ConfigError
 from trainer.model import loading, parallel
 from trainer.model.policy import Policy
@@ -143,8 +143,10 @@ def within(directory: Path, way: str) -> str:
 
 def test_no_rank_needs_memory_for_the_whole_model(tmp_path: Path) -> None:
     big(tmp_path)
-    assert on_ranks(2, within, tmp_path, "shards") == ["loaded", "loaded"]
-    assert all("alloc" in said for said in on_ranks(2, within, tmp_path, "whole")), "it is too little for all"
+    assert on_new_ranks(2, within, tmp_path, "shards") == ["loaded", "loaded"]
+    assert all("alloc" in said for said in on_new_ranks(2, within, tmp_path, "whole")), (
+        "it is too little for all"
+    )
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from tests.harness.ranks import on_ranks
+from tests.harness.ranks import on_new_ranks, on_ranks
 from tests.unit.trainer.learning import groups_of, settings_of
 from trainer.errors import OffloadFailed
 from trainer.learner import Learner
@@ -92,7 +92,7 @@ def test_the_kernel_sees_the_memory_go_and_come(tmp_path: Path) -> None:
     torch.manual_seed(5)
     config = GPT2Config(vocab_size=256, n_positions=64, n_embd=384, n_layer=6, n_head=2)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
-    ((seen, own),) = on_ranks(1, measure, settings_of(tmp_path / "model", tmp_path / "run", {}))
+    ((seen, own),) = on_new_ranks(1, measure, settings_of(tmp_path / "model", tmp_path / "run", {}))
     assert own > 100 * MIB
     before, away, after = seen
     assert before - away == pytest.approx(own, rel=0.05)

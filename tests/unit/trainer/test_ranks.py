@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from tests.harness.ranks import DIED, on_ranks
-from tests.unit.trainer.learning import STEPS, assert_close, groups_of, learn, settings_of
+from tests.harness.ranks import DIED, on_new_ranks, on_ranks
+from tests.unit.trainer.learning import STEPS, Curve, assert_close, groups_of, learn, settings_of
 from trainer.data.batch import Batch
 from trainer.errors import RankLost
 from trainer.learner import Learner
@@ -26,30 +28,62 @@ ALGORITHMS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize(("ranks", "context"), [(2, 1), (3, 1), (2, 2), (4, 2)])
+ADAPTERS: dict[str, Any] = {"lora": {"rank": 3}, "activation_checkpointing": 1}
+Learnt = tuple[Curve, dict[str, Tensor]]
+Alone = Callable[..., Learnt]
+
+
+@pytest.fixture(scope="module")
+def alone(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """What one rank learns in float64 with an algorithm, of adapters or of the whole model."""
+
+    @cache
+    def learnt(algorithm: str = "grpo", adapters: bool = False) -> Learnt:
+        more = ADAPTERS if adapters else None
+        settings = settings_of(exact_model, tmp_path_factory.mktemp("1"), ALGORITHMS[algorithm], more=more)
+        (found,) = on_ranks(1, learn, settings, torch.float64, STEPS)
+        assert found is not None
+        return found
+
+    return learnt
+
+
+def assert_learnt(found: Learnt, expected: Learnt) -> None:
+    assert_close(found[0], expected[0], 1e-9)
+    assert found[1].keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "context"),
+    [
+        ("grpo", 2, 1),
+        ("with a reference", 3, 1),
+        ("kl in the reward", 3, 1),
+        ("grpo", 2, 2),
+        ("with a reference", 4, 2),
+        ("kl in the reward", 4, 2),
+    ],
+)
 def test_several_ranks_learn_what_one_learns(
-    exact_model: Path, tmp_path: Path, algorithm: str, ranks: int, context: int
+    exact_model: Path, tmp_path: Path, alone: Alone, algorithm: str, ranks: int, context: int
 ) -> None:
-    settings = [
-        settings_of(exact_model, tmp_path / str(n), ALGORITHMS[algorithm], context=shared)
-        for n, shared in ((1, 1), (ranks, context))
-    ]
-    ((expected, one),) = on_ranks(1, learn, settings[0], torch.float64, STEPS)
-    (curve, several), *others = on_ranks(ranks, learn, settings[1], torch.float64, STEPS)
+    settings = settings_of(exact_model, tmp_path, ALGORITHMS[algorithm], context=context)
+    found, *others = on_ranks(ranks, learn, settings, torch.float64, STEPS)
     assert others == [None] * (ranks - 1)
-    assert_close(curve, expected, 1e-9)
-    assert several.keys() == one.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(several[name], value, rtol=0, atol=1e-9)
-    assert {point["skipped_steps"] for point in curve} == {0.0}
+    assert_learnt(found, alone(algorithm))
+    assert {point["skipped_steps"] for point in found[0]} == {0.0}
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    ("dtype", "more", "limit"),
+    [("float32", None, 1e-5), ("bfloat16", None, 0.02), ("bfloat16", ADAPTERS, 0.02)],
+)
 def test_two_ranks_learn_what_one_learns_but_for_rounding(
-    exact_model: Path, tmp_path: Path, dtype: str, limit: float
+    exact_model: Path, tmp_path: Path, dtype: str, more: dict[str, Any] | None, limit: float
 ) -> None:
-    settings = [settings_of(exact_model, tmp_path / str(n), {}, dtype) for n in (1, 2)]
+    settings = [settings_of(exact_model, tmp_path / str(n), {}, dtype, more) for n in (1, 2)]
     ((expected, _),) = on_ranks(1, learn, settings[0], torch.float32, STEPS)
     (curve, _), _ = on_ranks(2, learn, settings[1], torch.float32, STEPS)
     for name in ("loss", "grad_norm", "kl_recorded_k3"):
@@ -57,61 +91,28 @@ def test_two_ranks_learn_what_one_learns_but_for_rounding(
         assert found == pytest.approx([point[name] for point in expected], rel=limit, abs=limit), name
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
-def test_a_run_goes_on_with_another_number_of_ranks(
-    exact_model: Path, tmp_path: Path, before: int, after: int
-) -> None:
-    straight, cut = (settings_of(exact_model, tmp_path / name, {}) for name in ("straight", "cut"))
-    ((expected, one),) = on_ranks(1, learn, straight, torch.float64, STEPS)
-    on_ranks(before, learn, cut, torch.float64, STEPS // 2)
-    (curve, resumed), *_ = on_ranks(after, learn, cut, torch.float64, STEPS)
-    assert_close(curve, expected[STEPS // 2 :], 1e-9)
-    for name, value in one.items():
-        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-9)
-
-
-ADAPTERS = {"lora": {"rank": 3}, "activation_checkpointing": 1}
-
-
 @pytest.mark.parametrize(("ranks", "context"), [(2, 1), (3, 1), (2, 2)])
 def test_several_ranks_train_the_adapters_that_one_trains(
-    exact_model: Path, tmp_path: Path, ranks: int, context: int
+    exact_model: Path, tmp_path: Path, alone: Alone, ranks: int, context: int
 ) -> None:
+    expected = alone("with a reference", adapters=True)
     algorithm = ALGORITHMS["with a reference"]
-    settings = [
-        settings_of(exact_model, tmp_path / str(n), algorithm, more=ADAPTERS, context=shared)
-        for n, shared in ((1, 1), (ranks, context))
-    ]
-    ((expected, one),) = on_ranks(1, learn, settings[0], torch.float64, STEPS)
-    (curve, several), *_ = on_ranks(ranks, learn, settings[1], torch.float64, STEPS)
-    assert_close(curve, expected, 1e-9)
-    for name, value in one.items():
-        torch.testing.assert_close(several[name], value, rtol=0, atol=1e-9)
-    assert expected[-1]["kl_reference_k3"] > 0
+    settings = settings_of(exact_model, tmp_path, algorithm, more=ADAPTERS, context=context)
+    found, *_ = on_ranks(ranks, learn, settings, torch.float64, STEPS)
+    assert_learnt(found, expected)
+    assert expected[0][-1]["kl_reference_k3"] > 0
 
 
-def test_adapters_in_bf16_are_alike_on_two_ranks_but_for_rounding(exact_model: Path, tmp_path: Path) -> None:
-    settings = [settings_of(exact_model, tmp_path / str(n), {}, "bfloat16", ADAPTERS) for n in (1, 2)]
-    ((expected, _),) = on_ranks(1, learn, settings[0], torch.float32, STEPS)
-    (curve, _), _ = on_ranks(2, learn, settings[1], torch.float32, STEPS)
-    for name in ("loss", "grad_norm", "kl_recorded_k3"):
-        found = [point[name] for point in curve]
-        assert found == pytest.approx([point[name] for point in expected], rel=0.02, abs=0.02), name
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_a_run_of_adapters_goes_on_with_another_number_of_ranks(
-    exact_model: Path, tmp_path: Path, before: int, after: int
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 2)])
+def test_a_run_goes_on_with_another_number_of_ranks(
+    exact_model: Path, tmp_path: Path, alone: Alone, before: int, after: int, adapters: bool
 ) -> None:
-    straight, cut = (
-        settings_of(exact_model, tmp_path / name, {}, more=ADAPTERS) for name in ("straight", "cut")
-    )
-    ((expected, one),) = on_ranks(1, learn, straight, torch.float64, STEPS)
-    on_ranks(before, learn, cut, torch.float64, STEPS // 2)
-    (curve, resumed), *_ = on_ranks(after, learn, cut, torch.float64, STEPS)
-    assert_close(curve, expected[STEPS // 2 :], 1e-9)
-    for name, value in one.items():
-        torch.testing.assert_close(resumed[name], value, rtol=0, atol=1e-9)
+    curve, weights = alone(adapters=adapters)
+    settings = settings_of(exact_model, tmp_path, ALGORITHMS["grpo"], more=ADAPTERS if adapters else None)
+    on_ranks(before, learn, settings, torch.float64, STEPS // 2)
+    found, *_ = on_ranks(after, learn, settings, torch.float64, STEPS)
+    assert_learnt(found, (curve[STEPS // 2 :], weights))
 
 
 def lose(settings: Settings, victim: int) -> str:
@@ -134,7 +135,7 @@ def lose(settings: Settings, victim: int) -> str:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_dies_ends_the_others_step(exact_model: Path, tmp_path: Path, victim: int) -> None:
-    said = on_ranks(2, lose, settings_of(exact_model, tmp_path, {}), victim)
+    said = on_new_ranks(2, lose, settings_of(exact_model, tmp_path, {}), victim)
     assert said[victim] == DIED
     assert f"rank {1 - victim} lost rank {victim} in step 'train': it ended" in said[1 - victim]
 
@@ -171,7 +172,7 @@ def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
 def test_a_rank_that_dies_while_all_wait_ends_the_others(
     exact_model: Path, tmp_path: Path, victim: int
 ) -> None:
-    said = on_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, True, tmp_path / "over")
+    said = on_new_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, True, tmp_path / "over")
     step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
     assert said[victim] == DIED
     assert f"rank {1 - victim} lost rank {victim} in step '{step}': it ended" in said[1 - victim]
@@ -182,7 +183,7 @@ def test_a_rank_that_is_silent_while_all_wait_ends_the_others(
     exact_model: Path, tmp_path: Path, victim: int
 ) -> None:
     os.mkfifo(tmp_path / "over")
-    said = on_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, False, tmp_path / "over")
+    said = on_new_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, False, tmp_path / "over")
     step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
     assert said[victim] == "over"
     assert (

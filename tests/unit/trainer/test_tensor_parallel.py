@@ -22,8 +22,11 @@ from trainer.settings import Settings
 ARCHITECTURES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
-@pytest.fixture
-def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+MODELS = [(architecture, tied) for architecture in ARCHITECTURES for tied in (False, True)]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A random model: its architecture, and whether its embeddings are tied."""
     architecture, tied = request.param
     torch.manual_seed(5)
@@ -32,12 +35,24 @@ def model(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=tied,
         bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    directory = tmp_path / "model"
+    directory = tmp_path_factory.mktemp("model")
     AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 
 
-def learn_exactly(settings: Settings, until: int) -> tuple[Curve, dict[str, Tensor]] | None:
+ALGORITHM = {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01}
+Learnt = tuple[Curve, dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Learnt:
+    """What one rank learns."""
+    (found,) = on_ranks(1, learn_exactly, settings_of(model, tmp_path_factory.mktemp("1"), ALGORITHM), STEPS)
+    assert found is not None
+    return found
+
+
+def learn_exactly(settings: Settings, until: int) -> Learnt | None:
     """`learn` in float64 throughout: these architectures normalise in float32 whatever their weights are."""
 
     def norm(self: Any, x: Tensor) -> Tensor:
@@ -52,7 +67,7 @@ def learn_exactly(settings: Settings, until: int) -> tuple[Curve, dict[str, Tens
         return learn(settings, torch.float64, until)
 
 
-def assert_equal(found: tuple[Curve, dict[str, Tensor]], expected: tuple[Curve, dict[str, Tensor]]) -> None:
+def assert_equal(found: Learnt, expected: Learnt) -> None:
     """Loss, clip norm and all other figures of each step, and the weights that are published."""
     assert_close(found[0], expected[0], 1e-9)
     assert found[1].keys() == expected[1].keys()
@@ -65,35 +80,34 @@ def is_tied(weights: dict[str, Tensor]) -> bool:
     return weights["lm_head.weight"].data_ptr() == weights["model.embed_tokens.weight"].data_ptr()
 
 
-@pytest.mark.parametrize("model", [(a, tied) for a in ARCHITECTURES for tied in (False, True)], indirect=True)
-def test_two_ranks_that_share_matrices_learn_what_one_learns(model: Path, tmp_path: Path) -> None:
-    algorithm = {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01}
-    (expected,) = on_ranks(1, learn_exactly, settings_of(model, tmp_path / "1", algorithm), STEPS)
-    found, _ = on_ranks(2, learn_exactly, settings_of(model, tmp_path / "2", algorithm, tensor=2), STEPS)
-    assert_equal(found, expected)
-    assert is_tied(found[1]) == is_tied(expected[1])
-    assert max(point["grad_norm"] for point in expected[0]) > 1.0, "gradients are cut"
+def test_two_ranks_that_share_matrices_learn_what_one_learns(
+    model: Path, tmp_path: Path, alone: Learnt
+) -> None:
+    found, _ = on_ranks(2, learn_exactly, settings_of(model, tmp_path, ALGORITHM, tensor=2), STEPS)
+    assert_equal(found, alone)
+    assert is_tied(found[1]) == is_tied(alone[1])
+    assert max(point["grad_norm"] for point in alone[0]) > 1.0, "gradients are cut"
 
 
 @pytest.mark.parametrize("model", [("qwen3", True)], indirect=True)
-def test_matrices_that_ranks_share_are_sharded_and_copied_as_well(model: Path, tmp_path: Path) -> None:
-    (expected,) = on_ranks(1, learn_exactly, settings_of(model, tmp_path / "1", {}), STEPS)
-    for name, sizes in {"shard": {"shard": 2}, "replicate": {"replicate": 2}}.items():
-        settings = settings_of(model, tmp_path / name, {}, tensor=2, **sizes)
-        found, *_ = on_ranks(4, learn_exactly, settings, STEPS)
-        assert_equal(found, expected)
-
-
-@pytest.mark.parametrize("model", [("qwen3", True), ("llama", False)], indirect=True)
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_a_run_goes_on_with_shared_matrices_and_without(
-    model: Path, tmp_path: Path, before: int, after: int
+@pytest.mark.parametrize("sizes", [{"shard": 2}, {"replicate": 2}])
+def test_matrices_that_ranks_share_are_sharded_and_copied_as_well(
+    model: Path, tmp_path: Path, alone: Learnt, sizes: dict[str, int]
 ) -> None:
-    (expected,) = on_ranks(1, learn_exactly, settings_of(model, tmp_path / "straight", {}), STEPS)
+    found, *_ = on_ranks(4, learn_exactly, settings_of(model, tmp_path, ALGORITHM, tensor=2, **sizes), STEPS)
+    assert_equal(found, alone)
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "after"), [(("qwen3", True), 1, 2), (("llama", False), 2, 1)], indirect=["model"]
+)
+def test_a_run_goes_on_with_shared_matrices_and_without(
+    model: Path, tmp_path: Path, alone: Learnt, before: int, after: int
+) -> None:
     for ranks, until in ((before, STEPS // 2), (after, STEPS)):
-        settings = settings_of(model, tmp_path / "cut", {}, tensor=ranks)
+        settings = settings_of(model, tmp_path, ALGORITHM, tensor=ranks)
         found, *_ = on_ranks(ranks, learn_exactly, settings, until)
-    assert_equal(found, (expected[0][STEPS // 2 :], expected[1]))
+    assert_equal(found, (alone[0][STEPS // 2 :], alone[1]))
 
 
 def test_a_model_without_a_plan_is_refused(exact_model: Path) -> None:
