@@ -39,9 +39,16 @@ def test_no_operation_fails_whatever_it_is_asked(gate: Gate) -> None:
     failed: list[str] = []
     with httpx.Client(timeout=60) as http:
         for operation in operations:
-            for mode in MODES:
+            for mode in MODES if can_be_invalid(operation) else MODES[:1]:
                 ask(operation, mode, gate, http, failed)
     assert not failed, "\n".join(failed)
+
+
+def can_be_invalid(operation: Any) -> bool:
+    """Whether anything that is drawn can be wrong: every text in a path is right, and another is long looked for in vain."""
+    in_path = (it.definition["schema"]["type"] for it in operation.path_parameters if it.name != "episode_id")
+    in_query = any(it.name != "wait" for it in operation.query)
+    return bool(operation.body or operation.headers) or in_query or any(kind != "string" for kind in in_path)
 
 
 def ask(operation: Any, mode: GenerationMode, gate: Gate, http: httpx.Client, failed: list[str]) -> None:
@@ -68,11 +75,7 @@ def ask(operation: Any, mode: GenerationMode, gate: Gate, http: httpx.Client, fa
             what = f"{answer.status_code} {operation.method.upper()} {operation.path} {case.body!r}"
             failed.append(f"{what}: {answer.text[:200]}")
 
-    try:
-        one()
-    except Exception as error:
-        if "Unsatisfiable" not in type(error).__name__:  # nothing can be invalid here
-            raise
+    one()
 
 
 def sent(case: Any, gate: Gate, episode: Episode, http: httpx.Client) -> httpx.Response | None:
