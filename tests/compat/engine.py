@@ -1,4 +1,4 @@
-"""The scripted engine as a process: `python -m tests.compat.engine --model DIR --port N`. vLLM's API, and `script.py`'s replies.
+"""The scripted engine: vLLM's API, and `script.py`'s replies.
 
 It keeps what it was asked and what it said, per request, and shows it at `/compat/requests` (`?prefix=chatcmpl-...`),
 so that a test can hold the recorded tree against the truth.
@@ -6,7 +6,6 @@ so that a test can hold the recorded tree against the truth.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -87,20 +86,9 @@ def _entry(token: int, logprob: float, alternatives: int) -> dict[str, Any]:
     return entry
 
 
-def main() -> None:
-    """Serves one scripted engine on the loopback interface."""
-    parser = argparse.ArgumentParser(prog="python -m tests.compat.engine", description=__doc__)
-    parser.add_argument(
-        "--model", type=Path, required=True, help="a folder with tokenizer.json (Qwen's marks)"
-    )
-    parser.add_argument("--port", type=int, required=True)
-    options = parser.parse_args()
-
+def serve(model: Path, port: int) -> None:
+    """Serves one on the loopback interface until it is ended; `model`: a folder with tokenizer.json (Qwen's marks)."""
     import uvicorn
 
-    engine = ScriptedEngine(Tokenizer.from_file(str(options.model / "tokenizer.json")))
-    uvicorn.run(create_scripted_app(engine), host="127.0.0.1", port=options.port, log_level="warning")
-
-
-if __name__ == "__main__":
-    main()
+    engine = ScriptedEngine(Tokenizer.from_file(str(model / "tokenizer.json")))
+    uvicorn.run(create_scripted_app(engine), host="127.0.0.1", port=port, log_level="warning")

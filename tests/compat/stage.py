@@ -1,24 +1,23 @@
-"""A scripted engine and a gateway for clients, each a process of its own, as a user would start them.
+"""A scripted engine and a gateway for clients, each a process of its own.
 
-Synchronous, as half of the clients are. Owns both processes; they die with this one.
+Synchronous, as half of the clients are. Owns both processes; they end with this one.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes.child import die_with_parent
 from processes.ports import free_port
 from tests.compat.clients.gate import AGENT, AGENT_KEY
+from tests.compat.engine import serve
+from tests.harness.forks import forks, say_to
 from tests.harness.models import save_tokenizer
 
 START_S = 600.0
@@ -56,11 +55,9 @@ def stage(work: Path) -> Iterator[Stage]:
     there = Stage(*(f"http://127.0.0.1:{port}" for port in ports))
     config = work / "gateway.toml"
     config.write_text(_config(work, model, there, ports[0]))
-    engine = [sys.executable, "-m", "tests.compat.engine", "--model", str(model), "--port", str(ports[1])]
-    serve = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config)]
     with (
-        _process(engine, work / "engine.log", f"{there.engine}/health"),
-        _process(serve, work / "gateway.log", f"{there.gateway}/readyz"),
+        _process(serve, (model, ports[1]), work / "engine.log", f"{there.engine}/health"),
+        _process(_gateway, (config,), work / "gateway.log", f"{there.gateway}/readyz"),
     ):
         yield there
 
@@ -88,19 +85,32 @@ key = "{AGENT_KEY}"
 
 
 @contextmanager
-def _process(argv: Sequence[str], log: Path, ready: str) -> Iterator[None]:
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, stdout=output, stderr=output, preexec_fn=die_with_parent())
+def _process(
+    target: Callable[..., None], arguments: tuple[object, ...], log: Path, ready: str
+) -> Iterator[None]:
+    process = forks().Process(target=_logged, args=(log, target, arguments), daemon=True)
+    process.start()
     try:
         deadline = time.monotonic() + START_S
         while not _answers(ready):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{argv[2]} did not start:\n{log.read_text()}")
+            if not process.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError(f"{log.stem} did not start:\n{log.read_text()}")
             time.sleep(0.1)
         yield
     finally:
         process.terminate()
-        process.wait(START_S)
+        process.join(START_S)
+
+
+def _logged(log: Path, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    say_to(log)
+    target(*arguments)
+
+
+def _gateway(config: Path) -> None:
+    from gateway.cli import app
+
+    app(("serve", "--config", str(config)))
 
 
 def _answers(url: str) -> bool:
