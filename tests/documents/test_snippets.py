@@ -1,7 +1,8 @@
 """Every block of shell and Python in the pages runs as it stands there, or says why no test can run it.
 
 The blocks of a page run one after the other in one folder, as somebody would type them. Put in their place are the gateway's
-address, and the names of an episode, its key and a call (`ep-…`, `hg-…`, `CALL`). curl fails where the gateway refuses.
+address, and the names of an episode, its key and a call (`ep-…`, `hg-…`, `CALL`); a group has one episode, for each starts
+Python. curl fails where the gateway refuses.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ async def run(fence: Fence, demo: RunningGateway, folder: Path) -> None:
 
 async def filled_in(code: str, demo: RunningGateway) -> str:
     """The code with this gateway's address, and with an open episode's names where it has places for them."""
-    code = code.replace(ADDRESS, demo.url)
+    code = re.sub(r"--group-size \d+", "--group-size 1", code.replace(ADDRESS, demo.url))
     if not re.search("ep-…|hg-…|CALL", code):
         return code
     opened = await demo.admin.open_episode("snippet")
