@@ -26,6 +26,7 @@ from gateway.api import (
     events,
     health,
     history,
+    images,
     messages,
     models,
     nodes,
@@ -99,7 +100,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         events,
     ):
         app.include_router(module.router)
-    for module in (trainer_steps, history, health, peers, cluster):
+    for module in (images, trainer_steps, history, health, peers, cluster):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gateway.types import Episode, Group, Node
+from gateway.types import Episode, Group, ImageSpan, Node
 
-FEED_SCHEMA_VERSION = 2
+FEED_SCHEMA_VERSION = 3
+_READ = ("2", "3")
+"""The versions that this build reads; 3 brought images, without which some tokens mean nothing."""
 
 FEED_SCHEMA = pa.schema(
     [
@@ -36,6 +38,10 @@ FEED_SCHEMA = pa.schema(
         ("call_id", pa.string()),
         ("call_reward", pa.float64()),
         ("finish_reason", pa.string()),
+        (
+            "images",
+            pa.list_(pa.struct([("hash", pa.string()), ("offset", pa.int32()), ("length", pa.int32())])),
+        ),
     ],
     metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
 )
@@ -43,10 +49,11 @@ FEED_SCHEMA = pa.schema(
 
 An episode that made no call has one row with node -1: it has nothing to train, but its reward counts in its group.
 `reward` is the episode's, with those of its calls. A sampled node has those of its call: `call_reward`, what was posted (null:
-nothing), and `finish_reason`, why it ended (see `Node`). Readers take columns by name: those new to a reader are left alone, and
-`finish_reason` may be missing.
+nothing), and `finish_reason`, why it ended (see `Node`). `images`: those among the row's own tokens, which are placeholders; the
+file of each is the gateway's (`GET /admin/v1/images/HASH`). Readers take columns by name: those new to a reader are left alone,
+and `finish_reason` and `images` may be missing.
 """
-_LATER = {"finish_reason": ""}
+_LATER: dict[str, Any] = {"finish_reason": "", "images": []}
 """Columns that feeds and exports of this schema version may lack, and what stands for them."""
 
 
@@ -82,6 +89,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
             "call_id": node.call_id,
             "call_reward": node.reward,
             "finish_reason": node.finish_reason,
+            "images": [image._asdict() for image in node.images],
         }
         for group in groups
         for episode in group.episodes
@@ -93,8 +101,8 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
 def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
     """The inverse of `groups_to_arrow`. Raises ValueError on another schema version."""
     version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
-    if version != str(FEED_SCHEMA_VERSION):
-        raise ValueError(f"feed schema {version or 'unknown'}: this build reads {FEED_SCHEMA_VERSION}")
+    if version not in _READ:
+        raise ValueError(f"feed schema {version or 'unknown'}: this build reads {' and '.join(_READ)}")
     groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
     for row in _rows(table):  # a later batch may have a group of the same name
         _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
@@ -144,6 +152,7 @@ def _node(row: dict[str, Any]) -> Node:
         call_id=row["call_id"],
         reward=row["call_reward"],
         finish_reason=row["finish_reason"],
+        images=tuple(ImageSpan(**image) for image in row["images"]),
     )
 
 

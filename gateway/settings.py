@@ -25,6 +25,7 @@ from gateway.sections import (
     EpisodeSettings,
     FeedSettings,
     GraderSettings,
+    ImageSettings,
     LendingSettings,
     LengthSettings,
     LimitsSettings,
@@ -72,6 +73,7 @@ class Settings(Section):
     projects: dict[Name, ProjectSettings] = Field(default_factory=dict)
     limits: LimitsSettings = LimitsSettings()
     requests: RequestSettings = RequestSettings()
+    images: ImageSettings = ImageSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
@@ -102,6 +104,7 @@ class Settings(Section):
             name: self.engine_of(name) for name, model in self.models.items() if model.upstream is None
         }
         agreement.check_engines(engines, self.nodes)
+        agreement.check_images(self.models, engines)
         agreement.check_transports(engines, self.weights, self.cluster)
         for name, node in self.nodes.items():
             agreement.check_node(name, node, self.model_on(name), self.models, engines)

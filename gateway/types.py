@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,15 @@ class TokenFlag(IntFlag):
     """The token is older than the bound allows in its batch (`[staleness] late = "mask"`)."""
 
 
+class ImageSpan(NamedTuple):
+    """An image among tokens: those from `offset` on, `length` of them, stand for it."""
+
+    hash: str
+    """SHA-256 of the image's file, in hexadecimal digits."""
+    offset: int
+    length: int
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A run of tokens of one episode: a piece of a prompt, or one turn that the model sampled."""
@@ -87,6 +96,8 @@ class Node:
     node, and in a feed or an export of a gateway that did not tell it."""
     newest: Int32Array | None = None
     """Shape (n,): the newest version that can have sampled each token; None: `versions` says it all. It does not travel."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images among the node's own tokens; a sampled node has none."""
 
 
 @dataclass(frozen=True, slots=True)

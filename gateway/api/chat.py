@@ -26,7 +26,7 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     if not isinstance(model, ServedModel):
         count_replies(request.scope, *replies_of(values))
         return await relay(gateway, caller, model, "chat/completions", values)
-    chat, asked = await offload_read(body, lambda: parse(values))
+    chat, asked = await offload_read(body, lambda: parse(values, model.eyes))
     generation = await generate(request, gateway, caller, model, asked, body)
     plain = ChatAnswer(generation.choices, chat, model.renderer)
     answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain

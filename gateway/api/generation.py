@@ -16,6 +16,7 @@ from fastapi import Request, Response
 from starlette.types import Scope
 
 from gateway.api.context import Services, credentials, json_object
+from gateway.api.images import keep_images, load_image, take_images
 from gateway.api.sampling import sampling_of, tools_of
 from gateway.api.scope import EPISODE, keep_ticket, ticket_of
 from gateway.api.stream import KEEP_ALIVE, Answer, EventStream, Failure, WholeAnswer, openai_failure
@@ -136,12 +137,14 @@ async def generate(
     except GatewayError:
         _expect_again(gateway, caller, sent, asked.choices)
         raise
+    images = await take_images(gateway, asked)
     messages = asked.messages or await offload_read(body, lambda: _as_messages(asked.prompts))
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
     key = replace(sent, episode_id=episode.id)
     ticket = ticket_of(request.scope)
     readers: list[Reader] = []
     try:
+        await keep_images(gateway, episode.id, asked, images)
         segment = await offload(asked.stop, lambda: _segment(asked, model.renderer))
         opening = _Opening(gateway, caller, episode, model, asked, segment, received_at, arrived, ticket)
         opening.headers = request.headers
@@ -294,13 +297,24 @@ def _completion(
 ) -> Completion:
     pool, limits = model.pool, gateway.settings.calls
     version = episode.version if model.name == episode.model else 0
-    call = Call(call_id, prompt.ids, details.used, episode_id=episode.id, min_version=version)
+    call = Call(
+        *(call_id, prompt.ids, details.used),
+        episode_id=episode.id,
+        min_version=version,
+        images=prompt.images,
+    )
     now = asyncio.get_running_loop().time()
     interval = pool.pace.interval(now) if details.stream else WHOLE_INTERVAL
     facts = partial(traced.asked, call, details, model.name)
     trace = gateway.tracing.call(traced.name_of(details.api, model.name), headers, details.received_at, facts)
     return Completion(
-        CallRunner(call, pool, interval=interval, max_failures=limits.max_failures, trace=trace),
+        CallRunner(
+            *(call, pool),
+            interval=interval,
+            max_failures=limits.max_failures,
+            trace=trace,
+            load_image=partial(load_image, gateway),
+        ),
         prompt,
         details,
         segment,

@@ -29,7 +29,7 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = _model(gateway, caller, values["model"])
-    message, asked = await offload_read(body, lambda: parse(values))
+    message, asked = await offload_read(body, lambda: parse(values, model.eyes))
     generation = await generate(request, gateway, caller, model, asked, body)
     answer = MessagesAnswer(generation.choices, message)
     return respond(gateway, generation, answer, asked.stream, _failure, keep_alive=PING)
@@ -43,8 +43,8 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
         body = await request.body()
         values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
         model = _model(gateway, caller, values["model"])
-        asked = await offload_read(body, lambda: parse_count(values))
-        return {"input_tokens": await prompt_tokens(caller, model, asked)}
+        asked = await offload_read(body, lambda: parse_count(values, model.eyes))
+        return {"input_tokens": await prompt_tokens(gateway, caller, model, asked)}
 
 
 def _model(gateway: Services, caller: Caller, name: str) -> ServedModel:

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object, json_object
 from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
+from gateway.api.images import take_images
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -49,12 +50,15 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     asked = await offload_read(body, lambda: dialect.parse(values))
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
-    items = await _resolved(gateway, caller, await offload_read(body, lambda: dialect.items(asked.input)))
+    items = await _resolved(
+        gateway, caller, await offload_read(body, lambda: dialect.items(asked.input, model.eyes))
+    )
     new = await offload_read(body, lambda: dialect.messages(items))
     whole = await offload_read(
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
     generation = await generate(request, gateway, caller, model, whole, body)
+    new = whole.messages[len(whole.messages) - len(new) :]  # images are only named by now
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
     return respond(gateway, generation, answer, asked.stream, answer.failure, _left_out(gateway, toolbox))
@@ -81,7 +85,9 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
         instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
-    listed = await offload_read(body, lambda: dialect.items(asked.input)) if given is not None else []
+    listed = (
+        await offload_read(body, lambda: dialect.items(asked.input, model.eyes)) if given is not None else []
+    )
     items = await _resolved(gateway, caller, listed)
 
     def conversation() -> GenerationRequest:
@@ -90,7 +96,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
         )
 
     whole = await offload_read(body, conversation)
-    return await prompt_tokens(caller, model, whole)
+    return await prompt_tokens(gateway, caller, model, whole)
 
 
 @router.get("/v1/responses/{response_id}")
@@ -227,8 +233,11 @@ def _keep(
     return keep
 
 
-async def prompt_tokens(caller: Caller, model: ServedModel, asked: GenerationRequest) -> int:
+async def prompt_tokens(
+    gateway: Services, caller: Caller, model: ServedModel, asked: GenerationRequest
+) -> int:
     """The number of tokens of the prompt: in the caller's episode, if there is one."""
+    await take_images(gateway, asked)
     tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
     if caller.episode is not None:
         prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)

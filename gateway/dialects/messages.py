@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
+from gateway.dialects.images import BLIND, Eyes
 from gateway.dialects.messages_content import conversation, unknown
 from gateway.dialects.request import GenerationRequest, Tool, Unsupported, take_out, unsupported
 from gateway.errors import BadRequest, validation_error
@@ -89,10 +90,10 @@ _NOT_RECORDED = {"messages", "tools", "system"}
 _HARMLESS_EDITS = ("clear_thinking_20251015",)
 
 
-def parse(values: dict[str, Any]) -> tuple[MessagesRequest, GenerationRequest]:
+def parse(values: dict[str, Any], eyes: Eyes = BLIND) -> tuple[MessagesRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
-    asked = _generation_request(request)
+    asked = _generation_request(request, eyes)
     if asked.messages[-1]["role"] == "assistant":
         instead = "end with the user's message, and say there how the reply shall begin"
         raise unsupported("messages", "a last message by the assistant", instead, "unsupported_content")
@@ -104,9 +105,9 @@ def parse(values: dict[str, Any]) -> tuple[MessagesRequest, GenerationRequest]:
     return request, asked
 
 
-def parse_count(values: dict[str, Any]) -> GenerationRequest:
+def parse_count(values: dict[str, Any], eyes: Eyes = BLIND) -> GenerationRequest:
     """The body of a request to count its tokens. Raises BadRequest as `parse` does."""
-    return _generation_request(_validated(CountRequest, values))
+    return _generation_request(_validated(CountRequest, values), eyes)
 
 
 def _validated(form: type[R], values: dict[str, Any]) -> R:
@@ -122,14 +123,14 @@ def _validated(form: type[R], values: dict[str, Any]) -> R:
     return request
 
 
-def _generation_request(request: CountRequest) -> GenerationRequest:
+def _generation_request(request: CountRequest, eyes: Eyes) -> GenerationRequest:
     _check_edits(request.context_management)
     _check_thinking(request.thinking)
     tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
     return GenerationRequest(
         "messages",
         request.model,
-        conversation(request.system, request.messages),
+        conversation(request.system, request.messages, eyes),
         tools,
         _tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),

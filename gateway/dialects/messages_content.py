@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from gateway.dialects.images import BLIND, TYPES, Eyes, url_part
 from gateway.dialects.request import Message, unsupported_content
 from gateway.errors import BadRequest
 
@@ -28,6 +29,7 @@ _KEYS: dict[str, set[str]] = {
     "tool_result": {"tool_use_id", "content", "is_error", "cache_control"},
     "thinking": {"thinking", "signature", "cache_control"},
     "redacted_thinking": {"data", "cache_control"},
+    "image": {"source", "cache_control"},
 }
 _NEEDED: dict[str, dict[str, type]] = {
     "text": {"text": str},
@@ -35,6 +37,7 @@ _NEEDED: dict[str, dict[str, type]] = {
     "tool_result": {"tool_use_id": str},
     "thinking": {"thinking": str},
     "redacted_thinking": {},
+    "image": {"source": dict},
 }
 _KINDS = {
     "system": ("text",),
@@ -45,15 +48,18 @@ _ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """The billing header in Claude Code's system prompt: not meant for the model, and different in every request."""
 
 
-def conversation(system: str | list[Any] | None, messages: list[Any]) -> list[Message]:
+def conversation(system: str | list[Any] | None, messages: list[Any], eyes: Eyes = BLIND) -> list[Message]:
     """The messages of a request. Raises BadRequest that names the block that is wrong or not supported."""
     if not messages:
         raise BadRequest("messages: the conversation has none", code="invalid_value", param="messages")
     result: list[Message] = []
-    texts = [_ATTRIBUTION.sub("", block["text"]) for block in _blocks("system", system or "", "system")]
+    texts = [
+        _ATTRIBUTION.sub("", block["text"])
+        for block in _blocks("system", system or "", "system", Eyes(eyes.model))
+    ]
     if instructions := "\n".join(filter(None, texts)):
         result.append({"role": "system", "content": instructions})
-    turns = [_turn(message, f"messages.{i}") for i, message in enumerate(messages)]
+    turns = [_turn(message, f"messages.{i}", eyes) for i, message in enumerate(messages)]
     for role, same in itertools.groupby(turns, lambda turn: turn[0]):
         result += _MESSAGES[role]([block for _, blocks in same for block in blocks])
     return result
@@ -69,7 +75,7 @@ def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
             )
 
 
-def _turn(message: Any, where: str) -> tuple[str, list[Block]]:
+def _turn(message: Any, where: str, eyes: Eyes) -> tuple[str, list[Block]]:
     if not isinstance(message, dict):
         raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
     role = message.get("role")
@@ -77,13 +83,14 @@ def _turn(message: Any, where: str) -> tuple[str, list[Block]]:
         text = f"{where}.role: {role!r} is none of {', '.join(_MESSAGES)}"
         raise BadRequest(text, code="invalid_value", param=f"{where}.role")
     unknown(message, {"role", "content"}, where)
-    blocks = _blocks(role, message.get("content"), f"{where}.content")
+    seeing = eyes if role == "user" else Eyes(eyes.model)
+    blocks = _blocks(role, message.get("content"), f"{where}.content", seeing)
     if not blocks and role != "assistant":
         raise BadRequest(f"{where}.content: there is none", code="invalid_value", param=f"{where}.content")
     return role, blocks
 
 
-def _blocks(role: str, content: Any, where: str) -> list[Block]:
+def _blocks(role: str, content: Any, where: str, eyes: Eyes) -> list[Block]:
     """The blocks that a message of this role may have, each known to be well-formed."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -91,23 +98,40 @@ def _blocks(role: str, content: Any, where: str) -> list[Block]:
         text = f"{where}: must be a string or a list of content blocks"
         raise BadRequest(text, code="invalid_value", param=where)
     for i, block in enumerate(content):
-        _check(role, block, f"{where}.{i}")
+        _check(role, block, f"{where}.{i}", eyes)
     return content
 
 
-def _check(role: str, block: Any, where: str) -> None:
+def _check(role: str, block: Any, where: str, eyes: Eyes) -> None:
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind not in _KINDS[role]:
-        raise unsupported_content(where, "a block", kind)
+    if kind not in _KINDS[role] and not (kind == "image" and eyes.open):
+        raise unsupported_content(where, "a block", kind, eyes)
     for name, form in _NEEDED[kind].items():
         if not isinstance(block.get(name), form):
             param = f"{where}.{name}"
             raise BadRequest(f"{param}: must be there, as {_NAMES[form]}", code="invalid_value", param=param)
     unknown(block, {"type", *_KEYS[kind]}, where)
     if kind == "tool_result":
-        _blocks("system", block.get("content") or "", f"{where}.content")
+        _blocks("system", block.get("content") or "", f"{where}.content", eyes)
+    if kind == "image":
+        _check_source(block, where)
     if kind == "tool_use":
         _arguments(block, where)
+
+
+def _check_source(block: Block, where: str) -> None:
+    """Puts an image's place in the request beside it, for the errors of what is read of it later."""
+    source = block["source"]
+    if source.get("type") != "base64":
+        message = (
+            f"{where}.source: an image of the source {source.get('type')!r} is not supported here: the gateway fetches none;"
+            " send its bytes as base64"
+        )
+        raise BadRequest(message, code="unsupported_content", param=f"{where}.source")
+    if source.get("media_type") not in TYPES or not isinstance(source.get("data"), str):
+        message = f"{where}.source: needs data, and a media_type of {', '.join(TYPES)}"
+        raise BadRequest(message, code="invalid_value", param=f"{where}.source")
+    source["where"] = where
 
 
 _NAMES: dict[Any, str] = {str: "a string", dict: "an object"}
@@ -126,18 +150,38 @@ def _system(blocks: list[Block]) -> list[Message]:
 
 def _user(blocks: list[Block]) -> list[Message]:
     messages = [_result(block) for block in blocks if block["type"] == "tool_result"]
-    said = [block for block in blocks if block["type"] == "text"]
+    said = [block for block in blocks if block["type"] in ("text", "image")]
     if said:
-        messages.append({"role": "user", "content": _lines(said)})
+        messages.append({"role": "user", "content": _seen(said)})
     return messages
 
 
 def _result(block: Block) -> Message:
     content = block.get("content") or ""
-    text = content if isinstance(content, str) else _lines(content)
-    if block.get("is_error") and not text.lower().startswith("error"):
-        text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
+    said = content if isinstance(content, str) else _seen(content)
+    if block.get("is_error"):
+        said = _as_error(said)
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": said}
+
+
+def _as_error(said: str | list[Block]) -> str | list[Block]:
+    if isinstance(said, list):
+        return [{"type": "text", "text": "Error: "}, *said]
+    return said if said.lower().startswith("error") else f"Error: {said}"
+
+
+def _seen(blocks: list[Block]) -> str | list[Block]:
+    """Blocks as one text of lines; with images, as parts of chat completions, each run of texts as lines."""
+    if all(block["type"] == "text" for block in blocks):
+        return _lines(blocks)
+    parts: list[Block] = []
+    for kind, same in itertools.groupby(blocks, lambda block: block["type"]):
+        if kind == "text":
+            parts.append({"type": "text", "text": _lines(same)})
+        else:
+            sources = [block["source"] for block in same]
+            parts += [url_part(f"data:{s['media_type']};base64,{s['data']}", s["where"]) for s in sources]
+    return parts
 
 
 def _assistant(blocks: list[Block]) -> list[Message]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.dialects.images import BLIND, Eyes, check_url, url_part
 from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
 
@@ -83,18 +84,19 @@ def replies_of(values: dict[str, Any]) -> tuple[int, str]:
 
 TEXT_ALONE = "this model reads text: send what it needs to know as text"
 NO_IMAGES = (
-    "no images are given to the engines of this gateway, even where a model could see them: send in words what is to be known,"
-    " or call an upstream model at /v1/chat/completions, which is sent images as they come"
+    "{model} is given no images: send in words what is to be known, or call a model that sees ([models.NAME] images = true), or"
+    " an upstream model at /v1/chat/completions, which is sent images as they come"
 )
+NO_IMAGES_HERE = "a model sees images in messages of the user and in results of tools"
 _IMAGES = ("image", "image_url", "image_file", "input_image")
 
 
-def check_messages(messages: Sequence[Any]) -> None:
-    """Raises BadRequest if a message is of no kind that a text model can read."""
+def check_messages(messages: Sequence[Any], eyes: Eyes = BLIND) -> None:
+    """Raises BadRequest if a message is of no kind that the model can read."""
     if not messages:
         raise BadRequest("the conversation has no messages", code="invalid_value", param="messages")
     for i, message in enumerate(messages):
-        _check_message(message, f"messages.{i}")
+        _check_message(message, f"messages.{i}", eyes)
 
 
 def check_tools(tools: Sequence[Any]) -> None:
@@ -129,16 +131,19 @@ def unsupported(where: str, what: str, instead: str, code: str = "unsupported_pa
     return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
 
 
-def unsupported_content(where: str, what: str, kind: Any) -> BadRequest:
-    """The error for a part of a conversation that is no text. `what`: the name of such a part in its dialect."""
-    instead = NO_IMAGES if kind in _IMAGES else TEXT_ALONE
+def unsupported_content(where: str, what: str, kind: Any, eyes: Eyes = BLIND) -> BadRequest:
+    """The error for a part of a conversation that the model cannot read. `what`: the name of such a part in its dialect."""
+    instead = TEXT_ALONE
+    if kind in _IMAGES:
+        blind = NO_IMAGES.format(model=f"the model {eyes.model!r}" if eyes.model else "this model")
+        instead = NO_IMAGES_HERE if eyes.open else blind
     return unsupported(where, f"{what} of type {kind!r}", instead, "unsupported_content")
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def _check_message(message: Any, where: str) -> None:
+def _check_message(message: Any, where: str, eyes: Eyes) -> None:
     if not isinstance(message, dict):
         raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
     role, content = message.get("role"), message.get("content")
@@ -146,8 +151,9 @@ def _check_message(message: Any, where: str) -> None:
         text = f"{where}.role: {role!r} is none of {', '.join(_ROLES)}"
         raise BadRequest(text, code="invalid_value", param=f"{where}.role")
     if isinstance(content, list):
+        seeing = eyes if role in ("user", "tool") else Eyes(eyes.model)
         for j, part in enumerate(content):
-            _check_part(part, f"{where}.content.{j}")
+            _check_part(part, f"{where}.content.{j}", seeing)
     elif content is not None and not isinstance(content, str):
         text = f"{where}.content: must be a string or a list of parts"
         raise BadRequest(text, code="invalid_value", param=f"{where}.content")
@@ -158,12 +164,17 @@ def _check_message(message: Any, where: str) -> None:
         raise BadRequest("the message has no content", code="invalid_value", param=f"{where}.content")
 
 
-def _check_part(part: Any, where: str) -> None:
+def _check_part(part: Any, where: str, eyes: Eyes) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image_url" and eyes.open:
+        image = part.get("image_url")
+        given = image if isinstance(image, dict) else {"url": image}
+        part |= url_part(check_url(given.get("url"), where, given.get("detail")), where)
+        return
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return
     if kind != "text" or not isinstance(part.get("text"), str):
-        raise unsupported_content(where, "a content part", kind)
+        raise unsupported_content(where, "a content part", kind, eyes)
 
 
 def _check_tool_calls(calls: Any, where: str) -> None:

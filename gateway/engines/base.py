@@ -10,14 +10,24 @@ Invariants that an adapter keeps:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from gateway.types import FinishReason, Int32Array, Sampling
+from gateway.errors import EngineRefused
+from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
 
 Level = Literal[1, 2]
 """The depth of sleep: 1 keeps the weights in the host's memory, 2 forgets them."""
+
+
+LoadImage = Callable[[str], Awaitable[tuple[str, bytes]]]
+"""Finds the media type and the file of an image by its hash."""
+
+
+async def no_images(name: str) -> tuple[str, bytes]:
+    """Finds none."""
+    raise EngineRefused(f"the image {name} is not stored here")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,9 @@ class GenerateRequest:
     """The label that the engine must have, where others may restart it (EngineReplaced); empty if only this process does."""
     adapter: str = ""
     """The adapter that samples the request to its end (`load_adapter`); empty: the engine's own weights."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images among the prompt's tokens, in their order."""
+    load_image: LoadImage = no_images
 
 
 class TokenChunk(NamedTuple):

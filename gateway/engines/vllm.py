@@ -18,6 +18,7 @@ import orjson
 from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
 from gateway.engines.figures import label, samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
+from gateway.engines.vllm_images import EngineImages
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable
 from gateway.types import Sampling
 
@@ -39,12 +40,16 @@ class VLLMEngine(HTTPEngine):
     def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
         """`watched`: others may restart it, so requests say which label it must have."""
         super().__init__(name, EngineHTTP(name, base_url, silence_s, watched=watched))
+        self._images = EngineImages(name, self._http)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         finished = False
         try:
             check = partial(self._check, request.label) if request.label else None
-            async with aclosing(self._http.events(_GENERATE, _body(request), check)) as events:
+            body = _body(request)
+            if request.images:
+                body["features"] = await self._images.features(request)
+            async with aclosing(self._http.events(_GENERATE, body, check)) as events:
                 async for event in events:
                     chunk = _chunk(event)
                     finished = chunk.finish is not None
@@ -57,6 +62,8 @@ class VLLMEngine(HTTPEngine):
             yield TokenChunk([], [], "abort")
             return
         except EngineError as error:
+            if request.images:
+                self._images.forget()  # it may have been sent one by name that it did not have any more
             if not request.adapter or "does not exist" not in error.message:
                 raise
             raise EngineReplaced(
@@ -74,6 +81,7 @@ class VLLMEngine(HTTPEngine):
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
         """vLLM clears its caches in every mode if it is told to."""
+        self._images.forget()
         mode = {"mode": "keep" if keep else "abort", "clear_cache": "true" if clear_cache else "false"}
         await self._http.post("/pause", params=mode)
 

@@ -56,13 +56,16 @@ class TemplateBridge:
         self,
         template: ChatTemplate,
         encode: Callable[[str], list[int]],
+        encode_guarded: Callable[[str], list[int]],
         control: ControlTokens,
         stop: dict[int, str],
         think: tuple[str, str] | None,
     ) -> None:
-        """`stop`: the tokens that end a reply, with their text. `think`: the marks of reasoning."""
+        """`encode_guarded`: of texts whose own control tokens are guarded. `stop`: the tokens that end a reply, with their
+        text. `think`: the marks of reasoning."""
         self._template = template
         self._encode = encode
+        self._encode_guarded = encode_guarded
         self._control = control
         self._stop = stop
         self._closes = re.compile(
@@ -94,7 +97,7 @@ class TemplateBridge:
     def _ids(self, rest: _Rest, tools: Sequence[Tool]) -> list[int]:
         """The token ids of the text after a reply, where new messages spell control tokens."""
         guarded = self._template.guarded(rest.messages, tools, rest.rendered)
-        return self._control.encode(self._control.tail(guarded, len(rest.text)))
+        return self._encode_guarded(self._control.tail(guarded, len(rest.text)))
 
     def _rest(
         self, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool], system: bool

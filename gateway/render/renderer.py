@@ -23,6 +23,7 @@ from gateway.render.checkpoint import Checkpoint, has_images
 from gateway.render.control import ControlTokens
 from gateway.render.encoding import encode
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
+from gateway.render.images import ImageMarks, Vision
 from gateway.render.pieces import TextStream, TokenTexts
 from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
@@ -129,8 +130,10 @@ class ChatRenderer:
         thinking: bool = True,
         keeping: Any | None = None,
         family: str = "template",
+        vision: Vision | None = None,
     ) -> None:
         """`renderer`: of the `renderers` library; None: the tokenizer's own template. `keeping`: the same, told to keep thinking.
+        `vision`: how the model's processor sees images, if it is given any.
 
         Raises ValueError where there is neither.
         """
@@ -139,6 +142,8 @@ class ChatRenderer:
         self.backend = tokenizer.backend_tokenizer
         """The `tokenizers.Tokenizer` beneath."""
         self._control = control
+        self.vision = vision
+        self._marks = ImageMarks(vision) if vision is not None else None
         self.vocabulary = len(tokenizer)
         self.family = family
         self.form = tool_form(self._knows)
@@ -163,8 +168,17 @@ class ChatRenderer:
         tokenizer = Checkpoint.read(model.path)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
         renderer, keeping = _library(tokenizer, control, model)
+        vision = Vision.read(model.path) if model.images else None
+        if vision is not None and renderer is not None:
+            raise ValueError(
+                "images = true: images are put into the checkpoint's own template: say family = 'template'"
+            )
         made = cls(
-            tokenizer, renderer, control, thinking=model.thinking, keeping=keeping, family=model.family
+            *(tokenizer, renderer, control),
+            thinking=model.thinking,
+            keeping=keeping,
+            family=model.family,
+            vision=vision,
         )
         made._variants = dict(
             combinations(lambda s: made._varied(s, tokenizer, model), thinking=model.thinking)
@@ -180,8 +194,9 @@ class ChatRenderer:
         return self._variants[switches] if switches else self
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The prompt for a reply to `messages`. Raises BadRequest if the template refuses them."""
-        return self._guarded(lambda: self._render(_plain(messages), tools))
+        """The prompt for a reply to `messages`, with the keys of images (`render/images.py`). Raises BadRequest if the template
+        refuses them."""
+        return self._guarded(lambda: self._render(_plain(messages, self._marks), tools))
 
     def bridge(
         self,
@@ -202,7 +217,9 @@ class ChatRenderer:
             return None
         turn = recorded.read(history, sampled_from, self.marks, self.decode)
         return self._guarded(
-            lambda: self._bridge.extend(history, sampled_from, turn, _plain(new), tools, system=system)
+            lambda: self._bridge.extend(
+                history, sampled_from, turn, _plain(new, self._marks), tools, system=system
+            )
         )
 
     def reasoning_open(self, prompt: Sequence[int]) -> bool:
@@ -247,14 +264,23 @@ class ChatRenderer:
         if self._template is not None:
             text = self._template.text(messages, tools)
             if spelled:
-                return self._control.encode(self._template.guarded(messages, tools, text))
-            return self.encode(text)
+                return self._encode_guarded(self._template.guarded(messages, tools, text))
+            return self._encode_seen(text)
         assert self._renderer is not None
         if spelled:
             messages, tools = quoted(messages, self._control), quoted(tools, self._control)
         return list(
             self._renderer.render_ids(messages, tools=list(tools) or None, add_generation_prompt=True)
         )
+
+    def _encode_seen(self, text: str) -> list[int]:
+        """The ids of a template's text, in which images are marked."""
+        return self.encode(text) if self._marks is None else self._marks.encode(text, self.encode)
+
+    def _encode_guarded(self, text: str) -> list[int]:
+        """The same of a text in which the control tokens that count are guarded."""
+        encode = self._control.encode
+        return encode(text) if self._marks is None else self._marks.encode(text, encode)
 
     def _varied(self, switches: Switches, tokenizer: Checkpoint, model: ModelSettings) -> ChatRenderer | None:
         """The same with some switches; None if they change no prompt, or the template refuses them."""
@@ -336,7 +362,8 @@ class ChatRenderer:
                 self._renderer, keeping, self._control, self.marks.stop, self.decode, self.think
             )
         stop = {token: self.decode([token]) for token in self.marks.stop}
-        return TemplateBridge(self._template, self.encode, self._control, stop, self.think)
+        encode = self._encode_seen, self._encode_guarded
+        return TemplateBridge(self._template, *encode, self._control, stop, self.think)
 
     def _stop_ids(self) -> frozenset[int]:
         """The library's, or: the tokenizer's end of sequence, and the tokens with which the template closes a reply."""
@@ -427,28 +454,36 @@ def _registered(bare: BareTokenizer) -> Any | None:
         return renderers.create_renderer(bare)
     if has_images(Path(bare.name_or_path)):
         raise ValueError(
-            "its model sees images, which a template cannot render: set `family`, or say 'template' for texts"
+            "its model sees images: say family = 'template', and images = true if it shall be given any"
         )
     return None
 
 
-def _plain(messages: Sequence[Message]) -> list[Message]:
-    """Templates know neither `developer` nor lists of text parts, and want tool arguments as objects."""
-    return [_plain_message(message) for message in messages]
+def _plain(messages: Sequence[Message], marks: ImageMarks | None) -> list[Message]:
+    """Templates know neither `developer` nor lists of parts here, and want tool arguments as objects."""
+    return [_plain_message(message, marks) for message in messages]
 
 
-def _plain_message(message: Message) -> Message:
+def _plain_message(message: Message, marks: ImageMarks | None) -> Message:
     plain = {key: value for key, value in message.items() if value is not None}
     if plain["role"] == "developer":
         plain["role"] = "system"
     content = plain.get("content", "")
     if isinstance(content, list):
-        plain["content"] = "".join(part.get("text") or part.get("refusal", "") for part in content)
+        plain["content"] = "".join(_part_text(part, marks) for part in content)
     else:
         plain["content"] = content
     if calls := plain.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in calls]
     return plain
+
+
+def _part_text(part: dict[str, Any], marks: ImageMarks | None) -> str:
+    if part.get("type") != "image":
+        return part.get("text") or part.get("refusal", "")
+    if marks is None:
+        raise ValueError("the conversation has images, and this model sees none")
+    return marks.text_of(part)
 
 
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:

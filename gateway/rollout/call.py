@@ -18,7 +18,7 @@ import numpy as np
 from gateway.engines.base import TokenChunk
 from gateway.rollout.logged import LoggedCall, finish_of, top_of
 from gateway.trajectories.turn import Turn
-from gateway.types import FinishReason, Int32Array, Sampling
+from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
 
 TopLogprobs = list[tuple[int, float]]
 """The likeliest token ids at one position, and their log-probabilities."""
@@ -52,13 +52,15 @@ class Call:
         episode_id: str = "",
         min_version: int = 0,
         hints: RoutingHints | None = None,
+        images: tuple[ImageSpan, ...] = (),
     ) -> None:
-        """`min_version`: the oldest version that may sample the call (its group's V)."""
+        """`min_version`: the oldest version that may sample the call (its group's V). `images`: those of the prompt."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
         self.sampling: Final = sampling
         self.min_version: Final = min_version
+        self.images: Final = images
         self._hints = hints or RoutingHints()
         self._turn = Turn(call_id)
         self._top: list[TopLogprobs] = []
@@ -210,6 +212,7 @@ class Call:
             episode_id=self.episode_id,
             min_version=self.min_version,
             hints=self._hints,
+            images=logged.images,
         )
         call._turn = turn
         call._top = top_of(turn) if sampling.top_logprobs else []

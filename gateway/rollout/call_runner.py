@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from gateway.engines.base import GenerateRequest, TokenChunk
+from gateway.engines.base import GenerateRequest, LoadImage, TokenChunk, no_images
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from gateway.rollout.call import Call
 from gateway.rollout.logged import LoggedCall
@@ -44,8 +44,11 @@ class CallRunner:
         interval: int = 1,
         max_failures: int = 5,
         trace: CallTrace = NO_TRACE,
+        load_image: LoadImage = no_images,
     ) -> None:
-        """`interval`: tokens per chunk. `max_failures`: with so many failures of engines the call fails."""
+        """`interval`: tokens per chunk. `max_failures`: with so many failures of engines the call fails. `load_image`: finds the
+        file of an image of the prompt."""
+        self._load_image = load_image
         self.call = call
         self.trace = trace
         self._pool = pool
@@ -153,6 +156,8 @@ class CallRunner:
             self._interval,
             cache_salt=f"v{slot.version}",
             label=slot.label if slot.external_url is not None else "",
+            images=call.images,
+            load_image=self._load_image,
         )
 
     def _take(self, chunk: TokenChunk, now: float) -> None:

@@ -96,8 +96,9 @@ class Completion:
         """Before `start`: replaces the call with one that another process began; it continues from the last logged token."""
         assert logged.details is not None
         details = logged.details
-        if len(logged.prompt) != len(self._prompt.ids) or (logged.prompt != self._prompt.ids).any():
-            self._prompt = replace(self._prompt, ids=logged.prompt, after=START)
+        other = logged.images != self._prompt.images
+        if other or len(logged.prompt) != len(self._prompt.ids) or (logged.prompt != self._prompt.ids).any():
+            self._prompt = replace(self._prompt, ids=logged.prompt, images=logged.images, after=START)
         self._runner.resume(logged)
         self._epoch = logged.log.epoch + 1
         self._restarts = self.call.restarts
@@ -114,7 +115,8 @@ class Completion:
     def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
         """Before `start`: has the sampled tokens logged, so that another process can continue the call."""
         self._track = handover.follow(
-            place, self, self.call.turn, self._prompt.ids, self.details, self._epoch
+            *(place, self, self.call.turn, self._prompt.ids, self.details, self._epoch),
+            images=self._prompt.images,
         )
 
     def start(self) -> asyncio.Task[None]:

@@ -24,7 +24,7 @@ from gateway.rollout.logged import TOKEN_BYTES, LoggedCall
 from gateway.sections import BusSettings
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
-from gateway.types import Int32Array
+from gateway.types import ImageSpan, Int32Array
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class Track:
         prompt: Int32Array,
         details: TurnDetails,
         epoch: int,
+        images: Sequence[ImageSpan] = (),
     ) -> None:
         """`epoch` above 1: the call was taken over, and its log is there."""
         self.call = call
@@ -77,6 +78,7 @@ class Track:
         self._place = place
         self._turn = turn
         self._prompt = prompt
+        self._images = images
         self._details = details
         self._epoch = epoch
         self._begun = epoch > 1
@@ -122,7 +124,7 @@ class Track:
             body = logged.body_of(turn, self._logged) if self.movable else b""
             at = self._logged * TOKEN_BYTES if self.movable else 0
             return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
-        head = logged.head_of(self._prompt, self._details)
+        head = logged.head_of(self._prompt, self._details, self._images)
         body = logged.body_of(turn, 0) if self.movable else b""
         return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
 
@@ -187,9 +189,10 @@ class Handover:
         prompt: Int32Array,
         details: TurnDetails,
         epoch: int = 1,
+        images: Sequence[ImageSpan] = (),
     ) -> Track:
         """Logs a call until `Track.end`."""
-        track = Track(self, _place(place), call, turn, prompt, details, epoch)
+        track = Track(self, _place(place), call, turn, prompt, details, epoch, images)
         self._tracks[track.call_id] = track
         self.mark(track)
         return track

@@ -10,6 +10,7 @@ A call whose sampler has a state cannot be continued: its log only tells retries
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -19,9 +20,10 @@ import orjson
 from gateway.bus.base import Log
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Span, Turn
-from gateway.types import FinishReason, Int32Array, Sampling
+from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
 
-_FORMAT = 1
+_FORMAT, _WITH_IMAGES = 1, 2
+"""An older build would go on with a call without its images, so their logs are of another format."""
 _TOKEN = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 TOKEN_BYTES = _TOKEN.itemsize
 _PACK = struct.Struct("<if").pack
@@ -49,11 +51,15 @@ class LoggedCall:
     """True for the log of a refused request that is expected back, which has no call."""
     age_s: float = 0.0
     """Seconds since a refused request arrived."""
+    images: tuple[ImageSpan, ...] = ()
+    """Those of the prompt."""
 
 
-def head_of(prompt: Int32Array, details: TurnDetails) -> bytes:
+def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan] = ()) -> bytes:
     """The part of a call's log that does not change."""
     values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
+    if images:
+        values |= {"format": _WITH_IMAGES, "images": [list(image) for image in images]}
     ids = b""
     if not details.used.pinned:
         values["details"] = {name: getattr(details, name) for name in _DETAILS}
@@ -89,7 +95,7 @@ def read(log: Log) -> LoggedCall | None:
     """Reads a log; None if it is incomplete, or of another build."""
     end = _LENGTH_BYTES + int.from_bytes(log.head[:_LENGTH_BYTES], "little")
     values = orjson.loads(log.head[_LENGTH_BYTES:end])
-    if values["format"] != _FORMAT:
+    if values["format"] not in (_FORMAT, _WITH_IMAGES):
         return None
     turn = Turn(log.call)
     if values["details"] is None:
@@ -103,7 +109,8 @@ def read(log: Log) -> LoggedCall | None:
     turn.spans = [Span(*span) for span in spans]
     details = _details(values["details"], first_token_s)
     prompt = np.frombuffer(log.head, "<i4", offset=end).astype(np.int32)
-    return LoggedCall(log, values["request_key"], prompt, details, turn)
+    images = tuple(ImageSpan(*image) for image in values.get("images", ()))
+    return LoggedCall(log, values["request_key"], prompt, details, turn, images=images)
 
 
 def top_of(turn: Turn) -> list[list[tuple[int, float]]]:

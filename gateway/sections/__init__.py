@@ -25,7 +25,7 @@ from gateway.sections.episodes import (
     RewardSettings,
     StalenessSettings,
 )
-from gateway.sections.models import Bounds, ModelSettings, RenderSettings, SamplingSettings
+from gateway.sections.models import Bounds, ImageSettings, ModelSettings, RenderSettings, SamplingSettings
 from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
@@ -59,6 +59,7 @@ __all__ = [
     "EpisodeSettings",
     "FeedSettings",
     "GraderSettings",
+    "ImageSettings",
     "LendingSettings",
     "LengthSettings",
     "LimitSettings",

@@ -54,6 +54,13 @@ def check_projects(projects: Mapping[str, ProjectSettings], models: Models) -> N
         raise ValueError("[projects]: two names differ only in case, `-` or `_`: rename one")
 
 
+def check_images(models: Models, engines: Mapping[str, EngineSettings]) -> None:
+    """Only vLLM is given images here."""
+    for name, model in models.items():
+        if model.images and engines[name].api != "vllm":
+            raise ValueError(f"[models.{name}] images = true needs an engine with api = 'vllm': leave it out")
+
+
 def check_cluster(cluster: ClusterSettings, store: StoreSettings) -> None:
     """Several processes need a key and a shared store."""
     if cluster.url is None:

@@ -31,6 +31,9 @@ class ModelSettings(Section):
     """Prompt and completion together, in tokens."""
     thinking: bool = True
     """Passed to families whose template knows `enable_thinking`."""
+    images: bool = False
+    """True: the model is given the images of messages. For checkpoints of the Qwen-VL family with `family = "template"`, on
+    vLLM ([images](images.md)); without it a request with an image is refused."""
     engine: EngineSettings | None = None
     """The engines of this model, instead of `[engine]`."""
     upstream: UpstreamSettings | None = None
@@ -41,6 +44,8 @@ class ModelSettings(Section):
     def _has_one_source(self) -> Self:
         if (self.path is None) == (self.upstream is None):
             raise ValueError("a model needs `path` or `upstream`, not both")
+        if self.upstream is not None and self.images:
+            raise ValueError("an upstream model is sent images as they come: leave `images` out")
         if self.upstream is not None and self.train:
             raise ValueError("an upstream model cannot be trained: set `train = false`")
         return self
@@ -52,6 +57,15 @@ class RenderSettings(Section):
     special_tokens: Literal["text", "allow"] = "text"
     """How text in messages and tools is read that spells a special token (`<|im_end|>`) or a mark (`<think>`): `text`: as
     letters; `allow`: as the token, by which whoever wrote the text can end its turn and begin another."""
+
+
+class ImageSettings(Section):
+    """`[images]`: what a request may hold of images; more is refused with 400."""
+
+    per_request: int = Field(16, ge=1, le=1024)
+    """Images in a conversation."""
+    max_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20)
+    """The bytes of one image's file, which is stored as long as an episode that has it."""
 
 
 class Bounds(Section):

@@ -114,6 +114,29 @@ class NodeRow(Base):
     temperature: Mapped[float] = mapped_column(Float)
     mask_reason: Mapped[str] = mapped_column(Words(64))
     call_id: Mapped[str] = mapped_column(Words(64))
+    images: Mapped[list[list[Any]] | None] = mapped_column(JSON(none_as_null=True))
+    """[[hash, offset, number of tokens], ...]: the images among the tokens; None: there are none."""
+
+
+class ImageRow(Base):
+    """An image's file, once, however many episodes have it."""
+
+    __tablename__ = "images"
+
+    hash: Mapped[str] = mapped_column(Words(64), primary_key=True)
+    """SHA-256 of the file, in hexadecimal digits."""
+    media_type: Mapped[str] = mapped_column(Words(32))
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class ImageUseRow(Base):
+    """An episode's use of an image: the file is kept as long as any episode has it."""
+
+    __tablename__ = "image_uses"
+    __table_args__ = (Index("ix_image_uses_hash", "hash"),)
+
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
+    hash: Mapped[str] = mapped_column(ForeignKey("images.hash"), primary_key=True)
 
 
 class CallRow(Base):

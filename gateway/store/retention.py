@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, delete, exists, func, literal, select, tuple_
 
-from gateway.store import tallies
+from gateway.store import images, tallies
 from gateway.store.columns import portions
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.models import AnswerRow, CallRow, DecisionRow, EpisodeRow, LeaseRow
@@ -175,8 +175,10 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
     if not found:
         return
     ids, groups = [one.row["id"] for one in found], {one.row["group_id"] for one in found}
+    seen = images.used_by(connection, ids)
     gone = connection.execute(delete(EpisodeRow).where(EpisodeRow.id.in_(ids)).returning(EpisodeRow.id))
     deleted = set(gone.scalars())  # another process may have deleted them first
+    images.delete_unused(connection, seen)
     rows = [one for one in found if one.row["id"] in deleted]
     tallies.changed(connection, [one.row for one in rows], [])
     connection.execute(delete(DecisionRow).where(DecisionRow.episode_id.in_(deleted)))

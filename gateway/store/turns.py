@@ -29,7 +29,7 @@ from gateway.store.clock import NOW, RESOLUTION_S
 from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
-from gateway.types import CRASHED_ATTEMPT, Int32Array, Node, UInt8Array
+from gateway.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _OPEN_TO = (
@@ -309,6 +309,7 @@ def node_values(node: Node) -> dict[str, Any]:
         "temperature": node.temperature,
         "mask_reason": node.mask_reason,
         "call_id": node.call_id,
+        "images": [list(image) for image in node.images] or None,
     }
 
 
@@ -354,4 +355,5 @@ def _node(row: Any) -> Node:
         reward=row["reward"],
         finish_reason=row["finish_reason"] or "",
         newest=newest if any(len(span) > 2 for span in spans) else None,
+        images=tuple(ImageSpan(*image) for image in row["images"] or ()),
     )

@@ -63,13 +63,24 @@ def tool_call_ids(messages: Sequence[Message], length: int) -> set[str]:
 def _meaning(message: Message, defaults: Defaults) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
-        content = "".join(part.get("text", "") for part in content)
+        content = _parts(content)
     meaning: dict[str, Any] = {"role": message["role"], "content": content or ""}
     if calls := message.get("tool_calls"):
         meaning["tool_calls"] = [_call(call["function"], defaults) for call in calls]
     if message["role"] == "tool":
         meaning["tool_call_id"] = message.get("tool_call_id")
     return meaning
+
+
+def _parts(parts: Sequence[dict[str, Any]]) -> str | list[str | dict[str, Any]]:
+    """Parts as one text; with images, a list of these (by their hashes) and of the texts around them."""
+    found: list[str | dict[str, Any]] = [""]
+    for part in parts:
+        if part.get("type") == "image":
+            found += [{"image": part["image"]}, ""]
+        else:
+            found[-1] = str(found[-1]) + part.get("text", "")
+    return found if len(found) > 1 else str(found[0])
 
 
 def _defaults(tools: Sequence[dict[str, Any]]) -> Defaults:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from gateway.errors import Unavailable
+from gateway.render.images import keyed, names_in, unkeyed
 from gateway.render.offload import offload
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.switches import NONE, Switches
@@ -29,6 +30,7 @@ from gateway.trajectories.turn import Span, Turn
 from gateway.types import (
     UNUSABLE_LOGPROB,
     Float32Array,
+    ImageSpan,
     Int32Array,
     Node,
     Sampling,
@@ -56,6 +58,8 @@ class Prompt:
     """The recorded turn that the prompt extends token by token; the root if it extends none."""
     switches: Switches = NONE
     """The switches with which the template wrote it."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images among its tokens, in their order."""
 
     @property
     def bridged(self) -> bool:
@@ -171,11 +175,14 @@ class Recorder:
             bridge = partial(renderer.bridge, history, sampled_from, new, tools, system=system)
             suffix = await offload((new, tools), bridge)
             if suffix is not None:
-                ids = np.concatenate([history, np.asarray(suffix, np.int32)])
-                return Prompt(ids, chain, end, switches)
+                added, images = unkeyed(np.asarray(suffix, np.int32), names_in(new), renderer.vision)
+                images = tuple(image._replace(offset=end.length + image.offset) for image in images)
+                ids = np.concatenate([history, added])
+                return Prompt(ids, chain, end, switches, (*lineage.tree.images(end), *images))
             break
         rendered = await offload((messages, tools), lambda: _array(renderer.render(messages, tools)))
-        return Prompt(rendered, chain, switches=switches)
+        ids, images = unkeyed(rendered, names_in(messages), renderer.vision)
+        return Prompt(ids, chain, START, switches, images)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
         """A prompt that the caller made itself."""
@@ -277,12 +284,18 @@ class Recorder:
 
     @staticmethod
     def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:
-        place = tree.find(prompt.ids, prompt.after)
+        place = tree.find(keyed(prompt.ids, prompt.images), prompt.after)
         rest = prompt.ids[place.length :]
+        images = tuple(
+            image._replace(offset=image.offset - place.length)
+            for image in prompt.images
+            if image.offset >= place.length
+        )
         nodes: list[Node] = []
         index, parent, at = len(tree.nodes), place.node, place.at
         if len(rest):
-            nodes.append(Node(index, parent, at, False, rest, _EMPTY_LOGPROBS, _EMPTY_IDS, _EMPTY_FLAGS))
+            empty = _EMPTY_LOGPROBS, _EMPTY_IDS, _EMPTY_FLAGS
+            nodes.append(Node(index, parent, at, False, rest, *empty, images=images))
             index, parent, at = index + 1, index, len(rest)
         nodes.append(_turn_node(index, parent, at, turn, details))
         return nodes

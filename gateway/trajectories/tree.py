@@ -3,6 +3,8 @@
 A node is a run of token ids that hangs at the first `at` tokens of its parent; it never changes and is never split. So a branch
 in the middle of a node costs nothing, a shared prefix is stored once, and stored nodes stay valid.
 
+Where an image stands, tokens are compared by its key (`render/images.py`): a path with another image is another path.
+
 Invariants: parents come before children; the ids along a path are exactly those that an engine was given or sampled; each sampled
 token is in exactly one node.
 """
@@ -14,10 +16,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.types import Int32Array, Node
+from gateway.render.images import keyed
+from gateway.types import ImageSpan, Int32Array, Node
 
 ROOT = -1
-_NOTHING = -1
+_NOTHING = 2**31
 """Stands for the first token of a node that has none."""
 
 
@@ -39,6 +42,8 @@ class TokenTree:
     def __init__(self, nodes: Sequence[Node] = ()) -> None:
         self.nodes: list[Node] = []
         self._starts: list[int] = []
+        self._keyed: dict[int, Int32Array] = {}
+        """The tokens of nodes with images, by which they are compared."""
         self._children: dict[tuple[int, int, int], tuple[int, ...]] = {}
         """The children of a node at one of its places, by their first token. Tuples of ints, which the garbage collector does not
         track."""
@@ -60,7 +65,10 @@ class TokenTree:
         self.nodes.append(node)
         self._starts.append(start)
         at = node.at if node.parent != ROOT else 0
-        first = int(node.ids[0]) if len(node.ids) else _NOTHING
+        if node.images:
+            self._keyed[node.index] = keyed(node.ids, node.images)
+        ids = self._keys(node.index)
+        first = int(ids[0]) if len(ids) else _NOTHING
         key, places = (node.parent, at, first), self._places.get(node.parent, ())
         self._children[key] = (*self._children.get(key, ()), node.index)
         if at not in places:
@@ -77,21 +85,39 @@ class TokenTree:
             index, at = node.parent, node.at
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
+    def images(self, place: Place) -> tuple[ImageSpan, ...]:
+        """The images on the path to a place; their offsets count from the root."""
+        found: list[ImageSpan] = []
+        index, at = place.node, place.at
+        while index != ROOT:
+            node, start = self.nodes[index], self._starts[index]
+            found += [
+                image._replace(offset=start + image.offset)
+                for image in reversed(node.images)
+                if image.offset + image.length <= at
+            ]
+            index, at = node.parent, node.at
+        return tuple(found[::-1])
+
+    def _keys(self, index: int) -> Int32Array:
+        return self._keyed.get(index, self.nodes[index].ids)
+
     def find(self, ids: Int32Array, after: Place = START) -> Place:
-        """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix.
+        """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix. `ids`: with the keys
+        of images.
 
         Searches only below `after`, so that a turn of a long conversation costs no more than one of a short conversation.
         """
         best = after
         known = after.at
         if after.node != ROOT:
-            known += _common(self.nodes[after.node].ids[after.at :], ids[after.length :])
+            known += _common(self._keys(after.node)[after.at :], ids[after.length :])
             best = Place(after.node, known, after.length + known - after.at)
         found = self._branches(after.node, after.length - after.at, after.at, known, ids)
         while found:
             index = found.pop()
             start = self._starts[index]
-            count = _common(self.nodes[index].ids, ids[start:])
+            count = _common(self._keys(index), ids[start:])
             if start + count > best.length or (start + count == best.length and count and index < best.node):
                 best = Place(index, count, start + count)
             found += self._branches(index, start, 0, count, ids)

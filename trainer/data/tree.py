@@ -2,6 +2,7 @@
 
 A row is a path from the root of an episode's tree towards a leaf (what one call saw, and what it sampled), up to the last token
 that it trains. Paths share prefixes, so a token may stand in several rows. Invariants:
+- no token of an episode with images is trained, because its placeholders would be read as text;
 - every sampled token is trained at most once over all rows: in the first row that holds it;
 - a sampled token that is not trained is counted once, with its reason;
 - a row ends with a token to train.
@@ -24,6 +25,8 @@ Float64Array = npt.NDArray[np.float64]
 Credit = Mapping[int, float]
 """The advantage of an episode's tokens, by the index of their node."""
 
+UNSEEN = "images_unseen"
+"""The reason why no token of an episode with images is trained: the trainer's model is given none."""
 UNTRAINED = (
     TokenFlag.INVALID_LOGPROB
     | TokenFlag.GREEDY
@@ -80,6 +83,9 @@ def rows_of(episodes: Iterable[tuple[Episode, Credit]], *, sequence_mean: bool =
     """
     result = Rows()
     for episode, credit in episodes:
+        if any(node.images for node in episode.nodes):
+            result.masked[UNSEEN] += sum(len(node.ids) for node in episode.nodes if node.sampled)
+            continue
         trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}
         trained = sum(int(mask.sum()) for mask in trainable.values())
         if trained == 0:

@@ -141,6 +141,8 @@ class FakeEngine:
     def __init__(self, weights: str, faults: Faults | None = None, log: SampleLog | None = None) -> None:
         self._log = log
         self.block: Block | None = None
+        self.images: set[str] = set()
+        """The hashes of the images that it was sent since its caches were emptied."""
         self.adapters: dict[str, tuple[str, Block | None]] = {}
         """The identity and the block of each adapter that requests can ask for, by its name."""
         self._workers: dict[int, tuple[str, Block | None]] = {}
@@ -210,6 +212,7 @@ class FakeEngine:
     def clear_cache(self) -> None:
         """Forgets every prefix."""
         self._cache.clear()
+        self.images.clear()
 
     def resume(self) -> None:
         """Samples again."""
@@ -300,7 +303,7 @@ class FakeEngine:
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Yields one choice a token, the last with its finish reason."""
         name = body.get("request_id") or f"request-{id(body)}"
-        context = list(body["token_ids"])
+        context = self._seen(body)
         self._requests[name] = request = _Request(context)
         if self._log is not None:
             self._log.ask(name, context)
@@ -314,6 +317,24 @@ class FakeEngine:
                 del self._requests[name]
                 if self.faults.slots:
                     self._wake()
+
+    def _seen(self, body: dict[str, Any]) -> list[int]:
+        """The context of a request: in place of an image's placeholders numbers that depend on the image.
+
+        Like vLLM, fails a request that names an image which the engine does not have.
+        """
+        context, features = list(body["token_ids"]), body.get("features") or {}
+        names, places, items = (
+            (features.get(part) or {}).get("image") or ()
+            for part in ("mm_hashes", "mm_placeholders", "kwargs_data")
+        )
+        for name, place, item in zip(names, places, items, strict=True):
+            if item is None and name not in self.images:
+                raise RuntimeError("Internal server error")
+            self.images.add(name)
+            for i in range(place["length"]):
+                context[place["offset"] + i] = 10_000 + int(name[:6], 16) + i
+        return context
 
     async def _sample(
         self,

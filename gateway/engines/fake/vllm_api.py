@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway.engines.fake.engine import FakeEngine
+from gateway.engines.fake.images import rendered
 from gateway.engines.fake.serve import (
     App,
     Send,
@@ -121,6 +122,8 @@ async def _control(
         case "/update_weight_version":
             engine.label = values["new_version"]
             return 200, {"success": True}
+        case "/v1/chat/completions/render":
+            return 200, {"features": rendered(values)}
         case "/weight_info":
             return 200, {"weight_version": engine.label}
         case _:

@@ -137,9 +137,9 @@ CALLED = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "f
 def test_an_image_is_refused_for_what_the_gateway_cannot_do_and_not_for_the_model(
     ask: Any, values: dict[str, Any], param: str
 ) -> None:
-    """A model that sees images cannot be blamed: its engine is never given one. Tools of coding agents answer with images too."""
+    """A model that could see cannot be blamed while its engine is given none. Tools of coding agents answer with images too."""
     with pytest.raises(BadRequest) as refused:
         ask(**values)
     assert (refused.value.code, refused.value.param) == ("unsupported_content", param)
-    assert "no images are given to the engines" in refused.value.message
+    assert "is given no images" in refused.value.message
     assert "upstream model" in refused.value.message

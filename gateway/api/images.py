@@ -1,0 +1,108 @@
+"""The images of requests: read once, named by their hashes from then on, and stored for the episode that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from gateway.api.access import Admin
+from gateway.api.context import DataPlane
+from gateway.dialects.images import Image
+from gateway.dialects.request import GenerationRequest, Message
+from gateway.errors import BadRequest, EngineRefused, NotFound
+from gateway.render.images import names_in
+from gateway.render.offload import offload
+from gateway.sections import ImageSettings
+from gateway.store import images as statements
+
+router = APIRouter(prefix="/admin/v1", tags=["admin"])
+
+
+@router.get("/images/{name}", response_class=Response, responses={200: {"content": {"image/*": {}}}})
+async def image(name: str, access: Admin) -> Response:
+    """An image's file, by its hash (SHA-256, hexadecimal)."""
+    models = None if access.reach.everything else access.reach.models
+
+    def read(connection: Any) -> tuple[str, bytes] | None:
+        if not statements.used_in(connection, name, models):
+            return None
+        return statements.read(connection, name)
+
+    found = await access.gateway.database.read(read)
+    if found is None:
+        raise NotFound(f"no image {name!r} is stored", code="no_image")
+    return Response(found[1], media_type=found[0])
+
+
+async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Image]:
+    """Reads the images of a request, and names them in its messages in place of their files. Raises BadRequest."""
+    if not _has_images(asked.messages):
+        return []
+    settings, found = gateway.settings.images, dict[str, Image]()
+    asked.messages = await offload(asked.messages, partial(_named, asked.messages, settings, found))
+    return list(found.values())
+
+
+async def keep_images(
+    gateway: DataPlane, episode_id: str, asked: GenerationRequest, new: Sequence[Image]
+) -> None:
+    """Stores the images of a request. Raises BadRequest if one of a conversation before it is not stored any more."""
+    names = names_in(asked.messages)
+    if not names:
+        return
+    rows = [{"hash": image.hash, "media_type": image.media_type, "data": image.data} for image in new]
+    earlier = names - {image.hash for image in new}
+
+    def write(connection: Any) -> set[str]:
+        statements.keep(connection, episode_id, rows)
+        return statements.keep_known(connection, episode_id, earlier) if earlier else set()
+
+    if missing := await gateway.database.submit(write):
+        message = f"{len(missing)} images of this conversation are not stored any more: send it whole"
+        raise BadRequest(message, code="image_gone", param="messages")
+
+
+async def load_image(gateway: DataPlane, name: str) -> tuple[str, bytes]:
+    """The media type and the file of a stored image. Raises EngineRefused: without it no engine can go on."""
+    found = await gateway.database.read(lambda c: statements.read(c, name))
+    if found is None:
+        raise EngineRefused(f"the image {name} is not stored any more", code="image_gone")
+    return found
+
+
+def _has_images(messages: Sequence[Message]) -> bool:
+    return any(
+        part.get("type") in ("image", "image_url")
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+    )
+
+
+def _named(messages: Sequence[Message], settings: ImageSettings, found: dict[str, Image]) -> list[Message]:
+    """The messages with images by name; `found` gets the images themselves."""
+    count = 0
+
+    def named(part: dict[str, Any]) -> dict[str, Any]:
+        nonlocal count
+        if part.get("type") not in ("image", "image_url"):
+            return part
+        count += 1
+        if count > settings.per_request:
+            message = f"more images than the {settings.per_request} that a request may have ([images] per_request): send fewer"
+            raise BadRequest(message, code="too_many", param=part.get("where", "messages"))
+        if part["type"] == "image":
+            return part
+        read = Image.of(part["image_url"]["url"], part["where"], settings.max_bytes)
+        found[read.hash] = read
+        return read.part
+
+    return [
+        {**message, "content": [named(part) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]

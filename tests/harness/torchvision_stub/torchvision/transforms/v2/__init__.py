@@ -1,0 +1,1 @@
+"""Its functions are in `functional`."""
