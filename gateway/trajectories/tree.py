@@ -103,8 +103,8 @@ class TokenTree:
         return self._keyed.get(index, self.nodes[index].ids)
 
     def find(self, ids: Int32Array, after: Place = START) -> Place:
-        """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix. `ids`: with the keys
-        of images.
+        """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix. `ids`: with
+        the keys of images.
 
         Searches only below `after`, so that a turn of a long conversation costs no more than one of a short conversation.
         """

@@ -6,8 +6,11 @@ import base64
 import json
 import struct
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from gateway.types import ImageSpan
 
 SPECIALS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
@@ -146,3 +149,27 @@ def save_vision_model(directory: Path, seed: int, *, scale: float = 3.0, length:
     with torch.no_grad():
         model.lm_head.weight.mul_(scale)
     model.save_pretrained(directory)
+
+
+def vision_logprobs(
+    directory: Path, ids: Sequence[int], files: Mapping[str, bytes], images: Sequence[ImageSpan]
+) -> Any:
+    """What transformers' own model and processor say of every token but the first, as an array."""
+    import io
+
+    import torch
+    from PIL import Image
+    from transformers import AutoImageProcessor, Qwen2VLForConditionalGeneration
+
+    model = Qwen2VLForConditionalGeneration.from_pretrained(directory).float().eval()
+    processor = AutoImageProcessor.from_pretrained(directory)
+    pictures = [Image.open(io.BytesIO(files[image.hash])) for image in images]
+    seen = processor(pictures, return_tensors="pt")
+    row = torch.tensor([list(ids)])
+    kinds = (row == PAD).int()
+    with torch.no_grad():
+        logits = model(
+            input_ids=row, attention_mask=torch.ones_like(row), mm_token_type_ids=kinds, **seen
+        ).logits[0]
+    said = logits[:-1].float().log_softmax(-1)
+    return said.gather(-1, row[0, 1:, None])[:, 0].numpy()

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,11 @@ def vllm_settings(log: Path) -> dict[str, Any]:
 class SharedEngine:
     """One vLLM for all tests that end none. Started at its first use, and again by the next test after one that killed it."""
 
-    def __init__(self, model: Path, log: Path) -> None:
-        """`model`: a checkpoint for the start. It says the architecture and the longest request; its weights are replaced."""
+    def __init__(self, model: Path, log: Path, *, path: Path | None = None, args: Sequence[str] = ()) -> None:
+        """`model`: a checkpoint for the start. It says the architecture and the longest request; its weights are replaced.
+        `path`: a folder of packages that it needs beside its own; `args`: more of its command line."""
+        self._path = [str(path)] if path is not None else []
+        self._args = [*args]
         self.starts = 0
         self._model = model
         self._log = log
@@ -121,13 +124,13 @@ class SharedEngine:
 
     def _start(self) -> None:
         values = vllm_settings(self._log) | {"transport": "collective"}  # which it can do, and need not
-        settings = EngineSettings.model_validate(values)
+        settings = EngineSettings.model_validate(values | {"args": [*values["args"], *self._args]})
         model = ModelSettings(path=self._model, max_model_len=LENGTH)
         self._port = free_port()
         argv, env = command(settings, model, "shared", str(self._model), LOOPBACK, self._port)
         env |= {
             "HEADGATE_TESTS_BARRIER": str(self._barrier),
-            "PYTHONPATH": f"{env['PYTHONPATH']}{os.pathsep}{ROOT}",
+            "PYTHONPATH": os.pathsep.join([env["PYTHONPATH"], str(ROOT), *self._path]),
         }
         with self._log.open("ab") as log:
             self._process = process = subprocess.Popen(
