@@ -10,7 +10,8 @@ from fastapi import APIRouter, Response
 
 from gateway.api.access import Admin
 from gateway.api.context import DataPlane
-from gateway.dialects.images import Image
+from gateway.control.models import ServedModel
+from gateway.dialects.images import Eyes, Image
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.errors import BadRequest, EngineRefused, NotFound
 from gateway.render.images import names_in
@@ -35,6 +36,11 @@ async def image(name: str, access: Admin) -> Response:
     if found is None:
         raise NotFound(f"no image {name!r} is stored", code="no_image")
     return Response(found[1], media_type=found[0])
+
+
+def eyes_of(model: ServedModel) -> Eyes:
+    """Whether a model is given images."""
+    return Eyes(model.name, model.settings.images)
 
 
 async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Image]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.control.versions import Versions
-from gateway.dialects.images import Eyes
 from gateway.errors import BadRequest, NotFound
 from gateway.feed.batches import Batches
 from gateway.feed.leases import Leases
@@ -38,11 +37,6 @@ class ServedModel:
     renderer: ChatRenderer
     pool: EnginePool
     recorder: Recorder
-
-    @property
-    def eyes(self) -> Eyes:
-        """Whether it is given images."""
-        return Eyes(self.name, self.settings.images)
 
     def mask_reason(self, model: str) -> str:
         """The reason why nothing that this model samples is trained in an episode of `model`; empty if it is."""
