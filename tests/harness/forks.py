@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -16,8 +17,11 @@ LOADED = [
     "renderers",
     "renderers.base",
     "transformers.models.auto.tokenization_auto",
+    "trainer.cli",
     "trainer.loop.run",
     "transformers.models.qwen3.modeling_qwen3",
+    "pandas",  # pyarrow imports it when it sees a list
+    "pyarrow.compute",
 ]
 
 
@@ -39,11 +43,17 @@ def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
 
 
 def _gateway(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
+    keep_what_is_loaded()
     say_to(log)
     os.chdir(folder)
     from gateway.cli import app
 
     app(arguments)
+
+
+def keep_what_is_loaded() -> None:
+    """Spares what this process was forked with: the garbage collector would go through it, and copy its memory by that."""
+    gc.freeze()
 
 
 def say_to(log: Path) -> None:

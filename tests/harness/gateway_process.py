@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.harness.forks import forks, say_to
+from tests.harness.forks import forks, keep_what_is_loaded, say_to
 from tests.harness.waiting import until
 
 
@@ -51,6 +51,7 @@ class GatewayProcess:
 
 
 def _main(values: dict[str, Any], log: Path) -> None:
+    keep_what_is_loaded()
     say_to(log)
     import uvicorn
 

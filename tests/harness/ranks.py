@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from processes.ports import free_port
-from tests.harness.forks import LIMIT_S, forks
+from tests.harness.forks import LIMIT_S, forks, keep_what_is_loaded
 
 DIED = "died"
 """In place of what a rank would have returned that did not come to it."""
@@ -105,6 +105,7 @@ def _serve(end: Connection) -> None:
     from torch import distributed
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+    keep_what_is_loaded()
     random = torch.get_rng_state()
     while True:
         try:

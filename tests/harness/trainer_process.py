@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness.forks import forks, say_to
+from tests.harness.forks import forks, keep_what_is_loaded, say_to
 
 UNDERWAY_S = 0.02
 
@@ -104,6 +104,7 @@ def start(
 
 
 def _main(config: Path, log: Path, point: Point | None, environ: Mapping[str, str]) -> None:
+    keep_what_is_loaded()
     say_to(log)
     os.environ.update(environ)
     print(f"-- {point}")
