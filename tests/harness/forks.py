@@ -12,10 +12,15 @@ from pathlib import Path
 LIMIT_S = 600.0
 LOADED = [
     "pytest",
-    "uvicorn",
+    "uvicorn.lifespan.on",
+    "uvicorn.protocols.http.auto",
+    "uvicorn.protocols.websockets.auto",
     "gateway.app",
+    "gateway.store.schema",
     "renderers",
     "renderers.base",
+    "renderers.gpt_oss",
+    "renderers.parsers",
     "transformers.models.auto.tokenization_auto",
     "trainer.cli",
     "trainer.loop.run",
