@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
+import signal
 import sys
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
+from tests.harness.waiting import until
+
 LIMIT_S = 600.0
+GRACE_S = 10.0
 LOADED = [
     "pytest",
     "uvicorn.lifespan.on",
@@ -45,6 +51,45 @@ def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
     process.join(LIMIT_S)
     process.kill()
     return process.exitcode, log.read_text()
+
+
+class GatewayCommand:
+    """`gateway ARGUMENTS` while it runs, the head of a process group. Its output is appended to `log`."""
+
+    def __init__(self, *arguments: str, log: Path) -> None:
+        self.log = log
+        self._process = forks().Process(target=_lead, args=(arguments, Path.cwd(), log), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._process.exitcode
+
+    async def wait(self) -> int:
+        """Waits until it ends; answers its exit status."""
+        await until(lambda: self.returncode is not None, "the command ends", LIMIT_S)
+        assert self.returncode is not None
+        return self.returncode
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL for whatever of the group is left when it has ended or is late."""
+        self._process.terminate()
+        await asyncio.to_thread(self._process.join, GRACE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self.wait()
+
+
+def _lead(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
+    os.setsid()
+    _gateway(arguments, folder, log)
 
 
 def _gateway(arguments: tuple[str, ...], folder: Path, log: Path) -> None:

@@ -7,8 +7,7 @@ import contextlib
 import json
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from processes.child import LocalProcess
+from tests.harness.forks import GatewayCommand
 from tests.harness.waiting import LONG_S, until
 
 
@@ -47,7 +47,7 @@ def _table(lines: list[str], name: tuple[str, ...], values: dict[str, Any]) -> N
 class Served:
     """A running `gateway serve`."""
 
-    def __init__(self, process: LocalProcess, url: str) -> None:
+    def __init__(self, process: LocalProcess | GatewayCommand, url: str) -> None:
         self.process = process
         self.url = url
 
@@ -80,13 +80,10 @@ class Served:
 
 
 @asynccontextmanager
-async def served(
-    values: dict[str, Any], work: Path, *options: str, env: dict[str, str] | None = None
-) -> AsyncIterator[Served]:
+async def served(values: dict[str, Any], work: Path, *options: str) -> AsyncIterator[Served]:
     """`gateway serve`, which may not be ready yet; killed in the end if it has not ended."""
     config = write_toml(values, work / "gateway.toml")
-    argv: Sequence[str] = (sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), *options)
-    process = await LocalProcess.start("gateway", argv, work / "gateway.log", env)
+    process = GatewayCommand("serve", "--config", str(config), *options, log=work / "gateway.log")
     try:
         yield Served(process, f"http://127.0.0.1:{values['server']['port']}")
     finally:
