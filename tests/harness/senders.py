@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
 import sys
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 
-from processes.child import die_with_parent
 from processes.ports import free_port
+from tests.harness.forks import forks, keep_what_is_loaded
 from tests.harness.waiting import until
-
-ROOT = Path(__file__).parents[2]
 
 
 class Program:
-    """A Python module as a process that listens on a loopback port."""
+    """A Python module, run as `python -m` would, in a forked process that listens on a loopback port."""
 
     def __init__(self, *argv: str, alive: str) -> None:
         """`alive`: a path that is answered with 200."""
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._argv, self._alive = argv, alive
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: BaseProcess | None = None
 
     async def start(self) -> None:
         """Starts it, and waits until it answers."""
-        self._process = self._begun()
+        argv = (*self._argv, "--port", str(self.port))
+        self._process = forks().Process(target=_main, args=(argv,), daemon=True)
+        self._process.start()
         async with httpx.AsyncClient(base_url=self.url) as http:
 
             async def answers() -> bool:
@@ -39,18 +39,20 @@ class Program:
 
             await until(answers, f"{self._argv[0]} answers")
 
-    def _begun(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", *self._argv, "--port", str(self.port)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            preexec_fn=die_with_parent(),
-        )
-
     def kill(self) -> None:
         """SIGKILL; it is gone when this returns."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            self._process.join()
+
+
+def _main(argv: tuple[str, ...]) -> None:
+    import torch
+
+    keep_what_is_loaded()
+    torch.set_num_threads(1)
+    sys.argv = [*argv]
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
 
 
 def sender_of(directory: Path) -> Program:
