@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness.forks import forks, keep_what_is_loaded, say_to
+from tests.harness.forks import LIMIT_S, forks, keep_what_is_loaded, say_to
 
 UNDERWAY_S = 0.02
 
@@ -101,6 +101,23 @@ def start(
     process = forks().Process(target=_main, args=(config, log, point, environ or {}), daemon=True)
     process.start()
     return process
+
+
+def trainer_command(*arguments: str, log: Path) -> tuple[int | None, str]:
+    """`trainer ARGUMENTS` to its end: its exit status, and all that it said. Blocks."""
+    process = forks().Process(target=_command, args=(arguments, log), daemon=True)
+    process.start()
+    process.join(LIMIT_S)
+    process.kill()
+    return process.exitcode, log.read_text()
+
+
+def _command(arguments: tuple[str, ...], log: Path) -> None:
+    keep_what_is_loaded()
+    say_to(log)
+    from trainer.cli import app
+
+    app(arguments)
 
 
 def _main(config: Path, log: Path, point: Point | None, environ: Mapping[str, str]) -> None:

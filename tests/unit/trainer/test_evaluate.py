@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from gateway.client import GatewayClient
 from tests.harness.gateways import RunningGateway
+from tests.harness.trainer_process import trainer_command
 from trainer.cli import app
 from trainer.commands.evaluate import evaluate
 from trainer.errors import ConfigError
@@ -161,7 +163,7 @@ async def test_the_command_line_wins_over_the_file(gateway: RunningGateway, tmp_
         eval = {{ tasks = ["other.jsonl"], agent = "{__name__}:solve", samples = 8, k = [8], temperature = 1.0 }}
     """)
     argv = ["eval", str(config), "--tasks", str(file), "--samples", "2", "--greedy"]
-    status, said = await trainer(*argv)
+    status, said = await asyncio.to_thread(partial(trainer_command, *argv, log=tmp_path / "said"))
     assert status == 0, said
     result = json.loads(said.splitlines()[-1])
     assert (result["samples"], result["temperature"], result["pass@2"], list(result["files"])) == (
@@ -169,17 +171,6 @@ async def test_the_command_line_wins_over_the_file(gateway: RunningGateway, tmp_
         ["tasks"],
     )
     assert CliRunner().invoke(app, [*argv, "--temperature", "0.5"]).exit_code == 2
-
-
-async def trainer(*argv: str) -> tuple[int | None, str]:
-    """Runs the command as a person would; answers its status and standard output."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "trainer.cli", *argv),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    return process.returncode, said.decode()
 
 
 def test_help_loads_neither_torch_nor_the_gateway() -> None:
