@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from gateway.types import Episode, Group, ImageSpan, Node
 
-FEED_SCHEMA_VERSION = 3
-_READ = ("2", "3")
-"""The versions that this build reads; 3 brought images, without which some tokens mean nothing."""
+FEED_SCHEMA_VERSION = 2
+_WITH_IMAGES = 3
+"""The version of tables with images, without which some of their tokens mean nothing: readers that know none refuse them."""
+_READ = (str(FEED_SCHEMA_VERSION), str(_WITH_IMAGES))
 
 FEED_SCHEMA = pa.schema(
     [
@@ -66,8 +67,13 @@ _NO_NODE = Node(
 )
 
 
+def schema(*, images: bool) -> pa.Schema:
+    """`FEED_SCHEMA`, of the version of tables with images or without."""
+    return FEED_SCHEMA.with_metadata({"headgate_feed": str(_WITH_IMAGES)}) if images else FEED_SCHEMA
+
+
 def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
-    """The groups as a table of `FEED_SCHEMA`."""
+    """The groups as a table of `schema`."""
     rows = [
         {
             "group_id": group.group_id,
@@ -95,7 +101,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
         for episode in group.episodes
         for node in episode.nodes or (_NO_NODE,)
     ]
-    return pa.Table.from_pylist(rows, schema=FEED_SCHEMA)
+    return pa.Table.from_pylist(rows, schema=schema(images=any(row["images"] for row in rows)))
 
 
 def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 
-from gateway.arrow import FEED_SCHEMA, groups_to_arrow
+from gateway.arrow import groups_to_arrow, schema
 from gateway.feed.decision_log import Entry
 from gateway.feed.groups import GroupReader, as_of
 from gateway.settings import Settings
-from gateway.store import decisions, episodes
+from gateway.store import decisions, episodes, images
 from gateway.store import ledger as statements
 from gateway.store.connections import driver, without_password
 from gateway.store.schema import check_form
@@ -70,7 +70,9 @@ def export(
             )
             entries = reader.whole(connection, list(_entries(connection, chosen)))
             out.parent.mkdir(parents=True, exist_ok=True)
-            with pq.ParquetWriter(aside, FEED_SCHEMA, compression="zstd") as writer:
+            with pq.ParquetWriter(
+                aside, schema(images=images.any_used(connection)), compression="zstd"
+            ) as writer:
                 for start in range(0, len(entries), ROW_GROUP):
                     some = entries[start : start + ROW_GROUP]
                     writer.write_table(groups_to_arrow(reader.read(connection, some)))

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, exists, select
 
 from gateway.store.columns import portions
-from gateway.store.models import ImageRow, ImageUseRow
+from gateway.store.models import EpisodeRow, ImageRow, ImageUseRow
 from gateway.store.upsert import insert
 
 
@@ -38,14 +38,17 @@ def read(connection: Connection, name: str) -> tuple[str, bytes] | None:
 
 def used_in(connection: Connection, name: str, models: Collection[str] | None) -> bool:
     """True if an episode of some models has an image; None: of any."""
-    from gateway.store.models import EpisodeRow
-
     query = select(ImageUseRow.hash).where(ImageUseRow.hash == name)
     if models is not None:
         query = query.join(EpisodeRow, EpisodeRow.id == ImageUseRow.episode_id).where(
             EpisodeRow.model.in_(models)
         )
     return connection.execute(query.limit(1)).first() is not None
+
+
+def any_used(connection: Connection) -> bool:
+    """True if any episode has an image."""
+    return connection.execute(select(ImageUseRow.hash).limit(1)).first() is not None
 
 
 def used_by(connection: Connection, episode_ids: Sequence[str]) -> set[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.arrow import read_stream, write_stream
+from gateway.arrow import groups_to_arrow, read_stream, write_stream
 from gateway.store import turns
 from gateway.types import Episode, Group, ImageSpan, Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
@@ -248,6 +248,10 @@ async def test_the_feed_names_the_images_of_a_node(gateway: RunningGateway) -> N
     assert (await gateway.http.post("/v1/chat/completions", json=chat_body(RED), headers=headers)).is_success
     nodes = await nodes_of(gateway, episode)
     group = Group("g", "t", 0, (Episode(episode, 1.0, tuple(nodes)),))
-    (read,) = read_stream(write_stream([group]))
+    stream = write_stream([group])
+    assert groups_to_arrow([group]).schema.metadata == {
+        b"headgate_feed": b"3"
+    }  # which an older trainer refuses
+    (read,) = read_stream(stream)
     assert [node.images for node in read.episodes[0].nodes] == [node.images for node in nodes]
     assert nodes[0].images

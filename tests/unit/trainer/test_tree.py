@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.types import Episode, Node, TokenFlag
+from gateway.types import Episode, ImageSpan, Node, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.data.tree import rows_of
 
@@ -99,3 +101,12 @@ def test_sequence_mean_weighs_episodes_the_same() -> None:
     ]
     rows = rows_of(episodes, sequence_mean=True).rows
     assert [float(row.weight * row.train.sum()) for row in rows] == [1.0, 1.0]
+
+
+def test_no_token_of_an_episode_with_images_is_trained_and_all_are_counted() -> None:
+    seen = replace(prompt(0, -1, 0, [1, 2, 3]), images=(ImageSpan("ab" * 32, 1, 2),))
+    with_image = Episode("e", 1.0, (seen, sampled(1, 0, 3, [4, 5])))
+    without = Episode("f", 1.0, (prompt(0, -1, 0, [1, 2, 3]), sampled(1, 0, 3, [4, 5])))
+    found = rows_of([(with_image, {1: 1.0}), (without, {1: 1.0})])
+    assert [row.episode_id for row in found.rows] == ["f"]
+    assert (found.trained, dict(found.masked)) == (2, {"images_unseen": 2})
