@@ -17,7 +17,7 @@ from pathlib import Path
 from processes.ports import free_port
 from tests.compat.clients.gate import AGENT, AGENT_KEY
 from tests.compat.engine import serve
-from tests.harness.forks import forks, say_to
+from tests.harness.forks import forks, keep_what_is_loaded, say_to
 from tests.harness.models import save_tokenizer
 
 START_S = 600.0
@@ -103,6 +103,7 @@ def _process(
 
 
 def _logged(log: Path, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    keep_what_is_loaded()
     say_to(log)
     target(*arguments)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -45,8 +46,14 @@ def forks() -> ForkServerContext:
 
 def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
     """`gateway ARGUMENTS` in a folder, to its end: its exit status (None: it did not end), and all that it said."""
+    return command("gateway.cli", *arguments, folder=folder)
+
+
+def command(module: str, *arguments: str, folder: Path, missing: str = "") -> tuple[int | None, str]:
+    """`python -m MODULE ARGUMENTS`, as `gateway_command` does; it cannot import what is `missing`."""
     log = folder / "command.log"
-    process = forks().Process(target=_gateway, args=(arguments, folder, log), daemon=True)
+    log.unlink(missing_ok=True)
+    process = forks().Process(target=_command, args=(module, arguments, folder, log, missing), daemon=True)
     process.start()
     process.join(LIMIT_S)
     process.kill()
@@ -89,16 +96,18 @@ class GatewayCommand:
 
 def _lead(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
     os.setsid()
-    _gateway(arguments, folder, log)
+    _command("gateway.cli", arguments, folder, log, "")
 
 
-def _gateway(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
+def _command(module: str, arguments: tuple[str, ...], folder: Path, log: Path, missing: str) -> None:
     keep_what_is_loaded()
     say_to(log)
     os.chdir(folder)
-    from gateway.cli import app
-
-    app(arguments)
+    os.environ["COLUMNS"] = "200"
+    sys.argv = [module, *arguments]
+    if missing:
+        sys.modules[missing] = None  # type: ignore[assignment]
+    importlib.import_module(module).main()
 
 
 def keep_what_is_loaded() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,13 +13,11 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.engines.fake import create_fake_app
 from gateway.settings import Settings
-from processes.child import LocalProcess
 from processes.ports import free_port
+from tests.harness import forks
 from tests.harness.gateways import serve
 from tests.harness.killed_runs import ScoringEngine
-from tests.harness.waiting import within
 
-ROOT = Path(__file__).parents[2]
 AGENT = """
 import asyncio, zlib
 import httpx
@@ -31,20 +29,11 @@ async def solve(task, base_url, api_key):
         answer = (await http.post("chat/completions", json=body)).raise_for_status().json()
     return zlib.crc32(answer["choices"][0]["message"]["content"].encode()) / 2**32
 """
-RUN_S = 600.0
 
 
-async def command(work: Path, module: str, *argv: str) -> tuple[int, str]:
+async def command(work: Path, module: str, *argv: str) -> tuple[int | None, str]:
     """Runs a program in a project's folder, as a person there would: its exit status, and what it said."""
-    log = work / f"{argv[0]}.log"
-    there = ["env", "-C", str(work), sys.executable, "-m", module, *argv]
-    process = await LocalProcess.start(module, there, log, {"PYTHONPATH": str(ROOT), "COLUMNS": "200"})
-    try:
-        async with within(f"{module} {argv[0]} ends", RUN_S):
-            status = await process.wait()
-    finally:
-        await process.stop()
-    return status, log.read_text()
+    return await asyncio.to_thread(forks.command, module, *argv, folder=work)
 
 
 async def test_what_it_writes_is_sound_serves_and_trains(tiny_model: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.families.family import named, save
+from tests.harness.forks import command
 
 ROOT = Path(__file__).parents[2]
 EXTRA = (
@@ -34,11 +35,13 @@ import asyncio, sys
 from gateway.app import create_app
 from gateway.settings import Settings
 
+print("imported:", [name for name in LATER if name in sys.modules])
+
 async def main():
     app = create_app(Settings.parse(VALUES))
     async with app.router.lifespan_context(app):
-        chat = app.state.services.models.local["m"].renderer
-        print(chat.decode(chat.render([{"role": "user", "content": "hello"}], [])))
+        for model in app.state.services.models.local.values():
+            print(model.renderer.decode(model.renderer.render([{"role": "user", "content": "hello"}], [])))
     print("imported:", [name for name in EXTRA if sys.modules.get(name) is not None])
 
 asyncio.run(main())
@@ -64,21 +67,9 @@ def test_no_package_of_an_extra_is_one_of_the_base() -> None:
     assert not base & extra
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3 (library)", "gemma3"])
-def test_a_gateway_that_has_loaded_a_tokenizer_has_imported_no_extra(family: str, tmp_path: Path) -> None:
-    save(named(family), tmp_path / "model")
-    values = {
-        "models": {"m": {"path": str(tmp_path / "model"), "family": named(family).family}},
-        "engine": {"launch": "fake", "count": 0},
-        "store": {"url": f"sqlite:///{tmp_path}/gateway.db"},
-    }
-    done = run(f"VALUES, EXTRA = {values!r}, {EXTRA!r}\n{SERVED}")
-    assert done.returncode == 0, done.stderr
-    assert "hello" in done.stdout
-    assert done.stdout.splitlines()[-1] == "imported: []"
-
-
-def test_the_application_imports_nothing_that_only_some_gateways_need() -> None:
+def test_a_gateway_imports_nothing_that_only_some_need_and_no_extra_for_its_tokenizers(
+    tmp_path: Path,
+) -> None:
     """Migrations run once, and models are loaded when it opens; most gateways have no Redis, no PostgreSQL, no upstream model and
     no grader behind a URL, and some have no trainer."""
     later = (
@@ -93,8 +84,20 @@ def test_the_application_imports_nothing_that_only_some_gateways_need() -> None:
         "typer",
         *EXTRA,
     )
-    done = run(f"import sys\nimport gateway.app\nprint([name for name in {later!r} if name in sys.modules])")
-    assert done.stdout.strip() == "[]"
+    models = {}
+    for name in ("qwen3", "qwen3 (library)", "gemma3"):
+        save(named(name), tmp_path / name)
+        models[name] = {"path": str(tmp_path / name), "family": named(name).family}
+    values = {
+        "models": models,
+        "engine": {"launch": "fake", "count": 0},
+        "store": {"url": f"sqlite:///{tmp_path}/gateway.db"},
+    }
+    done = run(f"VALUES, LATER, EXTRA = {values!r}, {later!r}, {EXTRA!r}\n{SERVED}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "imported: []"
+    assert done.stdout.count("hello") == len(models)
+    assert done.stdout.splitlines()[-1] == "imported: []"
 
 
 @pytest.mark.parametrize("program", ["gateway", "scheduler"])
@@ -119,12 +122,9 @@ def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anythin
         f"[run]\ndir = '{tmp_path}/run'\nsteps = 1\n[gateway]\nurl = 'http://127.0.0.1:1'\n"
         f"[model]\npath = '{tmp_path}/no-model'\n[optimizer]\nlr = 1e-3\n[report]\nto = ['wandb']\n"
     )
-    code = "import sys\nsys.modules['wandb'] = None\nfrom trainer.cli import main\nmain()"
-    done = run(code, "run", str(config))
-    (line,) = done.stderr.splitlines()
-    assert (done.returncode, line) == (
-        2, "[report] to: wandb is not installed: pip install 'headgate[trackers]'"
-    )  # fmt: skip
+    status, said = command("trainer.cli", "run", str(config), folder=tmp_path, missing="wandb")
+    (line,) = said.splitlines()
+    assert (status, line) == (2, "[report] to: wandb is not installed: pip install 'headgate[trackers]'")
     assert not (tmp_path / "run").exists()
 
 
