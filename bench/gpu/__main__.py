@@ -4,7 +4,7 @@
 2. The trainer alone on long rows, as prime-rl's published figure was measured.
 3. Five steps of a Qwen3-0.6B-shaped random model with vLLM beside it, through the gateway.
 
-It leaves `gpu-report.json` and `gpu-report.html`; status 1: a test or a part failed, or a version is not live. No GPU has run it.
+It leaves `gpu-report.json` and `gpu-report.html`; status 1: a test or a part failed, or a version is not live.
 """
 
 from __future__ import annotations

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """torch's compiler looks at `.grad` of tensors that are no leaves, and takes its own warning, as an error, for a failure."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

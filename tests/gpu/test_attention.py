@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import flex_attention
 
 from tests.gpu.learners import batch
 from trainer.data.packing import lay_out
@@ -49,6 +50,20 @@ def test_attention_is_that_of_segments(device: str, dtype: torch.dtype, scoring:
     found = forward_and_backward(attention.attend(forest(device), *given, scoring), given, cotangent)
     for name, ours, theirs in zip(("output", "query", "key", "value"), found, expected, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < BOUNDS[dtype], name
+
+
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_what_a_gpu_compiles_is_one_graph_with_gradients(
+    monkeypatch: pytest.MonkeyPatch, scoring: Scoring
+) -> None:
+    # The CPU lacks kernels of the backward pass alone: what is captured is that of a GPU.
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *_: None)
+    torch.manual_seed(1)
+    tokens = len(forest("cpu").positions)
+    made = [torch.randn(1, heads, tokens, 64, requires_grad=True) for heads in (4, 2, 2)]
+    given = [x * 1.0 for x in made]  # no leaves, as in a model
+    found = attention.by_flex(forest("cpu"), *given, scoring, backend="aot_eager")
+    torch.testing.assert_close(found, attention.by_span(forest("cpu"), *given, scoring), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu

@@ -191,30 +191,39 @@ def attend(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: S
     return by_span(forest, query, key, value, scoring)
 
 
-def by_flex(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """`attend` by FlexAttention, without sinks; on the CPU without gradient and uncompiled."""
+def by_flex(
+    forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: str | None = None
+) -> Tensor:
+    """`attend` by FlexAttention, without sinks; on the CPU without gradient and uncompiled, unless `backend` compiles it."""
     softcap = scoring.softcap
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
         return score if softcap is None else softcap * torch.tanh(score / softcap)
 
-    kernel: Any = _compiled() if query.is_cuda else flex_attention
-    found: Tensor = kernel(
-        query,
-        key,
-        value,
-        score_mod=capped if softcap else None,
-        block_mask=forest.block_mask(scoring.window),
-        scale=scoring.scale,
-        enable_gqa=True,
-    )
+    backend = backend or ("inductor" if query.is_cuda else None)
+    kernel: Any = _compiled(backend) if backend else flex_attention
+    with torch._dynamo.config.patch(_CAPTURE):
+        found: Tensor = kernel(
+            query,
+            key,
+            value,
+            score_mod=capped if softcap else None,
+            block_mask=forest.block_mask(scoring.window),
+            scale=scoring.scale,
+            enable_gqa=True,
+        )
     return found
 
 
+_CAPTURE = {"specialize_float": True, "recompile_limit": 64}
+"""FlexAttention cannot take a soft cap as an input of the graph. Kinds of layers, with and without gradients, in each precision,
+are more graphs than the 8 at which torch stops."""
+
+
 @cache
-def _compiled() -> Any:
-    """FlexAttention without compilation has no kernel, and materialises all scores."""
-    return torch.compile(flex_attention, dynamic=True)
+def _compiled(backend: str) -> Any:
+    """FlexAttention without compilation has no kernel, and materialises all scores: what cannot be compiled whole raises."""
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
 
 
 def by_span(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
