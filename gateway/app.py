@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 
 from gateway.api import (
     batches,
@@ -85,8 +86,20 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
     app = FastAPI(title="headgate", version=version("headgate"), lifespan=lifespan, telemetry=_NO_TELEMETRY)
     app.state.drain = drain = Drain()
     app.state.refusal = None  # the reason why the services could not be opened, for people
+    app.router.routes.extend(_routes())
+    console.install(app)
+    errors.install(app)
+    for middleware in reversed(_middleware(app, settings)):
+        app.add_middleware(middleware.cls, *middleware.args, **middleware.kwargs)
+    return app
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    """The routes of every application, made once: at their first request FastAPI works out what each takes, which is slow."""
+    routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
     for module in (chat, completions, responses, messages, stored, models):
-        app.include_router(module.router)
+        routes.include_router(module.router)
     # A list of episodes comes before one episode: `histogram` is no id.
     for module in (
         episode_pages,
@@ -99,14 +112,10 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
         nodes,
         events,
     ):
-        app.include_router(module.router)
+        routes.include_router(module.router)
     for module in (images, trainer_steps, history, health, peers, cluster):
-        app.include_router(module.router)
-    console.install(app)
-    errors.install(app)
-    for middleware in reversed(_middleware(app, settings)):
-        app.add_middleware(middleware.cls, *middleware.args, **middleware.kwargs)
-    return app
+        routes.include_router(module.router)
+    return routes.router.routes
 
 
 def _let_others_run(_phase: str, _info: dict[str, int]) -> None:
