@@ -43,6 +43,7 @@ async def test_the_template_is_asked_for_what_follows_the_recorded_tokens_alone(
     renderer: Any = create_autospec(ChatRenderer, instance=True)
     renderer.switched.return_value = renderer
     renderer.render.return_value = [1, 2, 3]
+    renderer.vision = None
     renderer.bridge.return_value = [6, 7]
     recorder, _ = recorder_of(renderer)
     messages: list[Any] = [{"role": role, "content": role} for role in roles]
@@ -67,6 +68,7 @@ async def test_a_call_that_was_stored_after_its_episodes_nodes_were_read_is_left
     renderer: Any = create_autospec(ChatRenderer, instance=True)
     renderer.switched.return_value = renderer
     renderer.render.return_value = [1, 2, 3]
+    renderer.vision = None
     database: Any = create_autospec(Database, instance=True)
     database.read.return_value = [], [{"id": "c", "node": 1, "digest": b"of its end", "used": {}}]
     prompt = await Recorder(database, renderer, "m").prepare("e", [{"role": "user", "content": "hi"}], [])
