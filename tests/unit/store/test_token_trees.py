@@ -26,6 +26,8 @@ from tests.unit.store.rows import episode
 class Template:
     """Writes a message as the codes of its letters. Sampled ids are above all of them, so nobody can render a reply's ids."""
 
+    vision = None
+
     def switched(self, _switches: Any) -> Template:
         return self
 
