@@ -46,6 +46,7 @@ def vllm_settings(log: Path) -> dict[str, Any]:
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(Path(__file__).parent / "vllm_plugin"),
         },
         "log": str(log),
     }

@@ -1,0 +1,25 @@
+"""Has vLLM's processes sleep until they are told of a message; by default each looks for one in a loop for a second.
+
+Such a loop takes a core from the gateway and the tests. vLLM loads this as a plugin in each of its processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+LOOK_MS = 5
+"""How long a reader sleeps at most: a word of a new message can be lost while the reader's socket is being connected, and vLLM's
+own loop would never see that message once it is over."""
+
+
+def register() -> None:
+    """Changes the wait of every reader of messages."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    wait = SpinCondition.wait
+
+    def wait_without_loop(self: Any, timeout_ms: int | None = None) -> None:
+        self.busy_loop_s = -1.0
+        wait(self, LOOK_MS if timeout_ms is None else min(timeout_ms, LOOK_MS))
+
+    SpinCondition.wait = wait_without_loop
