@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import errno
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from processes import dependent as dependent_program
 from processes.errors import ChildDied
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _MOST_READ = 2**20
 LINE_BYTES = 2**20
 """The longest line that can be read from a child."""
@@ -133,15 +134,16 @@ async def start_group(
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
     """Starts `argv` as the head of a process group, which dies with this process; `env` is added to its own. Raises OSError."""
+    environment = {**os.environ, **(env or {})}
+    _find(argv[0], environment.get("PATH"))
     return await asyncio.create_subprocess_exec(
-        *argv,
+        *dependent(argv),
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        env={**os.environ, **(env or {})},
+        env=environment,
         limit=LINE_BYTES,
         start_new_session=True,
-        preexec_fn=die_with_parent(),
     )
 
 
@@ -156,15 +158,13 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
         yield output
 
 
-def die_with_parent() -> Callable[[], None]:
-    """A `preexec_fn` by which a child of this process ends when the thread that started it does: the kernel sends it SIGTERM."""
-    parent = os.getpid()
+def dependent(argv: Sequence[str]) -> list[str]:
+    """A command that runs `argv` as a program that ends when the thread that starts it does (`processes/dependent.py`)."""
+    return [sys.executable, "-I", "-S", dependent_program.__file__, str(os.getpid()), *argv]
 
-    def arrange() -> None:
-        # Otherwise a handler of the parent's would take the signal before the program runs
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it was killed before, and the kernel will say nothing
-            os._exit(128 + signal.SIGTERM)
 
-    return arrange
+def _find(program: str, path: str | None) -> None:
+    """Raises OSError, as a start would, for a program that cannot be started."""
+    if shutil.which(program, path=path) is None:
+        number = errno.EACCES if os.path.exists(program) else errno.ENOENT
+        raise OSError(number, os.strerror(number), program)

@@ -21,7 +21,7 @@ import pytest
 from gateway.engines.base import Engine
 from gateway.engines.process import LOOPBACK, command, connect
 from gateway.sections import EngineSettings, ModelSettings
-from processes.child import die_with_parent
+from processes.child import dependent
 from processes.ports import free_port
 from tests.harness.waiting import until
 
@@ -135,13 +135,12 @@ class SharedEngine:
         }
         with self._log.open("ab") as log:
             self._process = process = subprocess.Popen(
-                [*argv, "--scheduler-cls", "tests.harness.vllm_scheduler.BarrierScheduler"],
+                dependent([*argv, "--scheduler-cls", "tests.harness.vllm_scheduler.BarrierScheduler"]),
                 env={**os.environ, **env},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=die_with_parent(),
             )
         self.starts += 1
         limit = time.monotonic() + START_S

@@ -203,14 +203,16 @@ async def test_a_child_dies_with_a_parent_that_is_killed_while_it_starts(tmp_pat
     """The kernel tells only a child that has asked; this one asks when its parent is gone."""
     path = tmp_path / "pid"
     code = f"""
-import os, pathlib, subprocess, sys, time
-from processes.child import die_with_parent
-parent, arrange = os.getpid(), die_with_parent()
-def late():
-    pathlib.Path({str(path)!r}).write_text(str(os.getpid()))
-    while os.getppid() == parent:
-        time.sleep(0.01)
-    arrange()
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], preexec_fn=late)
+import os, subprocess, sys
+from processes.child import dependent
+late = '''
+import os, pathlib, sys, time
+pathlib.Path({str(path)!r}).write_text(str(os.getpid()))
+while os.getppid() == int(sys.argv[1]):
+    time.sleep(0.01)
+os.execv(sys.argv[2], sys.argv[2:])
+'''
+command = dependent([sys.executable, "-c", "import time; time.sleep(600)"])
+subprocess.Popen([sys.executable, "-c", late, str(os.getpid()), *command]).wait()
 """
     await check_dies_with_parent(code, path)
