@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from gateway.engines.fake import FakeEngine, create_fake_app
+from gateway.store import images
 from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.upstream import Elsewhere
@@ -70,6 +72,7 @@ class Tenants:
             "version": self.ann.names["version"],
             "completion_id": "chatcmpl-000000000000000000000002",
             "response_id": "resp_000000000000000000000000",
+            "image": 64 * "0",
         }
 
 
@@ -150,6 +153,8 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
     await say("/v1/chat/completions", model="oracle", messages=messages)
     calls = (await admin("GET", f"/episodes/{opened['episode_id']}"))["calls"]
     lease = await admin("POST", "/leases", json={"consumer": name, "model": model})
+    image = {"hash": sha256(name.encode()).hexdigest(), "media_type": "image/png", "data": name.encode()}
+    await gateway.services.database.submit(lambda c: images.keep(c, opened["episode_id"], [image]))
     names = {
         "model": model,
         "agent": f"{name}-agent",
@@ -164,6 +169,7 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
         "version": "0",
         "completion_id": chat["id"],
         "response_id": response["id"],
+        "image": image["hash"],
     }
     return Tenant(name, names, opened["api_key"], bearer(opened["api_key"]))
 

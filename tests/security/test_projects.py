@@ -24,6 +24,7 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/episodes/{episode_id}/why": [{}],
     "POST /admin/v1/episodes/{episode_id}/calls/{call_id}/reward": [{"json": {"reward": 0.5}}],
     "POST /admin/v1/episodes/{episode_id}/reward": [{"json": {"reward": 0.5, "final": False}}],
+    "GET /admin/v1/images/{image}": [{}],
     "GET /admin/v1/leases/{lease_id}/groups": [{"params": {"fence": "{fence}", "model": "{model}"}}],
     "POST /admin/v1/leases/{lease_id}/renew": [
         {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
