@@ -10,6 +10,7 @@ CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
 FRAMEWORKS := $(patsubst requirements/compat/%.txt,%,$(wildcard requirements/compat/frameworks/*.txt))
 NODE_CLIENTS := $(patsubst requirements/compat/%/package-lock.json,%,$(wildcard requirements/compat/npm/*/package-lock.json))
 LITELLM := .venv-litellm
+ROUTERS := .venv-routers
 TRL := .venv-trl
 GPU := .venv-gpu
 ENGINE_GPU := .venv-engine-gpu
@@ -30,7 +31,7 @@ TESTS = $(BIN)/python -m tests
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console bench-structure \
-	litellm trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
+	litellm routers trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -150,10 +151,12 @@ chaos-short: setup ## one minute of that, with fake engines alone
 fuzz-seam: setup ## that no answer reaches another request: 10 minutes of raw sockets against two gateways
 	nice $(BIN)/python -m tests.seam
 
-bench: setup engine litellm ## the gateway beside LiteLLM's proxy, a pass-through and the engine alone
+bench: setup engine litellm routers ## the gateway beside LiteLLM's proxy, two routers, a pass-through and the engine alone
 	$(BIN)/python -m bench.gateway
 
 litellm: $(LITELLM)/.ready ## install LiteLLM's proxy, to compare with, into .venv-litellm
+
+routers: $(ROUTERS)/.ready ## install the routers of vLLM and SGLang, to compare with, into .venv-routers
 
 bench-trainer: setup trl ## the trainer's step beside TRL's GRPOTrainer: rates, trees, padding, the head's memory, two ranks
 	$(BIN)/python -m bench.trainer
@@ -220,7 +223,7 @@ bench-lengths: setup ## recall of the longest 20% of calls, predicted before the
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
+	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
 		console/node_modules gateway/console/dist
 
 $(VENV)/.ready: pyproject.toml
@@ -260,6 +263,12 @@ $(LITELLM)/.ready: requirements/litellm.txt
 	@echo "installing LiteLLM's proxy into $(LITELLM)"
 	@$(PYTHON) -m venv $(LITELLM)
 	@$(LITELLM)/bin/python $(PIP) --no-deps -r requirements/litellm.txt
+	@touch $@
+
+$(ROUTERS)/.ready: requirements/routers.txt
+	@echo "installing the routers of vLLM and SGLang into $(ROUTERS)"
+	@$(PYTHON) -m venv $(ROUTERS)
+	@$(ROUTERS)/bin/python $(PIP) --no-deps -r requirements/routers.txt
 	@touch $@
 
 $(TRL)/.ready: requirements/trl.txt

@@ -1,7 +1,7 @@
 """Measures what the gateway costs, beside its peers before a mock engine and against an engine reached directly. Recording is on.
 
-`bench.peers` is the comparison with a FastAPI pass-through and LiteLLM's proxy, `bench.pair` that with the engine itself; this is
-their command line and their report. Nothing is asserted: failed requests are counted and shown.
+`bench.peers` is the comparison with a pass-through, LiteLLM's proxy and routers, `bench.pair` that with the engine itself; this
+is their command line and their report. Nothing is asserted: failed requests are counted and shown.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gc
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ import typer
 
 from bench.model import save_model
 from bench.pair import MAX_TOKENS, PairPlan, measure_pairs, show_pair
-from bench.peers import TARGETS, PeerPlan, keys_of, measure_peers, show_peers
+from bench.peers import ROUTERS, TARGETS, PeerPlan, keys_of, measure_peers, show_peers
 from bench.processes import ENGINE_PYTHON, EnginePython, check_installed
 from bench.report import Steps, finish, machine
 from bench.targets import Prompts
@@ -49,8 +50,8 @@ def main(
     engine: Annotated[
         str,
         typer.Option(
-            help="`mock`: beside LiteLLM and a pass-through. `fake`, `vllm` (real, on a tiny random model), or `both` of them:"
-            " against the engine reached directly. `all`: everything."
+            help="`mock`: beside a pass-through, LiteLLM and two routers. `fake`, `vllm` (real, on a tiny random model) or `both`"
+            " of them: against the engine reached directly. `all`: everything."
         ),
     ] = "all",
     streams: Annotated[
@@ -72,12 +73,19 @@ def main(
     litellm: Annotated[
         Path, typer.Option(help="LiteLLM's command (`make litellm`); left out if it is not there.")
     ] = Path(".venv-litellm/bin/litellm"),
+    routers: Annotated[
+        Path,
+        typer.Option(
+            help="The folder of the routers' commands (`make routers`); left out if they are not there."
+        ),
+    ] = Path(".venv-routers/bin"),
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/gateway.json"),
 ) -> None:
     """Measure what the gateway costs, recording on.
 
     With `mock`, a bare engine that streams 64 tokens 5 ms apart: requests/s (32 connections and 1) and chunks/s (64 and 256
-    streams) of the engine itself, headgate, a ten-line FastAPI pass-through and LiteLLM's proxy, each with its CPU and memory.
+    streams) of the engine itself, headgate, a ten-line FastAPI pass-through, LiteLLM's proxy and the routers of vLLM and SGLang,
+    which are compiled and record nothing, each with its CPU and memory.
     The keys vs_litellm_requests, vs_litellm_chunks_64 and so on are headgate's rate over LiteLLM's, in the same round;
     first_p99_ratio_64 is its p99 of the time to a first token over the pass-through's; idle_mib its memory before a call.
 
@@ -104,8 +112,9 @@ def main(
     )
     peers = None
     if "mock" in engines:
-        chosen, numbers = _targets(targets, litellm), _numbers(mock_streams, "--mock-streams")
-        peers = PeerPlan(chosen, numbers, seconds, rounds, tools, logprobs, litellm)
+        programs = {"litellm": litellm} | {name: routers / name for name in ROUTERS}
+        chosen, numbers = _targets(targets, programs), _numbers(mock_streams, "--mock-streams")
+        peers = PeerPlan(chosen, numbers, seconds, rounds, tools, logprobs, programs)
     import uvloop
 
     started, before = time.monotonic(), machine()
@@ -155,17 +164,18 @@ def _engines(name: str, python: Path) -> list[str]:
     return names
 
 
-def _targets(text: str, litellm: Path) -> list[str]:
-    """The targets that there are; LiteLLM's absence is said."""
+def _targets(text: str, programs: Mapping[str, Path]) -> list[str]:
+    """The targets that there are; the absence of others is said."""
     names = text.split(",")
     if set(names) - set(TARGETS) or "headgate" not in names:
         message = f"headgate and any of {', '.join(name for name in TARGETS if name != 'headgate')}"
         raise typer.BadParameter(message, param_hint="--targets")
-    if "litellm" in names and not litellm.exists():
-        typer.echo(
-            f"{litellm} is not there (run `make litellm`): the comparison goes on without LiteLLM", err=True
-        )
-        names.remove("litellm")
+    for name, program in programs.items():
+        if name in names and not program.exists():
+            make = "make routers" if name in ROUTERS else f"make {name}"
+            message = f"{program} is not there (run `{make}`): the comparison goes on without {name}"
+            typer.echo(message, err=True)
+            names.remove(name)
     return names
 
 

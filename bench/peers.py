@@ -1,4 +1,5 @@
-"""headgate beside the bare mock engine, a FastAPI pass-through and LiteLLM's proxy: one client, one process each, one run.
+"""headgate beside the bare mock engine, a FastAPI pass-through, LiteLLM's proxy and two routers in Rust: one client, one process
+each, one run.
 
 All of them stand before the same mock engine and get the same requests. headgate records every call (SQLite), the others record
 nothing. Rounds go through the targets in turn, each beginning with another one; every figure is the median of the rounds. Half of
@@ -27,7 +28,8 @@ from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
 from processes.errors import ChildDied
 from processes.ports import free_port
 
-TARGETS = ("engine", "headgate", "passthrough", "litellm")
+ROUTERS = ("vllm-router", "sglang-router")
+TARGETS = ("engine", "headgate", "passthrough", "litellm", *ROUTERS)
 _FIGURES = (*RATES, *LATENCIES, "cpu_us_per_request", "cpu_us_per_chunk", "cpu_cores", "rss_mib")
 _LITELLM_ENV = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
@@ -68,8 +70,8 @@ class PeerPlan:
     rounds: int
     tools: bool
     logprobs: bool
-    litellm: Path
-    """LiteLLM's command."""
+    programs: Mapping[str, Path]
+    """The commands of the peers that have environments of their own, by their names."""
 
     @property
     def loads(self) -> list[PeerLoad]:
@@ -118,22 +120,25 @@ async def _start(name: str, plan: PeerPlan, engine: Child, model: Path, work: Pa
             argv = [sys.executable, "-m", "bench.passthrough", "--port", str(port), "--engine", engine.url]
             async with run_server(name, argv, port, "/openapi.json", work) as child:
                 yield child
-        case _:
+        case "litellm":
             config = work / "litellm.yaml"
             config.write_text(_litellm_config(engine))
-            options = [
-                "--config",
-                str(config),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(port),
-                "--num_workers",
-                "1",
-            ]
-            argv = [str(plan.litellm.absolute()), *options]
+            argv = [str(plan.programs[name].absolute()), "--config", str(config), "--num_workers", "1"]
+            argv += ["--host", "127.0.0.1", "--port", str(port)]
             async with run_server(name, argv, port, "/health/liveliness", work, _LITELLM_ENV) as child:
                 yield child
+        case _:
+            argv = [str(plan.programs[name].absolute()), *_router_options(name, engine, port)]
+            async with run_server(name, argv, port, "/health", work) as child:
+                yield child
+
+
+def _router_options(name: str, engine: Child, port: int) -> list[str]:
+    """One worker, the engine, and nothing that a request waits for but it."""
+    options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", engine.url]
+    options += ["--policy", "round_robin", "--prometheus-port", str(free_port())]
+    options += ["--log-level", "warning" if name == "vllm-router" else "warn"]
+    return options if name == "vllm-router" else ["launch", *options]
 
 
 def _litellm_config(engine: Child) -> str:
@@ -250,13 +255,13 @@ def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
         for peer, ratios in result["headgate_to"].items():
             if result["streamed"]:
                 for what in ("chunks", "tokens"):
-                    name = f"vs_{peer}_{what}_{result['streams']}{end}"
+                    name = f"vs_{peer.replace('-', '_')}_{what}_{result['streams']}{end}"
                     keys[name] = _median(ratios[f"{what}_per_s"])
                 if peer == "passthrough":
                     keys[f"first_p99_ratio_{result['streams']}{end}"] = _median(ratios["first_ms_p99"])
             else:
                 one = "_1" if result["streams"] == 1 else ""
-                keys[f"vs_{peer}_requests{one}{end}"] = _median(ratios["requests_per_s"])
+                keys[f"vs_{peer.replace('-', '_')}_requests{one}{end}"] = _median(ratios["requests_per_s"])
         own = result["targets"].get("headgate")
         if own and result["streamed"]:
             keys[f"cpu_us_per_chunk_{result['streams']}{end}"] = _median(own["cpu_us_per_chunk"])
