@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pyarrow.parquet as pq
 from gateway.cli.demo import save_checkpoint
 from gateway.types import Episode, Group, Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
-from tests.harness.waiting import LONG_S
+from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import publish
 
 STEPS, GROUPS, MEMBERS = 3, 2, 4
@@ -61,7 +62,13 @@ async def record(folder: Path, steps: int = STEPS) -> Recorded:
         await gateway.admin.reward(evaluated, 1.0)
         still_open, headers = await gateway.open("task-open", group_id="late", group_size=2)
         await _talk(gateway, headers, 1)
+        await until(partial(_all_open, gateway), "it is told that the engine is open")
     return Recorded(folder, trained, failed, still_open, evaluated)
+
+
+async def _all_open(gateway: RunningGateway) -> bool:
+    drawn = (await gateway.http.get("/admin/v1/timeline")).json()
+    return all(engine["spans"][-1]["state"] == "open" for engine in drawn["engines"])
 
 
 async def _failed(gateway: RunningGateway) -> str:

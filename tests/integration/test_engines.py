@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway.engines import process
 from gateway.engines.fake import identity, next_token
+from processes.child import LocalProcess
 from tests.harness.agents import finished, start_agents, start_held
 from tests.harness.barrier import arrived, hold_after, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines
@@ -69,10 +71,23 @@ async def watch_open(gateway: RunningGateway, seen: list[int]) -> None:
         await turns(1)
 
 
+def hold_restarts(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """No engine is started before the event is set: otherwise calls that leave one might find it well again."""
+    moved, launch = asyncio.Event(), process.launch
+
+    async def launch_later(*engine: Any) -> LocalProcess:
+        await moved.wait()
+        return await launch(*engine)
+
+    monkeypatch.setattr(process, "launch", launch_later)
+    return moved
+
+
 async def test_calls_go_on_elsewhere_when_their_engine_is_killed(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
+        moved = hold_restarts(monkeypatch)
         agents, done = await start_held(gateway, 8, 2)
         first, second = slots(gateway)
         assert (first.streams, second.streams) == (4, 4)
@@ -80,6 +95,7 @@ async def test_calls_go_on_elsewhere_when_their_engine_is_killed(
         os.killpg(pid, signal.SIGKILL)
         await arrived(gateway, 8, second)
         assert second.streams == 8
+        moved.set()
         await until(
             lambda: first.state == "open" and first.describe("demo")["pid"] not in (pid, None),
             "it is started again",
@@ -89,9 +105,10 @@ async def test_calls_go_on_elsewhere_when_their_engine_is_killed(
 
 
 async def test_a_silent_engine_is_lost_and_its_calls_go_on(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
+        moved = hold_restarts(monkeypatch)
         agents, done = await start_held(gateway, 6, 2)
         first, second = slots(gateway)
         assert (first.streams, second.streams) == (3, 3)
@@ -99,6 +116,7 @@ async def test_a_silent_engine_is_lost_and_its_calls_go_on(
         await until(lambda: all(len(call.turn.ids) == 2 for call in calls), "their tokens are here")
         first.last_token_at -= 3600.0
         await arrived(gateway, 6, second)
+        moved.set()
         await until(lambda: first.restarts == 1 and first.state == "open", "the silent engine is restarted")
         assert second.restarts == 0
         await release(gateway)
