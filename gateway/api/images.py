@@ -14,7 +14,7 @@ from gateway.control.models import ServedModel
 from gateway.dialects.images import Eyes, Image
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.errors import BadRequest, EngineRefused, NotFound
-from gateway.render.images import names_in
+from gateway.render.images import names_in, parts_in
 from gateway.render.offload import offload
 from gateway.sections import ImageSettings
 from gateway.store import images as statements
@@ -39,7 +39,7 @@ async def image(name: str, access: Admin) -> Response:
 
 
 def eyes_of(model: ServedModel) -> Eyes:
-    """Whether a model is given images."""
+    """A model's name, and whether `[models.NAME] images` gives it images."""
     return Eyes(model.name, model.settings.images)
 
 
@@ -80,12 +80,7 @@ async def load_image(gateway: DataPlane, name: str) -> tuple[str, bytes]:
 
 
 def _has_images(messages: Sequence[Message]) -> bool:
-    return any(
-        part.get("type") in ("image", "image_url")
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-    )
+    return any(part.get("type") in ("image", "image_url") for part in parts_in(messages))
 
 
 def _named(messages: Sequence[Message], settings: ImageSettings, found: dict[str, Image]) -> list[Message]:

@@ -23,7 +23,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 @dataclass(frozen=True, slots=True)
 class Eyes:
-    """Whether the model of a request sees images, and its name for errors."""
+    """The model of a request: its name, for errors, and whether it takes images."""
 
     model: str = ""
     open: bool = False
@@ -53,18 +53,14 @@ class Image:
                 where, f"a data URL of an image must begin with data:TYPE;base64, for {', '.join(TYPES)}"
             )
         if len(text) * 3 // 4 > most + 3:
-            raise _invalid(
-                where, f"an image may have {most} bytes ([images] max_bytes): send a smaller one", "too_large"
-            )
+            raise _too_large(where, most)
         try:
             data = base64.b64decode(text, validate=True)
             width, height = _size(data)
         except (binascii.Error, ValueError, IndexError) as error:
             raise _invalid(where, f"the image cannot be read: {error}") from error
         if len(data) > most:
-            raise _invalid(
-                where, f"an image may have {most} bytes ([images] max_bytes): send a smaller one", "too_large"
-            )
+            raise _too_large(where, most)
         return cls(hashlib.sha256(data).hexdigest(), media_type, width, height, data)
 
     @property
@@ -151,6 +147,11 @@ def _big(data: bytes) -> int:
 
 def _little(data: bytes) -> int:
     return int.from_bytes(data, "little")
+
+
+def _too_large(where: str, most: int) -> BadRequest:
+    message = f"an image may have {most} bytes ([images] max_bytes): send a smaller one"
+    return _invalid(where, message, "too_large")
 
 
 def _invalid(where: str, message: str, code: str = "invalid_value") -> BadRequest:

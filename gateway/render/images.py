@@ -14,7 +14,7 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,13 +144,14 @@ def unkeyed(
 
 def names_in(messages: Sequence[dict[str, Any]]) -> set[str]:
     """The hashes of the images in messages."""
-    return {
-        part["image"]
-        for message in messages
-        if isinstance(message.get("content"), list)
-        for part in message["content"]
-        if part.get("type") == "image"
-    }
+    return {part["image"] for part in parts_in(messages) if part.get("type") == "image"}
+
+
+def parts_in(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the parts of all messages whose content is a list of parts."""
+    for message in messages:
+        if isinstance(content := message.get("content"), list):
+            yield from content
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class LoggedCall:
     age_s: float = 0.0
     """Seconds since a refused request arrived."""
     images: tuple[ImageSpan, ...] = ()
-    """Those of the prompt."""
+    """The images among the prompt's tokens."""
 
 
 def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan] = ()) -> bytes:

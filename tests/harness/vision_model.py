@@ -132,8 +132,9 @@ def vision_config(length: int = 2048) -> Any:
     )
 
 
-def save_vision_config(directory: Path) -> None:
-    """The config alone."""
+def save_without_weights(directory: Path) -> None:
+    """Saves the processor and the config: all that a gateway reads of a checkpoint."""
+    save_processor(directory)
     vision_config().save_pretrained(directory)
 
 
@@ -154,7 +155,7 @@ def save_vision_model(directory: Path, seed: int, *, scale: float = 3.0, length:
 def vision_logprobs(
     directory: Path, ids: Sequence[int], files: Mapping[str, bytes], images: Sequence[ImageSpan]
 ) -> Any:
-    """What transformers' own model and processor say of every token but the first, as an array."""
+    """Returns the log-probability of every token but the first by transformers' own model and processor, as an array."""
     import io
 
     import torch

@@ -24,8 +24,7 @@ from tests.harness.vision_model import (
     data_url,
     image_part,
     png,
-    save_processor,
-    save_vision_config,
+    save_without_weights,
 )
 
 RED, BLUE = png(56, 84, (255, 0, 0)), png(56, 84, (0, 0, 255))
@@ -36,10 +35,9 @@ HI = {"type": "text", "text": "hi"}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All that a gateway reads of a checkpoint: the fake engine reads no weights."""
+    """A checkpoint without weights, which the fake engine does not read."""
     directory = tmp_path_factory.mktemp("vision")
-    save_processor(directory)
-    save_vision_config(directory)
+    save_without_weights(directory)
     return directory
 
 

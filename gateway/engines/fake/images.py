@@ -1,4 +1,4 @@
-"""What vLLM's render endpoint says of one PNG image, for a model with patches of 14 that are merged two by two."""
+"""The answer of vLLM's render endpoint to one PNG image, for a model whose patches of 14 pixels are merged two by two."""
 
 from __future__ import annotations
 

@@ -11,14 +11,13 @@ from PIL import Image
 
 from gateway.render.images import Vision, key, keyed, unkeyed
 from gateway.types import ImageSpan
-from tests.harness.vision_model import save_processor, save_vision_config
+from tests.harness.vision_model import save_without_weights
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("vision")
-    save_processor(directory)
-    save_vision_config(directory)
+    save_without_weights(directory)
     return directory
 
 

@@ -35,7 +35,7 @@ Alone = Callable[..., Learnt]
 
 @pytest.fixture(scope="module")
 def alone(exact_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Alone:
-    """What one rank learns in float64 with an algorithm, of adapters or of the whole model."""
+    """Trains on one rank in float64, once for each algorithm, adapters or the whole model; returns what was learnt."""
 
     @cache
     def learnt(algorithm: str = "grpo", adapters: bool = False) -> Learnt:

@@ -1,4 +1,4 @@
-"""What torchvision's own functions do with tensors of images."""
+"""Stand-ins for the functions of torchvision that a processor of images calls; each takes tensors of images and returns them."""
 
 from __future__ import annotations
 
