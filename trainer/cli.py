@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
-_EXTRA = ("peft", "tensorboard", "torch", "transformers")
+_EXTRA = ("PIL", "peft", "tensorboard", "torch", "transformers")
 """Packages of the extra `trainer`."""
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
 

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,19 @@ from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice
-from trainer.data.packing import MicroBatch, Packer, lay_out
+from trainer.data.images import Sight
+from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.model import build, device, optim, parallel, pretrained, probe
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
+from trainer.model.vision import Eyes
 from trainer.orders import together
 from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
 from trainer.state.background import Background
+from trainer.state.images import ImageFiles
 
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NO_GPU = ("", "-1", "void", "none")
@@ -71,7 +74,10 @@ class Learner:
         self._offload: Offload | None = None
         self.offloaded = False
         """True while weights, gradients and moments are not in the device's memory."""
-        self._policy = build.trained(settings.model, ranks, settings.run.seed)
+        self.images = ImageFiles(settings.run.dir / "images", settings.run.image_cache_bytes)
+        self.eyes = Eyes.of(settings.model.path, self.images.read)
+        """None if the model is given no images."""
+        self._policy = build.trained(settings.model, ranks, settings.run.seed, self.eyes)
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self._policy.model, settings.optimizer)
         self._round: list[MicroBatch] = []
@@ -240,7 +246,17 @@ class Learner:
             share=self._policy.shares,
             credit=settings.credit,
             details=details,
+            sight=self._sight,
         )
+
+    @property
+    def _sight(self) -> Sight | None:
+        return None if self.eyes is None else self.eyes.sight
+
+    @together
+    def miss(self, batch: Batch, images: Set[str]) -> None:
+        """No token of an episode with one of these images is trained; to be said before the first such group is taken."""
+        batch.miss(images)
 
     @together
     def take(self, batch: Batch, groups: Sequence[Group]) -> None:
@@ -248,7 +264,7 @@ class Learner:
         for micro in batch.take(groups):
             self._round.append(micro)
             if len(self._round) == self.ranks.shares:
-                own = self._round[self.ranks.share]
+                own = even(self._round)[self.ranks.share]
                 self._round.clear()
                 self._accumulate(batch, own)
 
@@ -289,14 +305,15 @@ class Learner:
             return None
         return self._reference.logprobs(micro)
 
-    def _reference_kl(self, episode: Episode) -> Credit:
+    def _reference_kl(self, episode: Episode, sight: Sight | None) -> Credit:
         """The k1 estimate by node: recorded - reference log-probability, summed over the node's trained tokens."""
         assert self._reference is not None
         packer = Packer(self.settings.batch.tokens, share=self._reference.shares)
         # Stands in place of advantages, so that each token tells its node.
         own = {node.index: float(node.index) for node in episode.nodes}
         sums = dict.fromkeys(own, 0.0)
-        for micro in itertools.chain(packer.add(rows_of([(episode, own)]).rows), packer.flush()):
+        rows = rows_of([(episode, own)], sight=sight).rows
+        for micro in itertools.chain(packer.add(rows), packer.flush()):
             gaps = (micro.recorded - self._reference.logprobs(micro).cpu()).double()
             for node in micro.advantages.unique().long().tolist():
                 sums[node] += float(gaps[micro.advantages == node].sum())
@@ -372,7 +389,8 @@ class Learner:
         left, self._round = [*self._round, *minibatch.micros], []
         shares, nothing = self.ranks.shares, lay_out([row_of_tokens((0, 0))], share=self.policy.shares)
         left += [nothing] * (-len(left) % shares)
-        return left[self.ranks.share :: shares]
+        rounds = (even(left[i : i + shares]) for i in range(0, len(left), shares))
+        return [micros[self.ranks.share] for micros in rounds]
 
     def _counts_of_all(self, own: Counts) -> list[Counts]:
         """The counts of all ranks, each micro-batch once."""
@@ -394,7 +412,8 @@ class Learner:
     def likelihood(self, groups: Sequence[Group]) -> tuple[float, int]:
         """The mean log-probability of the groups' trained tokens, in nats, without gradient, and their number."""
         packer, found = Packer(self.settings.batch.tokens, share=self.policy.shares), [0.0, 0.0]
-        rows = (rows_of([(episode, {}) for episode in group.episodes]).rows for group in groups)
+        pairs = ([(episode, {}) for episode in group.episodes] for group in groups)
+        rows = (rows_of(some, sight=self._sight).rows for some in pairs)
         micros = [micro for some in rows for micro in packer.add(some)]
         self._round.clear()
         for micro in self._share(Minibatch([*micros, *packer.flush()], 1.0)):
@@ -407,9 +426,10 @@ class Learner:
         return total / max(1.0, tokens), int(tokens)
 
     @together
-    def train(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One whole batch that is here already."""
+    def train(self, groups: Sequence[Group], missing: Set[str] = frozenset()) -> dict[str, float]:
+        """One whole batch that is here already. `missing`: hashes of its images that cannot be had."""
         batch = self.begin()
+        self.miss(batch, missing)
         self.take(batch, groups)
         return self.step(batch)
 

@@ -153,6 +153,10 @@ class GatewayClient:
             return ""
         return refusal(response).message if response.status_code == _UNAVAILABLE else ""
 
+    async def image(self, name: str) -> bytes:
+        """The file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""
+        return (await self._send("GET", f"/images/{name}")).content
+
     # Batches
 
     async def lease(self, consumer: str, model: str | None = None) -> Lease:

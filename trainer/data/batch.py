@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from gateway.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
 from trainer.data import credit, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures
+from trainer.data.images import Sight
 from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
@@ -59,14 +60,16 @@ class Batch:
         version: int,
         algorithm: Algorithm,
         tokens: int,
-        kl: Callable[[Episode], Credit] | None = None,
+        kl: Callable[[Episode, Sight | None], Credit] | None = None,
         *,
         share: bool = True,
         credit: CreditSettings | None = None,
         details: DetailChoice | None = None,
+        sight: Sight | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
-        not 0. `share`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports."""
+        not 0. `share`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports. `sight`:
+        of the model; None: it sees no images."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
@@ -92,6 +95,7 @@ class Batch:
         self._kl = kl if algorithm.reward_kl else None
         self._tokens = tokens
         self._share = share
+        self._sight = sight
         self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
         self._waiting: list[tuple[Group, list[Credit]]] = []
@@ -109,6 +113,11 @@ class Batch:
     def loss(self) -> float:
         """The summed loss up to the last `settle`."""
         return self._sums["loss"]
+
+    def miss(self, images: Set[str]) -> None:
+        """No token of an episode with one of these images is trained; to be said before the first such group is taken."""
+        if self._sight is not None:
+            self._sight = self._sight.without(images)
 
     def take(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
         """The micro-batches that are full with `groups`. Raises FeedBroken for a group that is in the batch already."""
@@ -154,10 +163,12 @@ class Batch:
         group = credit.masked(group, self._credit)
         self.details.add(group, credits)
         found = tree.rows_of(
-            zip(group.episodes, credits, strict=True), sequence_mean=self._algorithm.sequence_mean
+            zip(group.episodes, credits, strict=True),
+            sequence_mean=self._algorithm.sequence_mean,
+            sight=self._sight,
         )
         self.masked += found.masked
-        self._ends += [tuple(row.ids[-CANDIDATE_TOKENS:].tolist()) for row in found.rows]
+        self._ends += map(_end, found.rows)
         if not teaches and not self._algorithm.trains_without_advantage:
             self.skipped += found.trained
             return []
@@ -169,7 +180,7 @@ class Batch:
         """The divergence of nodes from the reference, for each episode; empty unless it is taken off the rewards."""
         if self._kl is None:
             return [{} for _ in group.episodes]
-        divergences = [self._kl(episode) for episode in group.episodes]
+        divergences = [self._kl(episode, self._sight) for episode in group.episodes]
         self.kls += [sum(divergence.values()) for divergence in divergences]
         return divergences
 
@@ -240,3 +251,9 @@ class Batch:
             **{f"staleness_tokens/{s}": float(n) for s, n in sorted(self.staleness.items())},
             **{f"masked_tokens/{reason}": float(n) for reason, n in self.masked.items()},
         }  # fmt: skip
+
+
+def _end(row: Row) -> tuple[int, ...]:
+    """The end of a row, without images: a version's probe is text."""
+    seen = max((image.offset + image.length for image in row.images), default=0)
+    return tuple(row.ids[max(seen, len(row) - CANDIDATE_TOKENS) :].tolist())

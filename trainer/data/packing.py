@@ -21,9 +21,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gateway.types import ImageSpan
 from trainer.data.tree import Row
 
 Int64Array = npt.NDArray[np.int64]
+_WORDS = ("episodes", "images", "passes")
+"""Parts of a micro-batch that are no tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,14 @@ class MicroBatch:
     """int64, (trained,): the node of the episode's tree that the token is of."""
     episodes: tuple[str, ...] = ()
     """The ids of the episodes."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images among `ids`, in order; with any, no prefix is shared."""
+    passes: int = 1
+    """Passes through the layers, where every row has its own: as many as the ranks' micro-batches at a time have rows at most."""
 
     def to(self, device: str, dtype: torch.dtype) -> MicroBatch:
         """Returns the same on another device, real numbers in the precision in which the loss is computed."""
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "episodes"}
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _WORDS}
         moved = {
             n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in tensors.items()
         }
@@ -126,6 +133,8 @@ def common_prefix(left: Row, right: Row) -> int:
 
 def lay_out(rows: Sequence[Row], *, share: bool = True) -> MicroBatch:
     """Returns rows as one micro-batch; a row's prefix that the row before it has is not repeated, unless `share` is false."""
+    # Placeholders of different images are the same tokens.
+    assert not share or not any(row.images for row in rows)
     ids, positions, ends, paths = _forest(rows, share)
     trained = [row.train.nonzero()[0] for row in rows]
     numbers = {episode: i for i, episode in enumerate(dict.fromkeys(row.episode_id for row in rows))}
@@ -151,7 +160,19 @@ def lay_out(rows: Sequence[Row], *, share: bool = True) -> MicroBatch:
         sequences=torch.tensor([numbers[row.episode_id] for row in rows]).repeat_interleave(lengths),
         nodes=pick("nodes", torch.int64),
         episodes=tuple(numbers),
+        images=tuple(
+            image._replace(offset=int(path[image.offset]))
+            for row, path in zip(rows, paths, strict=True)
+            for image in row.images
+        ),
+        passes=1 if share else len(rows),
     )
+
+
+def even(micros: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """Micro-batches that ranks compute at a time, with the same number of passes: each gathers the layers' weights."""
+    passes = max((micro.passes for micro in micros), default=1)
+    return [replace(micro, passes=passes) for micro in micros]
 
 
 def _forest(rows: Sequence[Row], share: bool) -> tuple[Int64Array, Int64Array, Int64Array, list[Int64Array]]:

@@ -2,7 +2,7 @@
 
 A row is a path from the root of an episode's tree towards a leaf (what one call saw, and what it sampled), up to the last token
 that it trains. Paths share prefixes, so a token may stand in several rows. Invariants:
-- no token of an episode with images is trained, because its placeholders would be read as text;
+- no token of an episode is trained with whose images the model cannot be given what was sampled from (`trainer.data.images`);
 - every sampled token is trained at most once over all rows: in the first row that holds it;
 - a sampled token that is not trained is counted once, with its reason;
 - a row ends with a token to train.
@@ -11,6 +11,7 @@ Pure: no I/O, no model.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,15 +19,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gateway.types import Episode, Float32Array, Int32Array, Node, TokenFlag
+from gateway.types import Episode, Float32Array, ImageSpan, Int32Array, Node, TokenFlag
+from trainer.data.images import Sight, refused
 
 BoolArray = npt.NDArray[np.bool_]
 Float64Array = npt.NDArray[np.float64]
 Credit = Mapping[int, float]
 """The advantage of an episode's tokens, by the index of their node."""
 
-UNSEEN = "images_unseen"
-"""The reason why no token of an episode with images is trained: the trainer's model is given none."""
 UNTRAINED = (
     TokenFlag.INVALID_LOGPROB
     | TokenFlag.GREEDY
@@ -59,6 +59,8 @@ class Row:
     """The weight of each of its trained tokens in the loss's sum."""
     nodes: Int32Array
     """The node of the episode's tree that the token is of."""
+    images: tuple[ImageSpan, ...] = ()
+    """The images among its tokens, in order."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -76,15 +78,18 @@ class Rows:
     """Sampled tokens that are not trained, by reason."""
 
 
-def rows_of(episodes: Iterable[tuple[Episode, Credit]], *, sequence_mean: bool = False) -> Rows:
+def rows_of(
+    episodes: Iterable[tuple[Episode, Credit]], *, sequence_mean: bool = False, sight: Sight | None = None
+) -> Rows:
     """Returns the rows of episodes, each given with its advantages.
 
     `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
+    `sight`: of the model that is trained; None: it sees no images.
     """
     result = Rows()
     for episode, credit in episodes:
-        if any(node.images for node in episode.nodes):
-            result.masked[UNSEEN] += sum(len(node.ids) for node in episode.nodes if node.sampled)
+        if (reason := refused(episode, sight)) is not None:
+            result.masked[reason] += sum(len(node.ids) for node in episode.nodes if node.sampled)
             continue
         trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}
         trained = sum(int(mask.sum()) for mask in trainable.values())
@@ -174,6 +179,14 @@ def _row(
     # What follows changes no log-probability before it.
     end = int(train.nonzero()[0][-1]) + 1
 
+    starts = itertools.accumulate((n for _, n in pieces), initial=0)
+    images = (
+        image._replace(offset=start + image.offset)
+        for (node, n), start in zip(pieces, starts, strict=False)
+        for image in node.images
+        if image.offset < n
+    )
+
     def column(values: str, filler: float, dtype: type) -> npt.NDArray[np.generic]:
         return np.concatenate([
             getattr(node, values)[:n] if node.sampled else np.full(n, filler, dtype)
@@ -193,6 +206,7 @@ def _row(
         advantages=np.concatenate([np.full(n, credit.get(node.index, 0.0)) for node, n in pieces])[:end] * train[:end],
         weight=weight,
         nodes=np.concatenate([np.full(n, node.index, np.int32) for node, n in pieces])[:end],
+        images=tuple(image for image in images if image.offset < end),
     )  # fmt: skip
 
 

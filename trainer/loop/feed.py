@@ -28,6 +28,7 @@ POLL_S = 20.0
 LOOK_S = 1.0
 """How long one waits for groups while nodes are lent and there are groups to compute on: then it is asked for the nodes again."""
 RETRY_S = 0.5
+_NOT_FOUND = 404
 _SILENT_S = 5.0
 """A gateway that does not answer for so long is said to the user, once for each request."""
 
@@ -130,6 +131,15 @@ class Feed:
         if self.held.buffer != buffer or not fetched.complete:
             raise LeaseLost(f"the gateway has no record of buffer {buffer}")
         return fetched.groups
+
+    async def image(self, name: str) -> bytes | None:
+        """An image's file, by its hash; None if it is not stored any more."""
+        try:
+            return await self._ask("fetch images", lambda: self._client.image(name))
+        except GatewayRefused as refusal:
+            if refusal.status != _NOT_FOUND:
+                raise
+            return None
 
     # Nodes
 

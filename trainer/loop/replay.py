@@ -20,6 +20,7 @@ from gateway.weights.adapter import FACTORS
 from trainer.errors import FeedBroken, LeaseLost
 from trainer.learner import Learner
 from trainer.loop.feed import Feed
+from trainer.loop.images import EpisodeImages
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.state import checkpoint
@@ -30,7 +31,13 @@ class Impossible(Exception):
 
 
 async def replay(
-    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int, consumed: int
+    learner: Learner,
+    feed: Feed,
+    images: EpisodeImages,
+    weights: WeightsDirectory,
+    published: int,
+    used: int,
+    consumed: int,
 ) -> None:
     """Brings `learner` from its checkpoint to version `used`, the newest that was written, and on to `consumed`, the one that the
     acknowledged batches make.
@@ -42,7 +49,8 @@ async def replay(
         await _check_line(learner, feed, weights, published, used, last)
         for buffer in range(first, last):
             groups = await feed.record(buffer)
-            await asyncio.to_thread(learner.train, groups)
+            missing = await images.fetch(groups)
+            await asyncio.to_thread(learner.train, groups, missing)
             if learner.version == used and not await asyncio.to_thread(
                 _is_published, learner, weights.path(used)
             ):

@@ -58,6 +58,7 @@ from trainer.loop.evaluations import Evaluations
 from trainer.loop.excluded import Excluded
 from trainer.loop.feed import Feed, naming
 from trainer.loop.heartbeat import heartbeat
+from trainer.loop.images import EpisodeImages
 from trainer.loop.nodes import Memory, Nodes
 from trainer.loop.publication import Publication
 from trainer.loop.step_events import RunName, StepEvents
@@ -106,7 +107,7 @@ async def _lead(settings: Settings, learner: Learner) -> None:
             Metrics(settings.run.dir, settings.run.steps, agents=log, senders=Senders(settings))
         )
         weights = sum(weight.numel() for weight in learner.policy.model.parameters())
-        for warning in filter(None, (lonely(settings), cpu_warning(settings, weights))):
+        for warning in filter(None, (lonely(settings), cpu_warning(settings, weights), seeing(learner))):
             metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         metrics.watched_at(url)
@@ -140,6 +141,17 @@ def lonely(settings: Settings) -> str:
     )
 
 
+def seeing(learner: Learner) -> str:
+    """Says how a model that sees images is trained; empty for any other."""
+    if learner.eyes is None:
+        return ""
+    vision = learner.settings.model.vision
+    return (
+        'the model sees images: every path is computed apart, by its own attention ([model] attention = "rows"), and the'
+        f" part that sees is {vision} ([model] vision)"
+    )
+
+
 class Trainer:
     """One run of the loop against one gateway."""
 
@@ -154,6 +166,7 @@ class Trainer:
             settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
         )
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s, metrics.say)
+        self.images = EpisodeImages(self.feed, learner.images, learner.eyes, metrics.say)
         self.nodes = Nodes(self.feed, settings.gateway.nodes, _memory(settings, learner))
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         named = RunName.of(settings)
@@ -220,7 +233,7 @@ class Trainer:
             )
         await self.nodes.claim()
         try:
-            await replay.replay(self.learner, self.feed, self.weights, published, used, consumed)
+            await replay.replay(self.learner, self.feed, self.images, self.weights, published, used, consumed)
         except replay.Impossible as reason:
             self.learner.renumber(max(used + 1, consumed))
             self.metrics.say(
@@ -375,15 +388,18 @@ class Trainer:
     async def stream(self, clock: Clock) -> Batch:
         """Forward and backward over the buffer's groups as they become ready, once the nodes are held; leaves the gradient of
         their sum in the model."""
+        await self.images.trim()
         batch = self.learner.begin(self.details.wanted(self.learner.steps + 1))
         cursor, limit = 0, self.settings.run.batch_wait_s
         gathered: tuple[Group, ...] = ()
+        missing: frozenset[str] = frozenset()
         deadline = time.monotonic() + limit
         waits = ["first_group", "idle"]
         while True:
             with clock.on(*waits):
                 fetched, claims = await self._fetch(cursor, bool(gathered))
             cursor, gathered = fetched.cursor, gathered + fetched.groups
+            missing |= await self.images.fetch(fetched.groups)
             came = len(batch.group_ids) + len(gathered)
             self.metrics.collected(came, self.feed.held.size)
             if claims:
@@ -392,8 +408,10 @@ class Trainer:
                     await self.nodes.claim()
             if self.nodes.held:
                 with clock.on("stream", "compute"):
+                    if missing:
+                        await in_thread(self.learner.miss, batch, missing)
                     await in_thread(self.learner.take, batch, gathered)
-                gathered = ()
+                gathered, missing = (), frozenset()
             if fetched.complete:
                 return batch
             if came:

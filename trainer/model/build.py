@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from trainer.data.packing import MicroBatch
-from trainer.model import activations, loading, parallel, pretrained
+from trainer.errors import ConfigError
+from trainer.model import activations, loading, parallel, pretrained, vision
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
+from trainer.model.vision import Eyes
 from trainer.sections.model import ModelSettings
 
 
@@ -43,19 +45,27 @@ class Unadapted:
             return self._policy.logprobs(micro)
 
 
-def trained(wanted: ModelSettings, ranks: Ranks, seed: int) -> Policy:
+def trained(wanted: ModelSettings, ranks: Ranks, seed: int, eyes: Eyes | None = None) -> Policy:
     """The initial weights, once they agree with the model's own forward pass in float32, ready to be trained. Collective.
 
-    All of them are trained, in float32, or adapters beside them. `seed`: of the adapters. Raises ConfigError.
+    All of them are trained, in float32, or adapters beside them; but see `[model] vision`. `seed`: of the adapters. `eyes`: of a
+    model that is given images. Raises ConfigError.
     """
+    if eyes is not None and wanted.attention != "rows":
+        raise ConfigError(
+            f"[model] path = {str(wanted.path)!r}: this model sees images, and positions of images have three dimensions, which"
+            ' only its own attention knows: set [model] attention = "rows"; every path is then computed apart'
+        )
     stored: pretrained.Dtype = "float32" if wanted.lora is None else wanted.dtype
     mixed = wanted.dtype != "float32"
-    checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None)
+    checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None, eyes)
     loading.fill(checked.model, wanted.path, ranks.device, ranks)
+    vision.freeze(checked.model, wanted.vision)  # what is read in the place of a weight is trained
     checked.check()
     if not mixed and wanted.lora is None:
         return checked
-    policy = _empty(wanted, ranks, stored, pretrained.DTYPES[wanted.dtype] if mixed else None, adapted=True)
+    compute = pretrained.DTYPES[wanted.dtype] if mixed else None
+    policy = _empty(wanted, ranks, stored, compute, eyes, adapted=True)
     parallel.move(checked, policy, policy.base_of)
     if policy.adapters is not None:
         policy.adapters.initialise(ranks.device, seed)
@@ -66,7 +76,7 @@ def reference(wanted: ModelSettings, ranks: Ranks, policy: Policy) -> Reference:
     """The initial weights of a policy that is trained, in memory of their own only if all of its weights change. Collective."""
     if policy.adapters is not None:
         return Unadapted(policy)
-    found = _empty(wanted, ranks, wanted.dtype, None)
+    found = _empty(wanted, ranks, wanted.dtype, None, policy.eyes)
     loading.fill(found.model, wanted.path, ranks.device, ranks)
     found.requires_grad_(False)
     return found
@@ -77,11 +87,13 @@ def _empty(
     ranks: Ranks,
     dtype: pretrained.Dtype,
     compute: torch.dtype | None,
+    eyes: Eyes | None,
     *,
     adapted: bool = False,
 ) -> Policy:
     """A policy without its weights, spread over the ranks."""
     model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
+    vision.freeze(model, wanted.vision)
     ranks.divide(model)
     if adapted and wanted.lora is not None:
         # Seconds to import, for runs with adapters alone.
@@ -89,7 +101,7 @@ def _empty(
 
         masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
-    policy = Policy(model, wanted.attention, ranks.exchange, adapters)
+    policy = Policy(model, wanted.attention, ranks.exchange, adapters, eyes)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
     ranks.shard(policy, policy.layers, compute, passes=("plain",))

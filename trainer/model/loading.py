@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.initialization import meta_device_safe_creation_ops
@@ -22,7 +22,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from trainer.errors import ConfigError
-from trainer.model import parallel
+from trainer.model import parallel, vision
 from trainer.model.parallel import Ranks
 
 _MANY = 5
@@ -43,8 +43,10 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
         if (quantized := getattr(config, "quantization_config", None)) is not None:
             method = dict(quantized).get("quant_method", "?") if isinstance(quantized, dict) else quantized
             raise ValueError(f"its weights are quantized ({method}); write them in bfloat16 first")
+        sees = config.model_type in vision.MODELS
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
         with torch.device("meta"), meta_device_safe_creation_ops():
-            return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+            return kind.from_config(config, dtype=dtype).eval()
     except (OSError, ValueError) as error:
         raise _unusable(path, error) from error
 

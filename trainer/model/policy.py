@@ -22,6 +22,7 @@ from trainer.errors import ConfigError
 from trainer.model import attention, head
 from trainer.model.attention import Exchange
 from trainer.model.parallel import State
+from trainer.model.vision import Eyes
 
 Attention = Literal["spans", "rows"]
 Weights = Literal["initial", "merged"]
@@ -61,13 +62,16 @@ class Policy(nn.Module):
         way: Attention = "spans",
         exchange: Exchange | None = None,
         adapters: Adapters | None = None,
+        eyes: Eyes | None = None,
     ) -> None:
-        """`exchange`: the ranks that share each micro-batch, which has to be by spans. Raises ConfigError."""
+        """`exchange`: the ranks that share each micro-batch, which has to be by spans. `eyes`: of a model that is given images,
+        which has to be by rows. Raises ConfigError."""
         super().__init__()
         self.adapters = adapters
         """Those of `model`; None if all of its weights are trained."""
         self.model = model
         self.way: Attention = way
+        self.eyes = eyes
         self._head = head.head_of(model)
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._own = model.config._attn_implementation
@@ -191,7 +195,18 @@ class Policy(nn.Module):
             return self._decode(micro.ids, micro.positions)
         starts = [*(micro.positions == 0).nonzero()[:, 0].tolist(), len(micro)]
         rows = itertools.pairwise(starts)
-        return torch.cat([self._decode(micro.ids[a:b], micro.positions[a:b]) for a, b in rows])
+        found = [self._row(micro, a, b) for a, b in rows]
+        one = micro.ids.new_zeros(1)
+        idle = [self._decode(one, one).sum() for _ in range(micro.passes - len(found))]
+        return torch.cat(found) + 0.0 * sum(idle) if idle else torch.cat(found)
+
+    def _row(self, micro: MicroBatch, start: int, stop: int) -> Tensor:
+        """The last hidden states of one row of a micro-batch."""
+        images = [image.hash for image in micro.images if start <= image.offset < stop]
+        if not images:
+            return self._decode(micro.ids[start:stop], micro.positions[start:stop])
+        assert self.eyes is not None
+        return self.eyes.hidden(self.model, micro.ids[start:stop], images)
 
     def _decode(self, ids: Tensor, positions: Tensor) -> Tensor:
         decoder = self.model.get_decoder()

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from trainer.errors import ConfigError
+from trainer.model import vision
 
 
 class _Whole(ParallelStyle):
@@ -66,6 +67,8 @@ def plan_of(model: Any, ranks: int) -> Mapping[str, str]:
     """How to divide a model: styles by the names of modules in its decoder. Raises ConfigError, alike on every rank."""
     config, name = model.config.get_text_config(), type(model).__name__
     plan = config.base_model_tp_plan
+    if vision.tower_of(model) is not None:
+        raise _refused(ranks, f"{name} sees images, and such a model is not divided")
     if not plan:
         raise _refused(ranks, f"transformers has no plan for {name}")
     for key in ("num_attention_heads", "num_key_value_heads"):

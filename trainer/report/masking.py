@@ -14,6 +14,9 @@ _REMEDIES = {
     "invalid_logprob": "the engine gave no log-probabilities of them; look at the engine's log",
     "overlong": 'calls were cut at their token limit, and [credit] truncated is "mask"; raise max_tokens in agents\' requests',
     "late": "they are older than [staleness] eta of the gateway's configuration allows",
+    "images_unseen": "their episodes have images, and the trained model is given none",
+    "image_missing": "images of their episodes cannot be had; the run's log says which, and why",
+    "image_placeholder": "the token that stands for images was sampled where no image is; ban it in agents' requests",
     "orphaned": "they were sampled by versions that an older checkpoint has replaced; later batches have none",
 }
 """The cause, and what to do about it, by the reason for which tokens are masked."""

@@ -45,6 +45,8 @@ class ModelSettings(Section):
     """The inputs that those layers keep wait for the backward pass in the host's memory; needs `activation_checkpointing`."""
     lora: LoraSettings | None = None
     """Adapters to be trained in place of all weights; none without the table."""
+    vision: Literal["frozen", "trained"] = "frozen"
+    """Whether the part that sees, of a model that is given images, is trained with the rest or stays as it is."""
 
     @property
     def adapters(self) -> dict[str, Any] | None:
@@ -56,5 +58,9 @@ class ModelSettings(Section):
         if self.activation_offload and not self.activation_checkpointing:
             raise ValueError(
                 "`activation_offload` moves what checkpointed layers keep: set `activation_checkpointing` to 1 too"
+            )
+        if self.lora is not None and self.vision == "trained":
+            raise ValueError(
+                '`vision = "trained"` has no adapters: `[model.lora]` leaves the part that sees as it is'
             )
         return self

@@ -28,6 +28,9 @@ class RunSettings(Section):
     max_excluded: float = Field(0.5, ge=0, le=1)
     """The run stops when a greater share of the episodes that ended lately failed (crashes, tools, graders, deadlines), whoever
     runs them; 1: it goes on whatever happens."""
+    image_cache_bytes: int = Field(4 * 2**30, ge=0)
+    """The images of episodes are kept in `dir`, each once; beyond so many bytes those used longest ago are removed between
+    batches."""
     batch_wait_s: Seconds = 3600.0
     """How long a leased buffer may take until no more groups of it are to come."""
 

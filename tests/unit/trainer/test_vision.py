@@ -1,0 +1,167 @@
+"""Training on images: the trainer's passes are those of transformers' own model and processor on the same images.
+
+Models are tiny and random, one of each kind of the Qwen-VL family.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from gateway.render.images import MODELS as GIVEN
+from tests.harness.ranks import on_ranks
+from tests.harness.vision_model import save_processor, save_vision_model, vision_config
+from tests.unit.trainer.learning import Curve, assert_close, in_precision
+from tests.unit.trainer.sights import (
+    BLUE,
+    GREEN,
+    RED,
+    groups_with_images,
+    keep,
+    name_of,
+    own_logprobs,
+    plain,
+    rows,
+    settings_of,
+    two_turns,
+)
+from trainer.data.packing import lay_out
+from trainer.errors import ConfigError
+from trainer.learner import Learner
+from trainer.model import vision
+from trainer.orders import dismiss, follow
+from trainer.publish.filesystem import WeightsDirectory
+from trainer.settings import Settings
+
+FILES = {name_of(data): data for data in (RED, GREEN, BLUE)}
+STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("vision") / "model"
+    save_vision_model(directory, seed=3)
+    return directory
+
+
+def save_kind(directory: Path, kind: str) -> None:
+    """A tiny model of another kind of the family."""
+    from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen3VLConfig
+
+    save_processor(directory)
+    given = vision_config().to_dict()
+    text, eyes = given["text_config"], given["vision_config"]
+    ids = {key: value for key, value in given.items() if key.endswith("token_id")}
+    for part in (text, eyes):
+        part.pop("model_type")
+    if kind == "qwen2_5_vl":
+        eyes = {
+            "depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 64,
+            "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1],
+        }  # fmt: skip
+        config = Qwen2_5_VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=False, **ids)
+    else:
+        eyes = {
+            "depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 64,
+            "patch_size": 14, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64,
+        }  # fmt: skip
+        text["head_dim"] = 32
+        config = Qwen3VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=False, **ids)
+    torch.manual_seed(4)
+    made = AutoModelForImageTextToText.from_config(config).float()
+    with torch.no_grad():
+        made.lm_head.weight.mul_(3)
+    made.save_pretrained(directory)
+
+
+def said(learner: Learner, episode: Any) -> Tensor:
+    return learner.policy.logprobs(lay_out(rows(episode, learner), share=False))
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_log_probabilities_are_those_of_the_models_own_forward_pass(
+    model: Path, tmp_path: Path, kind: str
+) -> None:
+    path = model
+    if kind != "qwen2_vl":
+        save_kind(path := tmp_path / "model", kind)
+    learner = Learner.open(settings_of(path, tmp_path / "run"))
+    keep(learner)
+    episode = two_turns("a")
+    (row,) = rows(episode, learner)
+    assert len(row.images) == 2
+    with torch.no_grad():
+        theirs = own_logprobs(plain(path), path, row, FILES)
+    ours = said(learner, episode)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+    other = said(learner, two_turns("a", images=(GREEN, BLUE)))
+    assert (other - ours).abs().min() > 1e-4
+
+
+@pytest.mark.parametrize("how", ["frozen", "trained"])
+def test_gradients_are_those_of_the_models_own_forward_pass(model: Path, tmp_path: Path, how: str) -> None:
+    learner = Learner.open(settings_of(model, tmp_path, vision=how))
+    keep(learner)
+    episode = two_turns("a")
+    (row,) = rows(episode, learner)
+    theirs = plain(model)
+    own_logprobs(theirs, model, row, FILES).sum().backward()
+    micro = lay_out([row], share=False)
+    with learner.policy.at_work(micro):
+        learner.policy(micro)[0].sum().backward()
+    expected = {name: weight.grad for name, weight in theirs.named_parameters()}
+    seen = 0
+    for name, weight in learner.model.named_parameters():
+        if ".visual." in name and how == "frozen":
+            assert weight.grad is None, name
+            continue
+        assert expected[name] is not None
+        seen += ".visual." in name
+        torch.testing.assert_close(weight.grad, expected[name], rtol=1e-4, atol=1e-5)
+    assert bool(seen) == (how == "trained")
+
+
+def learn(settings: Settings, until: int) -> tuple[Curve, dict[str, Tensor]] | None:
+    """Trains from the newest checkpoint to a version, in float64; a rank finds the images in the run's folder."""
+    with in_precision(torch.float64):
+        learner = Learner.open(settings)
+        if not learner.ranks.leads:
+            follow(learner)
+            return None
+        keep(learner)
+        curve = []
+        while learner.version < until:
+            curve.append(learner.train(groups_with_images(learner.version)))
+        learner.save_checkpoint()
+        weights = learner.published()
+        dismiss(learner)
+        return curve, weights
+
+
+def test_two_ranks_learn_what_one_learns_and_a_run_goes_on_with_its_images(
+    model: Path, tmp_path: Path
+) -> None:
+    (alone,) = on_ranks(1, learn, settings_of(model, tmp_path / "1"), 2 * STEPS)
+    settings = settings_of(model, tmp_path / "2", vision="trained")
+    (eyes,) = on_ranks(1, learn, settings_of(model, tmp_path / "3", vision="trained"), STEPS)
+    found, _ = on_ranks(2, learn, settings, STEPS)
+    for ours, theirs in ((found, eyes),):
+        assert_close(ours[0], theirs[0], 1e-6)
+        for name, value in theirs[1].items():
+            torch.testing.assert_close(ours[1][name], value, rtol=0, atol=1e-6)
+    settings = settings_of(model, tmp_path / "4")
+    on_ranks(2, learn, settings, STEPS)
+    (resumed,) = on_ranks(1, learn, settings, 2 * STEPS)
+    assert_close(resumed[0], alone[0][STEPS:], 1e-6)
+    for name, value in alone[1].items():
+        torch.testing.assert_close(resumed[1][name], value, rtol=0, atol=1e-6)
+    start = plain(model, torch.float64).state_dict()
+    moved = {name for name, value in alone[1].items() if not torch.equal(value, start[name])}
+    assert moved == {name for name in start if ".visual." not in name}
+    assert {name for name, value in eyes[1].items() if not torch.equal(value, start[name])} == set(start)
+    assert alone[0][0]["trained_tokens"] == 3 * 16 + 5 + 6 + 7

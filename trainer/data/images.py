@@ -1,0 +1,72 @@
+"""Which episodes with images a model can be trained on, and why others cannot. Pure: no I/O, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gateway.types import Episode, Group, Node
+
+MISSING = "image_missing"
+"""The reason why no token of an episode is trained of which an image cannot be had, or cannot be read as it was recorded."""
+PLACEHOLDER = "image_placeholder"
+"""The reason why no token of an episode is trained whose placeholders are not those of its images: one was sampled, say."""
+UNSEEN = "images_unseen"
+"""The reason why no token of an episode with images is trained by a model that sees none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The images that a model is given."""
+
+    placeholder: int
+    """The token that stands for an image, as often as it has merged patches."""
+    missing: Set[str] = frozenset()
+    """The hashes of images that cannot be had."""
+
+    def without(self, missing: Set[str]) -> Sight:
+        """The same, with more images missing."""
+        return replace(self, missing=self.missing | missing)
+
+
+def refused(episode: Episode, sight: Sight | None) -> str | None:
+    """The reason why no token of an episode can be trained by a model with this sight, or with none; None if some can."""
+    names = {image.hash for node in episode.nodes for image in node.images}
+    if sight is None:
+        return UNSEEN if names else None
+    if names & sight.missing:
+        return MISSING
+    stray = any(_has_stray(node, sight.placeholder) for node in episode.nodes)
+    return PLACEHOLDER if stray or _cuts(episode) else None
+
+
+def names_in(groups: Iterable[Group]) -> dict[str, int]:
+    """The hashes of the images in groups, in the order in which they come, each with its number of tokens."""
+    return {
+        image.hash: image.length
+        for group in groups
+        for episode in group.episodes
+        for node in episode.nodes
+        for image in node.images
+    }
+
+
+def _has_stray(node: Node, placeholder: int) -> bool:
+    """True if a placeholder is of no image, or the place of an image has another token."""
+    of_image = np.zeros(len(node.ids), np.bool_)
+    for image in node.images:
+        of_image[image.offset : image.offset + image.length] = True
+    return bool(((node.ids == placeholder) != of_image).any())
+
+
+def _cuts(episode: Episode) -> bool:
+    """True if a path leaves a node in the middle of an image."""
+    nodes = {node.index: node for node in episode.nodes}
+    return any(
+        image.offset < child.at < image.offset + image.length
+        for child in episode.nodes
+        if child.parent >= 0
+        for image in nodes[child.parent].images
+    )

@@ -1,0 +1,96 @@
+"""Models of the Qwen-VL family: the part of them that sees, and their forward pass over tokens among which images stand.
+
+The model's own code places the images' features and numbers positions in three dimensions; its own processor makes an image's
+patches of a file. Owns the images that were read last.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoImageProcessor
+
+from trainer.data.images import Sight
+from trainer.errors import ConfigError
+
+MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+"""The `model_type`s that are given images, the same as in the gateway."""
+TOWER = "visual"
+"""The name of the part that sees, within the model."""
+_REMEMBERED = 64
+
+
+class Eyes:
+    """What one model is given of images; `of` makes it."""
+
+    def __init__(self, processor: Any, read: Callable[[str], bytes], placeholder: int, merge: int) -> None:
+        """`read`: an image's file, by its hash. `merge`: patches on a side of what one token stands for."""
+        self.sight = Sight(placeholder)
+        self._processor = processor
+        self._read = read
+        self._merge = merge
+        # The members of a group mostly see the same images.
+        self._patches = lru_cache(_REMEMBERED)(self._processed)
+
+    @classmethod
+    def of(cls, path: Path, read: Callable[[str], bytes]) -> Eyes | None:
+        """The eyes of the checkpoint at `path`; None if its model is not of the family. Raises ConfigError."""
+        if not (path / "config.json").is_file():
+            return None
+        try:
+            config = AutoConfig.from_pretrained(str(path), local_files_only=True)
+            if config.model_type not in MODELS:
+                return None
+            processor = AutoImageProcessor.from_pretrained(str(path), local_files_only=True)
+        except (OSError, ValueError, ImportError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise ConfigError(f"[model] path = {str(path)!r}: its images cannot be read: {why}") from error
+        return cls(processor, read, config.image_token_id, config.vision_config.spatial_merge_size)
+
+    def tokens(self, name: str) -> int:
+        """The number of tokens that stand for an image. Raises ValueError if it is no image that can be read."""
+        _, grid = self._patches(name)
+        return int(grid.prod()) // self._merge**2
+
+    def hidden(self, model: Any, ids: Tensor, names: Sequence[str]) -> Tensor:
+        """The last hidden states of one path, shape (tokens, width). `names`: the hashes of its images, in order."""
+        patches, grids = zip(*map(self._patches, names), strict=True)
+        found: Tensor = model.base_model(
+            input_ids=ids[None],
+            pixel_values=torch.cat(patches).to(ids.device),
+            image_grid_thw=torch.cat(grids).to(ids.device),
+            mm_token_type_ids=(ids == self.sight.placeholder).int()[None],
+            use_cache=False,
+        ).last_hidden_state[0]
+        return found
+
+    def _processed(self, name: str) -> tuple[Tensor, Tensor]:
+        """An image's patches, shape (patches, numbers), and how many there are by time, height and width, shape (1, 3)."""
+        # For runs with images alone.
+        from PIL import Image
+
+        data = self._read(name)
+        try:
+            with Image.open(io.BytesIO(data)) as picture:
+                found = self._processor(picture.convert("RGB"), return_tensors="pt")
+        except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+            raise ValueError(str(error)) from error
+        return found["pixel_values"], found["image_grid_thw"]
+
+
+def freeze(model: Any, how: Literal["frozen", "trained"]) -> None:
+    """Leaves the part of a model that sees as it is, unless it is trained."""
+    tower = tower_of(model)
+    if tower is not None and how == "frozen":
+        tower.requires_grad_(False)
+
+
+def tower_of(model: Any) -> nn.Module | None:
+    """The part of a model that sees; None if it has none."""
+    return getattr(model.base_model, TOWER, None)
