@@ -32,6 +32,7 @@ from trainer.data.details import DetailChoice
 from trainer.data.images import Sight
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
+from trainer.errors import ConfigError
 from trainer.model import build, device, optim, parallel, pretrained, probe
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
@@ -77,6 +78,11 @@ class Learner:
         self.images = ImageFiles(settings.run.dir / "images", settings.run.image_cache_bytes)
         self.eyes = Eyes.of(settings.model.path, self.images.read)
         """None if the model is given no images."""
+        if self.eyes is not None and settings.serves_adapters:
+            raise ConfigError(
+                "[weights] transport = 'lora': adapters beside a model that sees images are not published alone; any other"
+                " transport publishes their sum with the weights"
+            )
         self._policy = build.trained(settings.model, ranks, settings.run.seed, self.eyes)
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self._policy.model, settings.optimizer)

@@ -101,7 +101,7 @@ def _is_published(learner: Learner, version: Path) -> bool:
     """True if a version has the learner's weights bit for bit."""
     if learner.settings.serves_adapters:
         return model.holds(version, learner.published_adapter(), FACTORS)
-    return model.holds(version, learner.published())
+    return model.holds(version, model.as_stored(learner.model, learner.published()))
 
 
 def _other_weights(deterministic: bool) -> str:

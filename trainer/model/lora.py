@@ -23,7 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gateway.weights.adapter import FACTORS
 from trainer.errors import ConfigError
-from trainer.model import parallel
+from trainer.model import parallel, vision
 from trainer.model.parallel import State
 from trainer.sections.model import LoraSettings
 
@@ -128,6 +128,7 @@ def adapt(
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=_linear(model) if settings.targets == "all-linear" else [*settings.targets],
+        exclude_modules=None if vision.tower_of(model) is None else rf"(.*\.)?{vision.TOWER}\..*",
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=str(path),
@@ -167,23 +168,30 @@ def _factors(layer: Any) -> tuple[Tensor, Tensor]:
     return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
 
 
+def _adaptable(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """The modules by name, without those of a part that sees."""
+    tower = vision.tower_of(model)
+    without = set() if tower is None else set(tower.modules())
+    return ((name, module) for name, module in model.named_modules() if module not in without)
+
+
 def _linear(model: Any) -> list[str]:
     """The last names of all linear layers but the output head."""
     head = model.get_output_embeddings()
     return sorted(
         {
             name.rpartition(".")[2]
-            for name, module in model.named_modules()
+            for name, module in _adaptable(model)
             if isinstance(module, nn.Linear | Conv1D) and module is not head
         }
     )
 
 
-def _check_names(model: nn.Module, settings: LoraSettings) -> None:
+def _check_names(model: Any, settings: LoraSettings) -> None:
     """Raises ConfigError for a target that no module has: peft leaves it out silently where another one is there."""
     if settings.targets == "all-linear":
         return
-    names = [name for name, _ in model.named_modules()]
+    names = [name for name, _ in _adaptable(model)]
     missing = [
         each for each in settings.targets if not any(f".{name}".endswith(f".{each}") for name in names)
     ]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from trainer.model import loading
 
@@ -51,6 +52,12 @@ def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tens
             shutil.copyfile(file, directory / file.name)
 
 
+def as_stored(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A model's state by the names and in the forms in which `save` writes it: those of the checkpoint that it was made of."""
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
+    return found
+
+
 def _say_dtype(config: Path, dtype: torch.dtype) -> None:
     """Names the precision of the weights, by which engines choose theirs."""
     values = json.loads(config.read_text())
@@ -59,7 +66,8 @@ def _say_dtype(config: Path, dtype: torch.dtype) -> None:
 
 
 def holds(directory: Path, mine: Mapping[str, Tensor], name: str = "model.safetensors") -> bool:
-    """True if the file `name` of `directory` has the state `mine` bit for bit. Raises OSError if it cannot be read."""
+    """True if the file `name` of `directory` has the state `mine`, as it is stored, bit for bit. Raises OSError if it cannot be
+    read."""
     try:
         with safe_open(directory / name, framework="pt") as file:
             names = set(file.keys())

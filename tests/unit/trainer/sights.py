@@ -62,15 +62,16 @@ def groups_with_images(version: int) -> list[Group]:
     return groups
 
 
-def settings_of(model: Path, work: Path, *, vision: str = "frozen", **more: Any) -> Settings:
+def settings_of(path: Path, work: Path, *, more: Mapping[str, Any] | None = None, **model: Any) -> Settings:
+    """Settings of a short run; `model`: more of `[model]`, `more`: tables in place of these."""
     tables: dict[str, Any] = {
         "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
         "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "attention": "rows", "vision": vision, **more.pop("model", {})},
+        "model": {"path": path, "attention": "rows", **model},
         "optimizer": {"lr": 1e-3},
         "batch": {"tokens": 40},
     }
-    return Settings.parse(tables | more)
+    return Settings.parse(tables | dict(more or {}))
 
 
 def keep(learner: Learner, *files: bytes) -> None:

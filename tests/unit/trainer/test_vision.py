@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gateway.render.images import MODELS as GIVEN
 from tests.harness.ranks import on_ranks
-from tests.harness.vision_model import save_processor, save_vision_model, vision_config
+from tests.harness.vision_model import PAD, save_processor, save_vision_model, vision_config
 from tests.unit.trainer.learning import Curve, assert_close, in_precision
 from tests.unit.trainer.sights import (
     BLUE,
@@ -30,10 +30,11 @@ from tests.unit.trainer.sights import (
     settings_of,
     two_turns,
 )
+from trainer.commands.dry_run import rehearse
 from trainer.data.packing import lay_out
 from trainer.errors import ConfigError
 from trainer.learner import Learner
-from trainer.model import vision
+from trainer.model import loading, pretrained, tensor_parallel, vision
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
@@ -165,3 +166,87 @@ def test_two_ranks_learn_what_one_learns_and_a_run_goes_on_with_its_images(
     assert moved == {name for name in start if ".visual." not in name}
     assert {name for name, value in eyes[1].items() if not torch.equal(value, start[name])} == set(start)
     assert alone[0][0]["trained_tokens"] == 3 * 16 + 5 + 6 + 7
+
+
+def test_adapters_are_of_the_language_model_alone_and_their_sum_has_the_checkpoints_names(
+    model: Path, tmp_path: Path
+) -> None:
+    learner = Learner.open(settings_of(model, tmp_path, lora={"rank": 3}))
+    keep(learner)
+    before = said(learner, two_turns("a"))
+    learner.train(groups_with_images(0))
+    factors = [name for name, weight in learner.model.named_parameters() if weight.requires_grad]
+    assert len(factors) == 2 * 2 * 7, "two factors for each of seven matrices of two layers"
+    assert not [name for name in factors if ".visual." in name]
+    with learner.policy.computing("merged"):
+        now = said(learner, two_turns("a"))
+    assert (now - before).abs().max() > 1e-3
+    written = WeightsDirectory(tmp_path / "weights", model).write(
+        1, 0, learner.model, None, learner.published()
+    )
+    (row,) = rows(two_turns("a"), learner)
+    with torch.no_grad():
+        theirs = own_logprobs(plain(written), written, row, FILES)
+    torch.testing.assert_close(now, theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["frozen", "trained"])
+def test_a_version_has_the_names_of_the_checkpoint_and_is_known_again(
+    model: Path, tmp_path: Path, how: str
+) -> None:
+    learner = Learner.open(settings_of(model, tmp_path, vision=how))
+    keep(learner)
+    learner.train(groups_with_images(0))
+    state = learner.published()
+    written = WeightsDirectory(tmp_path / "weights", model).write(1, 0, learner.model, learner.probe, state)
+    assert names_in(written) == names_in(model)
+    assert {file.name for file in model.iterdir()} <= {file.name for file in written.iterdir()}
+    assert pretrained.holds(written, pretrained.as_stored(learner.model, state))
+    learner.train(groups_with_images(1))
+    assert not pretrained.holds(written, pretrained.as_stored(learner.model, learner.published()))
+    assert learner.probe is not None
+    probed = {token for sequence in learner.probe.sequences for token in sequence}
+    assert probed.isdisjoint({PAD}), "engines are asked of words alone"
+
+
+def names_in(directory: Path) -> set[str]:
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        return set(file.keys())
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"attention": "spans"}, r'sees images.*set \[model\] attention = "rows"'),
+        ({"vision": "trained", "lora": {}}, "leaves the part that sees as it is"),
+    ],
+)
+def test_what_no_model_that_sees_is_trained_with_is_refused(
+    model: Path, tmp_path: Path, table: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Learner.open(settings_of(model, tmp_path, **table))
+
+
+def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
+    lora = {"weights": {"transport": "lora", "url": "http://127.0.0.1:1"}}
+    with pytest.raises(ConfigError, match="beside a model that sees images"):
+        Learner.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
+
+
+def test_matrices_of_a_model_that_sees_are_not_divided(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\[parallel\] tensor = 2: .*sees images"):
+        tensor_parallel.plan_of(loading.empty(model, torch.float32), 2)
+
+
+def test_trainer_and_gateway_know_the_same_models() -> None:
+    assert vision.MODELS == GIVEN
+
+
+def test_a_dry_run_of_a_model_that_sees_is_one_of_its_words(model: Path, tmp_path: Path) -> None:
+    found = rehearse(settings_of(model, tmp_path), memory=2**40)
+    assert found.computed is not None
+    assert found.computed.grad_norm > 0
+    assert found.memory is not None
+    tower = sum(weight.numel() for weight in plain(model).model.visual.parameters())
+    assert found.memory.prediction.device["gradients"] == 4 * (found.memory.weights - tower)
