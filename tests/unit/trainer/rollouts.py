@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -20,9 +20,12 @@ from tests.harness.waiting import LONG_S
 
 @asynccontextmanager
 async def episodes(
-    gateway: RunningGateway | RunningCluster, model: str | None = None, open_wait_s: float = 0.5
+    gateway: RunningGateway | RunningCluster,
+    model: str | None = None,
+    open_wait_s: float = 0.5,
+    content: Callable[[str], Any] = str,
 ) -> AsyncIterator[None]:
-    """Groups of two episodes without end; the reward is a checksum of the answer.
+    """Groups of two episodes without end; the reward is a checksum of the answer. `content`: what is asked, of a question.
 
     Every episode asks at a length of its own, for a fake engine answers prompts of one length alike, and equal rewards teach
     nothing.
@@ -33,7 +36,7 @@ async def episodes(
         body = {
             "model": model or "any",
             "max_tokens": 8,
-            "messages": [{"role": "user", "content": task["q"] + "!" * (next(number) % 32)}],
+            "messages": [{"role": "user", "content": content(task["q"] + "!" * (next(number) % 32))}],
         }
         headers = {"Authorization": f"Bearer {api_key}"}
         async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=LONG_S) as http:

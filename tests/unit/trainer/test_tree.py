@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.types import Episode, ImageSpan, Node, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
+from trainer.data.images import Sight
+from trainer.data.packing import lay_out
 from trainer.data.tree import rows_of
 
 
@@ -110,3 +113,47 @@ def test_no_token_of_an_episode_with_images_is_trained_and_all_are_counted() -> 
     found = rows_of([(with_image, {1: 1.0}), (without, {1: 1.0})])
     assert [row.episode_id for row in found.rows] == ["f"]
     assert (found.trained, dict(found.masked)) == (2, {"images_unseen": 2})
+
+
+PAD = 9
+ONE, TWO = "ab" * 32, "cd" * 32
+
+
+def seeing(index: int, parent: int, at: int, name: str) -> Node:
+    """A prompt with an image of two tokens."""
+    return replace(prompt(index, parent, at, [1, PAD, PAD, 3]), images=(ImageSpan(name, 1, 2),))
+
+
+def test_a_row_has_the_images_before_its_last_token_where_they_stand() -> None:
+    nodes = (
+        seeing(0, -1, 0, ONE),
+        sampled(1, 0, 4, [4, 5]),
+        seeing(2, 1, 2, TWO),
+        sampled(3, 2, 4, [6]),
+        seeing(4, 1, 2, ONE),
+    )
+    rows = rows_of([(Episode("e", 1.0, nodes), {})], sight=Sight(PAD)).rows
+    assert [row.images for row in rows] == [(ImageSpan(ONE, 1, 2), ImageSpan(TWO, 7, 2))]
+    again = lay_out([*rows, *rows], share=False)
+    assert [image.offset for image in again.images] == [1, 7, 12, 18]
+    assert all(again.ids[image.offset] == PAD for image in again.images)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "reason"),
+    [
+        ((seeing(0, -1, 0, ONE), sampled(1, 0, 4, [4, 5])), None),
+        ((seeing(0, -1, 0, TWO), sampled(1, 0, 4, [4, 5])), "image_missing"),
+        ((seeing(0, -1, 0, ONE), sampled(1, 0, 4, [4, PAD])), "image_placeholder"),
+        ((prompt(0, -1, 0, [1, PAD]), sampled(1, 0, 2, [4, 5])), "image_placeholder"),
+        ((replace(seeing(0, -1, 0, ONE), ids=np.array([1, PAD, 2, 3])), sampled(1, 0, 4, [4, 5])), "image_placeholder"),
+        ((seeing(0, -1, 0, ONE), sampled(1, 0, 2, [4, 5])), "image_placeholder"),
+    ],
+    ids=["seen", "missing", "sampled", "written", "another token in its place", "a branch within it"],
+)  # fmt: skip
+def test_an_episode_is_left_out_that_the_model_cannot_be_given(
+    nodes: tuple[Node, ...], reason: str | None
+) -> None:
+    sight = Sight(PAD).without({TWO})
+    found = rows_of([(Episode("e", 1.0, nodes), {})], sight=sight)
+    assert (found.trained, dict(found.masked)) == ((2, {}) if reason is None else (0, {reason: 2}))
