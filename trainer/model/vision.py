@@ -40,13 +40,14 @@ class Eyes:
 
     @classmethod
     def of(cls, path: Path, read: Callable[[str], bytes]) -> Eyes | None:
-        """The eyes of the checkpoint at `path`; None if its model is not of the family. Raises ConfigError."""
-        if not (path / "config.json").is_file():
-            return None
+        """The eyes of the checkpoint at `path`; None if its model is not of the family, or cannot be loaded. Raises ConfigError."""
         try:
             config = AutoConfig.from_pretrained(str(path), local_files_only=True)
-            if config.model_type not in MODELS:
-                return None
+        except (OSError, ValueError):
+            return None  # whoever loads the model says why
+        if config.model_type not in MODELS:
+            return None
+        try:
             processor = AutoImageProcessor.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError, ImportError) as error:
             why = str(error).strip().splitlines()[0]
