@@ -418,8 +418,9 @@ class Learner:
     def likelihood(self, groups: Sequence[Group]) -> tuple[float, int]:
         """The mean log-probability of the groups' trained tokens, in nats, without gradient, and their number."""
         packer, found = Packer(self.settings.batch.tokens, share=self.policy.shares), [0.0, 0.0]
-        pairs = ([(episode, {}) for episode in group.episodes] for group in groups)
-        rows = (rows_of(some, sight=self._sight).rows for some in pairs)
+        rows = (
+            rows_of([(episode, {}) for episode in group.episodes], sight=self._sight).rows for group in groups
+        )
         micros = [micro for some in rows for micro in packer.add(some)]
         self._round.clear()
         for micro in self._share(Minibatch([*micros, *packer.flush()], 1.0)):

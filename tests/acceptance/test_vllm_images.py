@@ -1,4 +1,5 @@
-"""Images on real vLLM: the gateway's tokens are those of the engine's processor, and what it records is what the model says.
+"""Images on real vLLM: the gateway's tokens are those of the engine's processor, what it records is what the model says, and the
+trainer, before and after its updates, says the same.
 
 Truth is the engine's own render endpoint for the tokens, and the model's forward pass in transformers for log-probabilities.
 vLLM runs with a stand-in for torchvision (`tests/harness/torchvision_stub`), of which there is no build for torch's CPU build.
@@ -23,6 +24,11 @@ from gateway.types import Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model, vision_logprobs
 from tests.harness.vllm import LENGTH, SharedEngine
+from trainer.learner import Learner
+from trainer.loop.clock import Clock
+from trainer.loop.run import Trainer
+from trainer.report.metrics import Metrics
+from trainer.settings import Settings
 
 STUB = Path(__file__).parents[1] / "harness" / "torchvision_stub"
 LIMITS = ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']
@@ -126,3 +132,53 @@ async def test_an_image_goes_to_the_engine_once(gateway: RunningGateway) -> None
         answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}], max_tokens=4)
         assert answer.status_code == 200, answer.text
     assert posted.count("/v1/chat/completions/render") == 1
+
+
+async def play(gateway: RunningGateway, name: str) -> None:
+    """A group of two episodes that see an image before each of their two turns, of which one is better."""
+    for reward in (0.0, 1.0):
+        episode, headers = await gateway.open(name, group_id=name, group_size=2)
+        messages: list[dict[str, Any]] = []
+        for seen in (RED, BLUE):
+            messages.append({"role": "user", "content": [image_part(seen), HI]})
+            answer = await gateway.chat(headers, messages=messages, max_tokens=12)
+            assert answer.status_code == 200, answer.text
+            messages.append(answer.json()["choices"][0]["message"])
+        await gateway.admin.reward(episode, reward)
+
+
+@pytest.mark.parametrize("how", ["full", "adapters", "with its eyes"])
+async def test_trainer_and_engine_say_the_same_of_what_was_seen_after_each_update(
+    engine: SharedEngine, model: Path, tmp_path: Path, how: str
+) -> None:
+    own = {"path": str(model), "family": "template", "images": True}
+    staleness = {"batch": 1, "eta": 0, "min_members": 1}
+    values = settings_for(model, tmp_path, models={"demo": own}, engine=engine.settings, staleness=staleness)
+    more: dict[str, dict[str, Any]] = {
+        "full": {},
+        "adapters": {"lora": {}},
+        "with its eyes": {"vision": "trained"},
+    }
+    async with run_gateway(values, in_process=False) as gateway:
+        settings = Settings.parse({
+            "run": {"dir": tmp_path / "run", "steps": 3, "device": "cpu", "threads": 1},
+            "gateway": {"url": gateway.url},
+            "model": {"path": model, "attention": "rows", **more[how]},
+            "optimizer": {"lr": 1e-2},
+        })  # fmt: skip
+        with Metrics(settings.run.dir, settings.run.steps) as metrics:
+            trainer = Trainer(settings, Learner.open(settings), gateway.admin, metrics)
+            await trainer.check_versions()
+            for version in range(3):
+                await play(gateway, f"{how}-{version}")
+                await trainer.feed.lease()
+                measured = trainer.learner.step(await trainer.stream(Clock()))
+                assert 0 < measured["same_version_tokens"] == measured["trained_tokens"]
+                assert measured["logprob_gap_max"] < 2 * TOLERANCE
+                await trainer.checkpoint()
+                await trainer.publish()
+                await trainer.ack()
+            await trainer.publication.close()
+        reports = [await gateway.admin.weights(version) for version in (1, 2, 3)]
+    assert [report["state"] for report in reports] == ["live"] * 3
+    assert [report["report"][0]["probe"]["verdict"] for report in reports] == ["passed"] * 3

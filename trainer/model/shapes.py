@@ -107,7 +107,9 @@ def _micro_batch(tokens: int) -> MicroBatch:
     whole, real = ids[1:], torch.zeros(tokens - 1, device="meta")
     figures = dict.fromkeys(("recorded", "temperature", "advantages", "weights"), real)
     numbers = dict.fromkeys(("at", "context", "versions", "sequences", "nodes"), whole)
-    return MicroBatch(ids=ids, positions=ids, ends=ids, **figures, **numbers, episodes=("",))
+    return MicroBatch(
+        ids=ids, positions=ids, ends=ids, **figures, **numbers, episodes=("",), images=(), passes=1
+    )
 
 
 class Live(TorchDispatchMode):

@@ -40,7 +40,7 @@ class Eyes:
 
     @classmethod
     def of(cls, path: Path, read: Callable[[str], bytes]) -> Eyes | None:
-        """The eyes of the checkpoint at `path`; None if its model is not of the family, or cannot be loaded. Raises ConfigError."""
+        """The eyes of the checkpoint `path`; None if its model is not of the family or cannot be loaded. Raises ConfigError."""
         try:
             config = AutoConfig.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError):
