@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gateway.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
-from trainer.data import credit, tree
+from trainer.data import credit, images, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures
 from trainer.data.images import Sight
 from trainer.data.packing import MicroBatch, Packer
@@ -114,10 +114,10 @@ class Batch:
         """The summed loss up to the last `settle`."""
         return self._sums["loss"]
 
-    def miss(self, images: Set[str]) -> None:
+    def miss(self, names: Set[str]) -> None:
         """No token of an episode with one of these images is trained; to be said before the first such group is taken."""
         if self._sight is not None:
-            self._sight = self._sight.without(images)
+            self._sight = self._sight.without(names)
 
     def take(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
         """The micro-batches that are full with `groups`. Raises FeedBroken for a group that is in the batch already."""
@@ -160,7 +160,7 @@ class Batch:
     def _rows(self, group: Group, credits: Sequence[Credit]) -> list[Row]:
         teaches = any(advantage for given in credits for advantage in given.values())
         self.equal_groups += int(not teaches)
-        group = credit.masked(group, self._credit)
+        group = images.masked(credit.masked(group, self._credit), self._sight)
         self.details.add(group, credits)
         found = tree.rows_of(
             zip(group.episodes, credits, strict=True),

@@ -42,6 +42,20 @@ def refused(episode: Episode, sight: Sight | None) -> str | None:
     return PLACEHOLDER if stray or _cuts(episode) else None
 
 
+def masked(group: Group, sight: Sight | None) -> Group:
+    """A group in which the sampled nodes of episodes that are left out say why, for the reports."""
+    reasons = [refused(episode, sight) for episode in group.episodes]
+    if not any(reasons):
+        return group
+    pairs = zip(group.episodes, reasons, strict=True)
+    return replace(group, episodes=tuple(_masked(episode, why) if why else episode for episode, why in pairs))
+
+
+def _masked(episode: Episode, why: str) -> Episode:
+    nodes = (replace(node, mask_reason=why) if node.sampled else node for node in episode.nodes)
+    return replace(episode, nodes=tuple(nodes))
+
+
 def names_in(groups: Iterable[Group]) -> dict[str, int]:
     """The hashes of the images in groups, in the order in which they come, each with its number of tokens."""
     return {

@@ -5,6 +5,7 @@ Models are tiny and random, one of each kind of the Qwen-VL family.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ from tests.unit.trainer.sights import (
     two_turns,
 )
 from trainer.commands.dry_run import rehearse
+from trainer.data.details import DetailChoice
 from trainer.data.packing import lay_out
 from trainer.errors import ConfigError
 from trainer.learner import Learner
 from trainer.model import loading, pretrained, tensor_parallel, vision
 from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.report.tokens import token_table
 from trainer.settings import Settings
 
 FILES = {name_of(data): data for data in (RED, GREEN, BLUE)}
@@ -226,6 +229,18 @@ def test_what_no_model_that_sees_is_trained_with_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=match):
         Learner.open(settings_of(model, tmp_path, **table))
+
+
+def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tmp_path: Path) -> None:
+    learner = Learner.open(settings_of(model, tmp_path))
+    keep(learner)
+    batch = learner.begin(DetailChoice(tokens=True))
+    learner.miss(batch, {name_of(GREEN)})
+    learner.take(batch, groups_with_images(0)[:2])
+    learner.step(batch)
+    table = token_table(batch.details).to_pydict()
+    found = Counter(zip(table["group_id"], table["mask_reason"], strict=True))
+    assert found == {("g0-0", "image_missing"): 16, ("g0-0", None): 5, ("g0-1", None): 16 + 6}
 
 
 def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
