@@ -171,6 +171,28 @@ def test_two_ranks_learn_what_one_learns_and_a_run_goes_on_with_its_images(
     assert alone[0][0]["trained_tokens"] == 3 * 16 + 5 + 6 + 7
 
 
+def first_step(settings: Settings) -> float | None:
+    """The gap to the recorded log-probabilities, as a figure of what a pass says, and the norm of its gradient."""
+    learner = Learner.open(settings)
+    if not learner.ranks.leads:
+        follow(learner)
+        return None
+    keep(learner)
+    measured = learner.train(groups_with_images(0))
+    dismiss(learner)
+    return measured["loss"] + measured["grad_norm"] + measured["logprob_gap_mean"]
+
+
+@pytest.mark.parametrize("more", [{}, {"vision": "trained"}, {"lora": {"rank": 3}}], ids=str)
+def test_passes_in_bfloat16_are_those_in_float32_but_for_rounding(
+    model: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    (exact,) = on_ranks(1, first_step, settings_of(model, tmp_path / "1", **more))
+    given = settings_of(model, tmp_path / "2", dtype="bfloat16", activation_checkpointing=1, **more)
+    found, _ = on_ranks(2, first_step, given)
+    assert found == pytest.approx(exact, rel=0.03)
+
+
 def test_adapters_are_of_the_language_model_alone_and_their_sum_has_the_checkpoints_names(
     model: Path, tmp_path: Path
 ) -> None:
