@@ -76,6 +76,15 @@ def test_several_ranks_learn_what_one_learns(
     assert {point["skipped_steps"] for point in found[0]} == {0.0}
 
 
+def test_ranks_take_turns_whose_micro_batches_have_unlike_numbers_of_rows(
+    exact_model: Path, tmp_path: Path, alone: Alone
+) -> None:
+    """Each row is a pass, for which all ranks gather the layers' weights."""
+    settings = settings_of(exact_model, tmp_path, ALGORITHMS["grpo"], more={"attention": "rows"})
+    found, _ = on_ranks(2, learn, settings, torch.float64, STEPS)
+    assert_learnt(found, alone("grpo"))
+
+
 @pytest.mark.parametrize(
     ("dtype", "more", "limit"),
     [("float32", None, 1e-5), ("bfloat16", None, 0.02), ("bfloat16", ADAPTERS, 0.02)],
