@@ -29,7 +29,7 @@ from gateway.types import Episode, Group, Probe
 from trainer.algorithms import Algorithm, TokenBatch, create
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice
-from trainer.data.images import Sight
+from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.errors import ConfigError
@@ -37,7 +37,7 @@ from trainer.model import build, device, optim, parallel, pretrained, probe
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
-from trainer.model.vision import Eyes
+from trainer.model.vision import VisionInputs
 from trainer.orders import together
 from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
@@ -76,14 +76,14 @@ class Learner:
         self.offloaded = False
         """True while weights, gradients and moments are not in the device's memory."""
         self.images = ImageFiles(settings.run.dir / "images", settings.run.image_cache_bytes)
-        self.eyes = Eyes.of(settings.model.path, self.images.read)
+        self.vision_inputs = VisionInputs.of(settings.model.path, self.images.read)
         """None if the model is given no images."""
-        if self.eyes is not None and settings.serves_adapters:
+        if self.vision_inputs is not None and settings.serves_adapters:
             raise ConfigError(
-                "[weights] transport = 'lora': adapters beside a model that sees images are not published alone; any other"
+                "[weights] transport = 'lora': adapters beside a vision model are not published alone; any other"
                 " transport publishes their sum with the weights"
             )
-        self._policy = build.trained(settings.model, ranks, settings.run.seed, self.eyes)
+        self._policy = build.trained(settings.model, ranks, settings.run.seed, self.vision_inputs)
         self.algorithm: Algorithm = create(settings.algorithm)
         self.optimizer = optim.create(self._policy.model, settings.optimizer)
         self._round: list[MicroBatch] = []
@@ -252,12 +252,12 @@ class Learner:
             share=self._policy.shares,
             credit=settings.credit,
             details=details,
-            sight=self._sight,
+            image_support=self._image_support,
         )
 
     @property
-    def _sight(self) -> Sight | None:
-        return None if self.eyes is None else self.eyes.sight
+    def _image_support(self) -> ImageSupport | None:
+        return None if self.vision_inputs is None else self.vision_inputs.image_support
 
     @together
     def miss(self, batch: Batch, images: Set[str]) -> None:
@@ -311,14 +311,14 @@ class Learner:
             return None
         return self._reference.logprobs(micro)
 
-    def _reference_kl(self, episode: Episode, sight: Sight | None) -> Credit:
+    def _reference_kl(self, episode: Episode, image_support: ImageSupport | None) -> Credit:
         """The k1 estimate by node: recorded - reference log-probability, summed over the node's trained tokens."""
         assert self._reference is not None
         packer = Packer(self.settings.batch.tokens, share=self._reference.shares)
         # Stands in place of advantages, so that each token tells its node.
         own = {node.index: float(node.index) for node in episode.nodes}
         sums = dict.fromkeys(own, 0.0)
-        rows = rows_of([(episode, own)], sight=sight).rows
+        rows = rows_of([(episode, own)], image_support=image_support).rows
         for micro in itertools.chain(packer.add(rows), packer.flush()):
             gaps = (micro.recorded - self._reference.logprobs(micro).cpu()).double()
             for node in micro.advantages.unique().long().tolist():
@@ -419,7 +419,8 @@ class Learner:
         """The mean log-probability of the groups' trained tokens, in nats, without gradient, and their number."""
         packer, found = Packer(self.settings.batch.tokens, share=self.policy.shares), [0.0, 0.0]
         rows = (
-            rows_of([(episode, {}) for episode in group.episodes], sight=self._sight).rows for group in groups
+            rows_of([(episode, {}) for episode in group.episodes], image_support=self._image_support).rows
+            for group in groups
         )
         micros = [micro for some in rows for micro in packer.add(some)]
         self._round.clear()

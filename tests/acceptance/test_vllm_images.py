@@ -147,7 +147,7 @@ async def play(gateway: RunningGateway, name: str) -> None:
         await gateway.admin.reward(episode, reward)
 
 
-@pytest.mark.parametrize("how", ["full", "adapters", "with its eyes"])
+@pytest.mark.parametrize("how", ["full", "adapters", "with its vision tower"])
 async def test_trainer_and_engine_say_the_same_of_what_was_seen_after_each_update(
     engine: SharedEngine, model: Path, tmp_path: Path, how: str
 ) -> None:
@@ -157,7 +157,7 @@ async def test_trainer_and_engine_say_the_same_of_what_was_seen_after_each_updat
     more: dict[str, dict[str, Any]] = {
         "full": {},
         "adapters": {"lora": {}},
-        "with its eyes": {"vision": "trained"},
+        "with its vision tower": {"vision": "trained"},
     }
     async with run_gateway(values, in_process=False) as gateway:
         settings = Settings.parse({

@@ -146,8 +146,8 @@ def _group(learner: Learner, number: int) -> Group:
     episodes = []
     for i, length in enumerate(lengths):
         ids = random.integers(0, config.vocab_size, length).astype(np.int32)
-        if learner.eyes is not None:
-            ids[ids == learner.eyes.sight.placeholder] = 0
+        if learner.vision_inputs is not None:
+            ids[ids == learner.vision_inputs.image_support.placeholder] = 0
         nodes = (
             _node(0, ids[:1], learner.version, sampled=False),
             _node(1, ids[1:], learner.version, sampled=True),

@@ -20,7 +20,7 @@ from gateway.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
 from trainer.data import credit, images, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures
-from trainer.data.images import Sight
+from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
@@ -60,16 +60,16 @@ class Batch:
         version: int,
         algorithm: Algorithm,
         tokens: int,
-        kl: Callable[[Episode, Sight | None], Credit] | None = None,
+        kl: Callable[[Episode, ImageSupport | None], Credit] | None = None,
         *,
         share: bool = True,
         credit: CreditSettings | None = None,
         details: DetailChoice | None = None,
-        sight: Sight | None = None,
+        image_support: ImageSupport | None = None,
     ) -> None:
         """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
-        not 0. `share`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports. `sight`:
-        of the model; None: it sees no images."""
+        not 0. `share`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports.
+        `image_support`: of the model; None: it takes no images."""
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
@@ -95,7 +95,7 @@ class Batch:
         self._kl = kl if algorithm.reward_kl else None
         self._tokens = tokens
         self._share = share
-        self._sight = sight
+        self._image_support = image_support
         self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
         self._waiting: list[tuple[Group, list[Credit]]] = []
@@ -116,8 +116,8 @@ class Batch:
 
     def miss(self, names: Set[str]) -> None:
         """No token of an episode with one of these images is trained; to be said before the first such group is taken."""
-        if self._sight is not None:
-            self._sight = self._sight.without(names)
+        if self._image_support is not None:
+            self._image_support = self._image_support.without(names)
 
     def take(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
         """The micro-batches that are full with `groups`. Raises FeedBroken for a group that is in the batch already."""
@@ -160,12 +160,12 @@ class Batch:
     def _rows(self, group: Group, credits: Sequence[Credit]) -> list[Row]:
         teaches = any(advantage for given in credits for advantage in given.values())
         self.equal_groups += int(not teaches)
-        group = images.masked(credit.masked(group, self._credit), self._sight)
+        group = images.masked(credit.masked(group, self._credit), self._image_support)
         self.details.add(group, credits)
         found = tree.rows_of(
             zip(group.episodes, credits, strict=True),
             sequence_mean=self._algorithm.sequence_mean,
-            sight=self._sight,
+            image_support=self._image_support,
         )
         self.masked += found.masked
         self._ends += map(_end, found.rows)
@@ -180,7 +180,7 @@ class Batch:
         """The divergence of nodes from the reference, for each episode; empty unless it is taken off the rewards."""
         if self._kl is None:
             return [{} for _ in group.episodes]
-        divergences = [self._kl(episode, self._sight) for episode in group.episodes]
+        divergences = [self._kl(episode, self._image_support) for episode in group.episodes]
         self.kls += [sum(divergence.values()) for divergence in divergences]
         return divergences
 

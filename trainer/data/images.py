@@ -14,11 +14,11 @@ MISSING = "image_missing"
 PLACEHOLDER = "image_placeholder"
 """The reason why no token of an episode is trained whose placeholders are not those of its images: one was sampled, say."""
 UNSEEN = "images_unseen"
-"""The reason why no token of an episode with images is trained by a model that sees none."""
+"""The reason why no token of an episode with images is trained by a model that takes none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ImageSupport:
     """The images that a model is given."""
 
     placeholder: int
@@ -26,25 +26,25 @@ class Sight:
     missing: Set[str] = frozenset()
     """The hashes of images that cannot be had."""
 
-    def without(self, missing: Set[str]) -> Sight:
+    def without(self, missing: Set[str]) -> ImageSupport:
         """The same, with more images missing."""
         return replace(self, missing=self.missing | missing)
 
 
-def refused(episode: Episode, sight: Sight | None) -> str | None:
-    """The reason why no token of an episode can be trained by a model with this sight, or with none; None if some can."""
+def refused(episode: Episode, image_support: ImageSupport | None) -> str | None:
+    """The reason why a model with this support of images, or with none, can train no token of an episode; None if it can."""
     names = {image.hash for node in episode.nodes for image in node.images}
-    if sight is None:
+    if image_support is None:
         return UNSEEN if names else None
-    if names & sight.missing:
+    if names & image_support.missing:
         return MISSING
-    stray = any(_has_stray(node, sight.placeholder) for node in episode.nodes)
+    stray = any(_has_stray(node, image_support.placeholder) for node in episode.nodes)
     return PLACEHOLDER if stray or _cuts(episode) else None
 
 
-def masked(group: Group, sight: Sight | None) -> Group:
+def masked(group: Group, image_support: ImageSupport | None) -> Group:
     """A group in which the sampled nodes of episodes that are left out say why, for the reports."""
-    reasons = [refused(episode, sight) for episode in group.episodes]
+    reasons = [refused(episode, image_support) for episode in group.episodes]
     if not any(reasons):
         return group
     pairs = zip(group.episodes, reasons, strict=True)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.types import Episode, Float32Array, ImageSpan, Int32Array, Node, TokenFlag
-from trainer.data.images import Sight, refused
+from trainer.data.images import ImageSupport, refused
 
 BoolArray = npt.NDArray[np.bool_]
 Float64Array = npt.NDArray[np.float64]
@@ -79,16 +79,19 @@ class Rows:
 
 
 def rows_of(
-    episodes: Iterable[tuple[Episode, Credit]], *, sequence_mean: bool = False, sight: Sight | None = None
+    episodes: Iterable[tuple[Episode, Credit]],
+    *,
+    sequence_mean: bool = False,
+    image_support: ImageSupport | None = None,
 ) -> Rows:
     """Returns the rows of episodes, each given with its advantages.
 
     `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
-    `sight`: of the model that is trained; None: it sees no images.
+    `image_support`: of the model that is trained; None: it takes no images.
     """
     result = Rows()
     for episode, credit in episodes:
-        if (reason := refused(episode, sight)) is not None:
+        if (reason := refused(episode, image_support)) is not None:
             result.masked[reason] += sum(len(node.ids) for node in episode.nodes if node.sampled)
             continue
         trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}

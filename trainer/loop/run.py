@@ -142,12 +142,12 @@ def lonely(settings: Settings) -> str:
 
 
 def seeing(learner: Learner) -> str:
-    """Says how a model that sees images is trained; empty for any other."""
-    if learner.eyes is None:
+    """Says how a vision model is trained; empty for any other."""
+    if learner.vision_inputs is None:
         return ""
     vision = learner.settings.model.vision
     return (
-        'the model sees images: every path is computed apart, by its own attention ([model] attention = "rows"), and the'
+        'the model takes images: every path is computed apart, by its own attention ([model] attention = "rows"), and the'
         f" part that sees is {vision} ([model] vision)"
     )
 
@@ -166,7 +166,7 @@ class Trainer:
             settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
         )
         self.feed = Feed(client, settings.gateway.model, settings.gateway.answer_s, metrics.say)
-        self.images = EpisodeImages(self.feed, learner.images, learner.eyes, metrics.say)
+        self.images = EpisodeImages(self.feed, learner.images, learner.vision_inputs, metrics.say)
         self.nodes = Nodes(self.feed, settings.gateway.nodes, _memory(settings, learner))
         self.checkpoints = Checkpoints(learner, settings.checkpoint.every, settings.run.steps)
         named = RunName.of(settings)

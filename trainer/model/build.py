@@ -13,7 +13,7 @@ from trainer.errors import ConfigError
 from trainer.model import activations, loading, parallel, pretrained, vision
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
-from trainer.model.vision import Eyes
+from trainer.model.vision import VisionInputs
 from trainer.sections.model import ModelSettings
 
 
@@ -45,27 +45,29 @@ class Unadapted:
             return self._policy.logprobs(micro)
 
 
-def trained(wanted: ModelSettings, ranks: Ranks, seed: int, eyes: Eyes | None = None) -> Policy:
+def trained(
+    wanted: ModelSettings, ranks: Ranks, seed: int, vision_inputs: VisionInputs | None = None
+) -> Policy:
     """The initial weights, once they agree with the model's own forward pass in float32, ready to be trained. Collective.
 
-    All of them are trained, in float32, or adapters beside them; but see `[model] vision`. `seed`: of the adapters. `eyes`: of a
-    model that is given images. Raises ConfigError.
+    All of them are trained, in float32, or adapters beside them; but see `[model] vision`. `seed`: of the adapters.
+    `vision_inputs`: of a vision model. Raises ConfigError.
     """
-    if eyes is not None and wanted.attention != "rows":
+    if vision_inputs is not None and wanted.attention != "rows":
         raise ConfigError(
-            f"[model] path = {str(wanted.path)!r}: this model sees images, and positions of images have three dimensions, which"
+            f"[model] path = {str(wanted.path)!r}: this model takes images, and positions of images have three dimensions, which"
             ' only its own attention knows: set [model] attention = "rows"; every path is then computed apart'
         )
     stored: pretrained.Dtype = "float32" if wanted.lora is None else wanted.dtype
     mixed = wanted.dtype != "float32"
-    checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None, eyes)
+    checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None, vision_inputs)
     loading.fill(checked.model, wanted.path, ranks.device, ranks)
     vision.freeze(checked.model, wanted.vision)  # what is read in the place of a weight is trained
     checked.check()
     if not mixed and wanted.lora is None:
         return checked
     compute = pretrained.DTYPES[wanted.dtype] if mixed else None
-    policy = _empty(wanted, ranks, stored, compute, eyes, adapted=True)
+    policy = _empty(wanted, ranks, stored, compute, vision_inputs, adapted=True)
     parallel.move(checked, policy, policy.base_of)
     if policy.adapters is not None:
         policy.adapters.initialise(ranks.device, seed)
@@ -76,7 +78,7 @@ def reference(wanted: ModelSettings, ranks: Ranks, policy: Policy) -> Reference:
     """The initial weights of a policy that is trained, in memory of their own only if all of its weights change. Collective."""
     if policy.adapters is not None:
         return Unadapted(policy)
-    found = _empty(wanted, ranks, wanted.dtype, None, policy.eyes)
+    found = _empty(wanted, ranks, wanted.dtype, None, policy.vision_inputs)
     loading.fill(found.model, wanted.path, ranks.device, ranks)
     found.requires_grad_(False)
     return found
@@ -87,7 +89,7 @@ def _empty(
     ranks: Ranks,
     dtype: pretrained.Dtype,
     compute: torch.dtype | None,
-    eyes: Eyes | None,
+    vision_inputs: VisionInputs | None,
     *,
     adapted: bool = False,
 ) -> Policy:
@@ -101,7 +103,7 @@ def _empty(
 
         masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
-    policy = Policy(model, wanted.attention, ranks.exchange, adapters, eyes)
+    policy = Policy(model, wanted.attention, ranks.exchange, adapters, vision_inputs)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
     ranks.shard(policy, policy.layers, compute, passes=("plain",))

@@ -169,7 +169,7 @@ def _factors(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def _adaptable(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The modules by name, without those of a part that sees."""
+    """The modules by name, without those of a vision tower."""
     tower = vision.tower_of(model)
     without = set() if tower is None else set(tower.modules())
     return ((name, module) for name, module in model.named_modules() if module not in without)

@@ -22,7 +22,7 @@ from trainer.errors import ConfigError
 from trainer.model import attention, head
 from trainer.model.attention import Exchange
 from trainer.model.parallel import State
-from trainer.model.vision import Eyes
+from trainer.model.vision import VisionInputs
 
 Attention = Literal["spans", "rows"]
 Weights = Literal["initial", "merged"]
@@ -62,16 +62,16 @@ class Policy(nn.Module):
         way: Attention = "spans",
         exchange: Exchange | None = None,
         adapters: Adapters | None = None,
-        eyes: Eyes | None = None,
+        vision_inputs: VisionInputs | None = None,
     ) -> None:
-        """`exchange`: the ranks that share each micro-batch, which has to be by spans. `eyes`: of a model that is given images,
-        which has to be by rows. Raises ConfigError."""
+        """`exchange`: the ranks that share each micro-batch, which has to be by spans. `vision_inputs`: of a vision model, which
+        has to be by rows. Raises ConfigError."""
         super().__init__()
         self.adapters = adapters
         """Those of `model`; None if all of its weights are trained."""
         self.model = model
         self.way: Attention = way
-        self.eyes = eyes
+        self.vision_inputs = vision_inputs
         self._head = head.head_of(model)
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
         self._own = model.config._attn_implementation
@@ -205,8 +205,8 @@ class Policy(nn.Module):
         images = [image.hash for image in micro.images if start <= image.offset < stop]
         if not images:
             return self._decode(micro.ids[start:stop], micro.positions[start:stop])
-        assert self.eyes is not None
-        return self.eyes.hidden(self.model, micro.ids[start:stop], images)
+        assert self.vision_inputs is not None
+        return self.vision_inputs.hidden(self.model, micro.ids[start:stop], images)
 
     def _decode(self, ids: Tensor, positions: Tensor) -> Tensor:
         decoder = self.model.get_decoder()

@@ -68,7 +68,7 @@ def plan_of(model: Any, ranks: int) -> Mapping[str, str]:
     config, name = model.config.get_text_config(), type(model).__name__
     plan = config.base_model_tp_plan
     if vision.tower_of(model) is not None:
-        raise _refused(ranks, f"{name} sees images, and such a model is not divided")
+        raise _refused(ranks, f"{name} takes images, and such a model is not divided")
     if not plan:
         raise _refused(ranks, f"transformers has no plan for {name}")
     for key in ("num_attention_heads", "num_key_value_heads"):

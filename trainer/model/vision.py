@@ -1,4 +1,4 @@
-"""Models of the Qwen-VL family: the part of them that sees, and their forward pass over tokens among which images stand.
+"""Models of the Qwen-VL family: their vision tower, and their forward pass over tokens among which images stand.
 
 The model's own code places the images' features and numbers positions in three dimensions; its own processor makes an image's
 patches of a file. Owns the images that were read last.
@@ -16,22 +16,22 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor
 
-from trainer.data.images import Sight
+from trainer.data.images import ImageSupport
 from trainer.errors import ConfigError
 
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """The `model_type`s that are given images, the same as in the gateway."""
 TOWER = "visual"
-"""The name of the part that sees, within the model."""
+"""The name of the vision tower, within the model."""
 _REMEMBERED = 64
 
 
-class Eyes:
+class VisionInputs:
     """What one model is given of images; `of` makes it."""
 
     def __init__(self, processor: Any, read: Callable[[str], bytes], placeholder: int, merge: int) -> None:
         """`read`: an image's file, by its hash. `merge`: patches on a side of what one token stands for."""
-        self.sight = Sight(placeholder)
+        self.image_support = ImageSupport(placeholder)
         self._processor = processor
         self._read = read
         self._merge = merge
@@ -39,8 +39,8 @@ class Eyes:
         self._patches = lru_cache(_REMEMBERED)(self._processed)
 
     @classmethod
-    def of(cls, path: Path, read: Callable[[str], bytes]) -> Eyes | None:
-        """The eyes of the checkpoint `path`; None if its model is not of the family or cannot be loaded. Raises ConfigError."""
+    def of(cls, path: Path, read: Callable[[str], bytes]) -> VisionInputs | None:
+        """The inputs of the checkpoint `path`; None if its model is not of the family or cannot be loaded. Raises ConfigError."""
         try:
             config = AutoConfig.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError):
@@ -66,7 +66,7 @@ class Eyes:
             input_ids=ids[None],
             pixel_values=torch.cat(patches).to(ids.device),
             image_grid_thw=torch.cat(grids).to(ids.device),
-            mm_token_type_ids=(ids == self.sight.placeholder).int()[None],
+            mm_token_type_ids=(ids == self.image_support.placeholder).int()[None],
             use_cache=False,
         ).last_hidden_state[0]
         return found
@@ -86,12 +86,12 @@ class Eyes:
 
 
 def freeze(model: Any, how: Literal["frozen", "trained"]) -> None:
-    """Leaves the part of a model that sees as it is, unless it is trained."""
+    """Leaves the vision tower of a model as it is, unless it is trained."""
     tower = tower_of(model)
     if tower is not None and how == "frozen":
         tower.requires_grad_(False)
 
 
 def tower_of(model: Any) -> nn.Module | None:
-    """The part of a model that sees; None if it has none."""
+    """The vision tower of a model; None if it has none."""
     return getattr(model.base_model, TOWER, None)

@@ -46,7 +46,7 @@ class ModelSettings(Section):
     lora: LoraSettings | None = None
     """Adapters to be trained in place of all weights; none without the table."""
     vision: Literal["frozen", "trained"] = "frozen"
-    """Whether the part that sees, of a model that is given images, is trained with the rest or stays as it is."""
+    """Whether the vision tower is trained with the rest or stays as it is."""
 
     @property
     def adapters(self) -> dict[str, Any] | None:
@@ -61,6 +61,6 @@ class ModelSettings(Section):
             )
         if self.lora is not None and self.vision == "trained":
             raise ValueError(
-                '`vision = "trained"` has no adapters: `[model.lora]` leaves the part that sees as it is'
+                '`vision = "trained"` has no adapters: `[model.lora]` leaves the vision tower as it is'
             )
         return self

@@ -23,8 +23,8 @@ from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessLearner, settings_of, trainer_of
-from tests.unit.trainer.sights import name_of
 from tests.unit.trainer.trees import prompt
+from tests.unit.trainer.vision_episodes import name_of
 from trainer.errors import FeedBroken
 from trainer.loop.clock import Clock
 from trainer.loop.images import EpisodeImages
@@ -157,7 +157,7 @@ async def test_an_image_that_is_not_what_was_recorded_is_missing(
             return data
 
     said: list[str] = []
-    images = EpisodeImages(Gateway(), learner.images, learner.eyes, said.append)  # type: ignore[arg-type]
+    images = EpisodeImages(Gateway(), learner.images, learner.vision_inputs, said.append)  # type: ignore[arg-type]
     for data, tokens, why in (
         (RED, 7, "is 6 tokens here and was 7"),
         (RED[:60], 6, "cannot be read"),

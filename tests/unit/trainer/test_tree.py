@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.types import Episode, ImageSpan, Node, TokenFlag
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.data.images import Sight
+from trainer.data.images import ImageSupport
 from trainer.data.packing import lay_out
 from trainer.data.tree import rows_of
 
@@ -132,7 +132,7 @@ def test_a_row_has_the_images_before_its_last_token_where_they_stand() -> None:
         sampled(3, 2, 4, [6]),
         seeing(4, 1, 2, ONE),
     )
-    rows = rows_of([(Episode("e", 1.0, nodes), {})], sight=Sight(PAD)).rows
+    rows = rows_of([(Episode("e", 1.0, nodes), {})], image_support=ImageSupport(PAD)).rows
     assert [row.images for row in rows] == [(ImageSpan(ONE, 1, 2), ImageSpan(TWO, 7, 2))]
     again = lay_out([*rows, *rows], share=False)
     assert [image.offset for image in again.images] == [1, 7, 12, 18]
@@ -154,6 +154,6 @@ def test_a_row_has_the_images_before_its_last_token_where_they_stand() -> None:
 def test_an_episode_is_left_out_that_the_model_cannot_be_given(
     nodes: tuple[Node, ...], reason: str | None
 ) -> None:
-    sight = Sight(PAD).without({TWO})
-    found = rows_of([(Episode("e", 1.0, nodes), {})], sight=sight)
+    image_support = ImageSupport(PAD).without({TWO})
+    found = rows_of([(Episode("e", 1.0, nodes), {})], image_support=image_support)
     assert (found.trained, dict(found.masked)) == ((2, {}) if reason is None else (0, {reason: 2}))

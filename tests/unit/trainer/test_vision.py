@@ -18,7 +18,7 @@ from gateway.render.images import MODELS as GIVEN
 from tests.harness.ranks import on_ranks
 from tests.harness.vision_model import PAD, save_processor, save_vision_model, vision_config
 from tests.unit.trainer.learning import Curve, assert_close, in_precision
-from tests.unit.trainer.sights import (
+from tests.unit.trainer.vision_episodes import (
     BLUE,
     GREEN,
     RED,
@@ -59,23 +59,23 @@ def save_kind(directory: Path, kind: str) -> None:
 
     save_processor(directory)
     given = vision_config().to_dict()
-    text, eyes = given["text_config"], given["vision_config"]
+    text, tower = given["text_config"], given["vision_config"]
     ids = {key: value for key, value in given.items() if key.endswith("token_id")}
-    for part in (text, eyes):
+    for part in (text, tower):
         part.pop("model_type")
     if kind == "qwen2_5_vl":
-        eyes = {
+        tower = {
             "depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 64,
             "patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1],
         }  # fmt: skip
-        config = Qwen2_5_VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=False, **ids)
+        config = Qwen2_5_VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **ids)
     else:
-        eyes = {
+        tower = {
             "depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 64,
             "patch_size": 14, "deepstack_visual_indexes": [0, 1], "num_position_embeddings": 64,
         }  # fmt: skip
         text["head_dim"] = 32
-        config = Qwen3VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=False, **ids)
+        config = Qwen3VLConfig(text_config=text, vision_config=tower, tie_word_embeddings=False, **ids)
     torch.manual_seed(4)
     made = AutoModelForImageTextToText.from_config(config).float()
     with torch.no_grad():
@@ -235,8 +235,8 @@ def names_in(directory: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("table", "match"),
     [
-        ({"attention": "spans"}, r'sees images.*set \[model\] attention = "rows"'),
-        ({"vision": "trained", "lora": {}}, "leaves the part that sees as it is"),
+        ({"attention": "spans"}, r'takes images.*set \[model\] attention = "rows"'),
+        ({"vision": "trained", "lora": {}}, "leaves the vision tower as it is"),
     ],
 )
 def test_what_no_model_that_sees_is_trained_with_is_refused(
@@ -260,12 +260,12 @@ def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tm
 
 def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
     lora = {"weights": {"transport": "lora", "url": "http://127.0.0.1:1"}}
-    with pytest.raises(ConfigError, match="beside a model that sees images"):
+    with pytest.raises(ConfigError, match="beside a vision model"):
         Learner.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
 
 
 def test_matrices_of_a_model_that_sees_are_not_divided(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\[parallel\] tensor = 2: .*sees images"):
+    with pytest.raises(ConfigError, match=r"\[parallel\] tensor = 2: .*takes images"):
         tensor_parallel.plan_of(loading.empty(model, torch.float32), 2)
 
 

@@ -81,9 +81,9 @@ def keep(learner: Learner, *files: bytes) -> None:
 
 
 def rows(episode: Episode, learner: Learner) -> list[Row]:
-    assert learner.eyes is not None
+    assert learner.vision_inputs is not None
     credit = {node.index: 1.0 for node in episode.nodes}
-    return rows_of([(episode, credit)], sight=learner.eyes.sight).rows
+    return rows_of([(episode, credit)], image_support=learner.vision_inputs.image_support).rows
 
 
 def plain(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
