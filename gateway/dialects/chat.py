@@ -13,6 +13,7 @@ from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.request import (
     Effort,
     GenerationRequest,
+    PromptCacheOptions,
     ServiceTier,
     Unsupported,
     Verbosity,
@@ -80,12 +81,14 @@ class ChatRequest(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
 
 
 _ONLY_TEXT = "this model writes text: leave it out"
 _UNSUPPORTED: Unsupported = {
     "modalities": ((["text"],), _ONLY_TEXT),
     "audio": ((), _ONLY_TEXT),
+    "moderation": ((), "have the texts moderated before and after the call"),
     "prediction": ((), "leave it out: every token of a reply is sampled"),
     "web_search_options": ((), "offer a tool that searches, which your client runs"),
     "functions": (([],), "send them as `tools`"),

@@ -1,9 +1,10 @@
 """Anthropic's Messages API: what a request asks for.
 
 Refused by name: what this model or this gateway cannot do. Accepted, because it changes no token of the reply here:
-`cache_control`, `metadata`, `service_tier`, `diagnostics`, and a context edit that clears old thinking (what a model sees of that
-is its template's business, and recorded tokens are given to it as they are). Accepted as advice: `effort`, for templates that
-know it, and the thinking budget, which nothing here takes. All of it is recorded.
+`cache_control`, `metadata`, `service_tier`, `billing_policy`, `diagnostics`, `thinking.block_binding`, and a context edit that
+clears old thinking (what a model sees of that is its template's business, and recorded tokens are given to it as they are).
+Accepted as advice: `effort`, for templates that know it, and the budgets of thinking and of a task, which nothing here takes.
+All of it is recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
 from gateway.dialects.images import BLIND, Eyes
-from gateway.dialects.messages_content import conversation, unknown
+from gateway.dialects.messages_content import TurnEffort, conversation, effort_of_turn, unknown
 from gateway.dialects.request import GenerationRequest, Tool, Unsupported, take_out, unsupported
 from gateway.errors import BadRequest, validation_error
 
@@ -23,12 +24,19 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class BlockBinding(_Strict):
+    """`thinking.block_binding`. No thinking fails a check here: nothing is read from what is sent back of it."""
+
+    prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
+
+
 class Thinking(_Strict):
     """The parameter `thinking`: whether thinking is shown; `disabled` also turns it off, where the model's template can."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
     budget_tokens: int | None = Field(None, ge=1024)
     display: Literal["summarized", "omitted", "updates"] | None = None
+    block_binding: BlockBinding | None = None
 
 
 class ToolChoice(_Strict):
@@ -39,11 +47,20 @@ class ToolChoice(_Strict):
     disable_parallel_tool_use: bool | None = None
 
 
+class TaskBudget(_Strict):
+    """`output_config.task_budget`: recorded; no template tells a model of it."""
+
+    type: Literal["tokens"]
+    total: int = Field(ge=1)
+    remaining: int | None = Field(None, ge=0)
+
+
 class OutputConfig(_Strict):
     """`output_config`."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: TurnEffort | None = None
     format: dict[str, Any] | None = None
+    task_budget: TaskBudget | None = None
 
 
 class ContextManagement(_Strict):
@@ -66,6 +83,7 @@ class CountRequest(_Strict):
     """The older name of `output_config.format`."""
     context_management: ContextManagement | None = None
     cache_control: dict[str, Any] | None = None
+    billing_policy: dict[str, Any] | None = None
     thread: dict[str, Any] | None = None
     """A conversation that the server keeps; refused, so clients send the whole conversation instead."""
 
@@ -126,6 +144,7 @@ def _validated(form: type[R], values: dict[str, Any]) -> R:
 def _generation_request(request: CountRequest, eyes: Eyes) -> GenerationRequest:
     _check_edits(request.context_management)
     _check_thinking(request.thinking)
+    config = request.output_config or OutputConfig()
     tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
     return GenerationRequest(
         "messages",
@@ -135,7 +154,7 @@ def _generation_request(request: CountRequest, eyes: Eyes) -> GenerationRequest:
         _tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
         response_format=_response_format(request),
-        effort=request.output_config.effort if request.output_config else None,
+        effort=effort_of_turn(request.messages) or config.effort,
         thinking=False if request.thinking and request.thinking.type == "disabled" else None,
     )
 
@@ -165,8 +184,14 @@ _TOOL_KEYS = {
 _OWN_TOOLS = "offer one with a name and an input_schema, which your client runs"
 _AT_ONCE = "offer all tools at once (Claude Code: ENABLE_TOOL_SEARCH=false)"
 _UNSUPPORTED: Unsupported = {
+    "compaction": (
+        (),
+        "have the model summarize in a call of its own, and send the summary in place of the messages",
+    ),
     "container": ((), "run code in a tool of your own"),
+    "fallback_credit_token": ((), "leave it out: nothing is billed, and no reply here has one"),
     "fallbacks": ((), "ask another model yourself when this one fails"),
+    "inference_geo": (("global",), "leave it out: calls are answered where the engines are"),
     "mcp_servers": ((), "connect to them in your client, and offer their tools as your own"),
     "speed": (("standard",), "leave it out: there is one speed"),
 }

@@ -6,7 +6,8 @@ conversation goes on from its recorded tokens.
 
 Decisions: neighbouring messages of one role are one turn, as in Anthropic's API; blocks of text are lines of their own, but those
 of a reply are one text; the results of tools come before what the user says beside them; a result that is an error begins with
-that word; `redacted_thinking` is nothing that this model can read.
+that word; `redacted_thinking` is nothing that this model can read; a system message that is to be gone at the next message of the
+user (`clear_at`) is left out from then on, which begins a branch.
 """
 
 from __future__ import annotations
@@ -14,22 +15,23 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, get_args
 
 import orjson
 
 from gateway.dialects.images import BLIND, TYPES, Eyes, url_part
-from gateway.dialects.request import Message, unsupported_content
+from gateway.dialects.request import Message, unsupported, unsupported_content
 from gateway.errors import BadRequest
 
 Block = dict[str, Any]
+TurnEffort = Literal["low", "medium", "high", "xhigh", "max"]
 _KEYS: dict[str, set[str]] = {
     "text": {"text", "cache_control", "citations"},
     "tool_use": {"id", "name", "input", "cache_control", "caller"},
     "tool_result": {"tool_use_id", "content", "is_error", "cache_control"},
     "thinking": {"thinking", "signature", "cache_control"},
     "redacted_thinking": {"data", "cache_control"},
-    "image": {"source", "cache_control"},
+    "image": {"source", "cache_control", "transformations"},
 }
 _NEEDED: dict[str, dict[str, type]] = {
     "text": {"text": str},
@@ -38,6 +40,11 @@ _NEEDED: dict[str, dict[str, type]] = {
     "thinking": {"thinking": str},
     "redacted_thinking": {},
     "image": {"source": dict},
+}
+_MESSAGE_KEYS = {
+    "system": {"role", "content", "clear_at", "output_config"},
+    "user": {"role", "content"},
+    "assistant": {"role", "content"},
 }
 _KINDS = {
     "system": ("text",),
@@ -60,9 +67,20 @@ def conversation(system: str | list[Any] | None, messages: list[Any], eyes: Eyes
     if instructions := "\n".join(filter(None, texts)):
         result.append({"role": "system", "content": instructions})
     turns = [_turn(message, f"messages.{i}", eyes) for i, message in enumerate(messages)]
+    asked = max((i for i, (role, _) in enumerate(turns) if role == "user"), default=-1)
+    turns = [turn for i, turn in enumerate(turns) if i > asked or not _is_cleared(messages[i])]
     for role, same in itertools.groupby(turns, lambda turn: turn[0]):
         result += _MESSAGES[role]([block for _, blocks in same for block in blocks])
+    if not result:
+        raise BadRequest("messages: none of them says anything", code="invalid_value", param="messages")
     return result
+
+
+def effort_of_turn(messages: list[Any]) -> TurnEffort | None:
+    """The effort that a system message asks for since the last reply. The messages are those that `conversation` took."""
+    since = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(messages))
+    asked = (message.get("output_config") or {} for message in since)
+    return next((config["effort"] for config in asked if config.get("effort")), None)
 
 
 def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
@@ -82,12 +100,35 @@ def _turn(message: Any, where: str, eyes: Eyes) -> tuple[str, list[Block]]:
     if not isinstance(role, str) or role not in _MESSAGES:
         text = f"{where}.role: {role!r} is none of {', '.join(_MESSAGES)}"
         raise BadRequest(text, code="invalid_value", param=f"{where}.role")
-    unknown(message, {"role", "content"}, where)
+    unknown(message, _MESSAGE_KEYS[role], where)
     seeing = eyes if role == "user" else Eyes(eyes.model)
-    blocks = _blocks(role, message.get("content"), f"{where}.content", seeing)
-    if not blocks and role != "assistant":
+    configured = role == "system" and _check_system(message, where)
+    content = message.get("content", [] if configured else None)
+    blocks = _blocks(role, content, f"{where}.content", seeing)
+    if not blocks and role != "assistant" and not configured:
         raise BadRequest(f"{where}.content: there is none", code="invalid_value", param=f"{where}.content")
     return role, blocks
+
+
+def _check_system(message: dict[str, Any], where: str) -> bool:
+    """Checks what a system message has beside its content. True if it may have none, as it asks for an effort."""
+    if message.get("clear_at") not in (None, "never", "next_user_message"):
+        text = f"{where}.clear_at: {message['clear_at']!r} is none of never, next_user_message"
+        raise BadRequest(text, code="invalid_value", param=f"{where}.clear_at")
+    config = message.get("output_config") or {}
+    if not isinstance(config, dict):
+        param = f"{where}.output_config"
+        raise BadRequest(f"{param}: must be an object", code="invalid_value", param=param)
+    unknown(config, {"effort"}, f"{where}.output_config")
+    if config.get("effort") not in (None, *get_args(TurnEffort)):
+        param = f"{where}.output_config.effort"
+        text = f"{param}: must be one of {', '.join(get_args(TurnEffort))}"
+        raise BadRequest(text, code="invalid_value", param=param)
+    return config.get("effort") is not None
+
+
+def _is_cleared(message: dict[str, Any]) -> bool:
+    return message["role"] == "system" and message.get("clear_at") == "next_user_message"
 
 
 def _blocks(role: str, content: Any, where: str, eyes: Eyes) -> list[Block]:
@@ -122,6 +163,9 @@ def _check(role: str, block: Any, where: str, eyes: Eyes) -> None:
 def _check_source(block: Block, where: str) -> None:
     """Puts an image's place in the request beside it, for the errors of what is read of it later."""
     source = block["source"]
+    if block.get("transformations") not in _TRANSFORMATIONS:
+        instead = "leave it out: the model's processor scales an image down to what it takes"
+        raise unsupported(f"{where}.transformations", "anything but 'downsize'", instead)
     if source.get("type") != "base64":
         message = (
             f"{where}.source: an image of the source {source.get('type')!r} is not supported here: the gateway fetches none;"
@@ -134,6 +178,7 @@ def _check_source(block: Block, where: str) -> None:
     source["where"] = where
 
 
+_TRANSFORMATIONS: tuple[Any, ...] = (None, {}, {"oversized_image": "downsize"})
 _NAMES: dict[Any, str] = {str: "a string", dict: "an object"}
 
 
@@ -145,7 +190,7 @@ def _arguments(block: Block, where: str = "") -> str:
 
 
 def _system(blocks: list[Block]) -> list[Message]:
-    return [{"role": "system", "content": _lines(blocks)}]
+    return [{"role": "system", "content": _lines(blocks)}] if blocks else []
 
 
 def _user(blocks: list[Block]) -> list[Message]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, model_validator
+
 from gateway.dialects.images import BLIND, Eyes, check_url, url_part
 from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
@@ -116,14 +118,37 @@ Unsupported = dict[str, tuple[tuple[Any, ...], str]]
 """Parameters that are known and not supported: the values that ask for nothing, and what to do instead of another."""
 
 
-def take_out(values: dict[str, Any], parameters: Unsupported) -> None:
+def take_out(values: dict[str, Any], parameters: Unsupported, where: str = "") -> None:
     """Removes such parameters from a body where they ask for nothing. Raises BadRequest where they ask for something."""
     for name, (neutral, instead) in parameters.items():
         value = values.pop(name, None)
         if isinstance(value, dict):
             value = {key: inner for key, inner in value.items() if inner is not None}
         if value is not None and value not in neutral:
-            raise unsupported(name, "this parameter", instead)
+            raise unsupported(f"{where}{name}", "this parameter", instead)
+
+
+PROMPT_CACHE: Unsupported = {
+    "comparison_response_id": ((), "leave it out: an engine's own metrics tell what it cached"),
+    "prewarm": ((False,), "send the request: its prompt stays cached"),
+}
+
+
+class PromptCacheOptions(BaseModel):
+    """`prompt_cache_options`. Accepted: what prompts have in common is cached by itself, for as long as there is room."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_out(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            values = dict(values)
+            take_out(values, PROMPT_CACHE, "prompt_cache_options.")
+        return values
 
 
 def unsupported(where: str, what: str, instead: str, code: str = "unsupported_parameter") -> BadRequest:

@@ -19,6 +19,7 @@ from gateway.dialects.request import (
     Effort,
     GenerationRequest,
     Message,
+    PromptCacheOptions,
     ServiceTier,
     Unsupported,
     Verbosity,
@@ -82,6 +83,7 @@ class ResponsesRequest(BaseModel):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
     client_metadata: dict[str, Any] | None = None
     """Codex's own ids of its session and turn: recorded, and nothing follows from them."""
 
@@ -116,7 +118,6 @@ _UNSUPPORTED: Unsupported = {
     "max_tool_calls": ((), "count the calls where your client runs the tools"),
     "moderation": ((), "have the texts moderated before and after the call"),
     "prompt": ((), "send its text as `instructions` and `input`"),
-    "prompt_cache_options": ((), "leave it out: what prompts have in common is cached by itself"),
 }
 _NOT_RECORDED = {"input", "instructions", "tools"}
 

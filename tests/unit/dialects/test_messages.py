@@ -133,6 +133,27 @@ def test_a_system_message_stays_where_it_is() -> None:
     assert messages_of(*given) == given
 
 
+def test_a_system_message_is_gone_at_the_next_message_of_the_user_if_it_says_so() -> None:
+    note = {"role": "system", "content": "now be brief"}
+    passing = {**note, "clear_at": "next_user_message"}
+    assert messages_of(HI, passing) == [HI, note]
+    assert messages_of(HI, passing, assistant(text("a")), HI, {**note, "clear_at": "never"}) == [
+        HI,
+        {"role": "assistant", "content": "a"},
+        HI,
+        note,
+    ]
+
+
+def test_a_system_message_sets_the_effort_of_its_turn() -> None:
+    low = {"role": "system", "output_config": {"effort": "low"}}
+    config = {"effort": "high"}
+    for said, effort in (([HI, low], "low"), ([HI, low, assistant(text("a")), HI], "high")):
+        asked = parse(body(messages=said, output_config=config))[1]
+        assert asked.effort == effort
+        assert all(message["role"] != "system" for message in asked.messages)
+
+
 @pytest.mark.parametrize("number", ["a1", "b2"])
 def test_who_pays_is_no_part_of_the_prompt(number: str) -> None:
     bill = f"x-anthropic-billing-header: cc_version=2.1.177; cch={number};"
@@ -154,8 +175,14 @@ def test_what_changes_nothing_is_accepted() -> None:
         cache_control=control,
         service_tier="auto",
         speed="standard",
-        thinking={"type": "adaptive", "display": "omitted"},
-        output_config={"effort": "max"},
+        thinking={
+            "type": "adaptive",
+            "display": "omitted",
+            "block_binding": {"prefix_mismatch_behavior": "drop_block"},
+        },
+        output_config={"effort": "max", "task_budget": {"type": "tokens", "total": 20000, "remaining": 0}},
+        billing_policy={"type": "billing_policy", "bill_to": "self"},
+        inference_geo="global",
         context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         diagnostics={"previous_message_id": None},
         tools=[{**ADD, "eager_input_streaming": True, "defer_loading": False, "allowed_callers": ["direct"]}],
@@ -205,6 +232,18 @@ def test_what_changes_nothing_is_accepted() -> None:
         ({"thinking": {"type": "disabled", "budget_tokens": 2048}}, "thinking.budget_tokens"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
         ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
+        ({"thinking": {"type": "adaptive", "block_binding": {"x": 1}}}, "thinking.block_binding"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
+        ({"inference_geo": "eu"}, "inference_geo"),
+        ({"fallback_credit_token": "t"}, "fallback_credit_token"),
+        ({"messages": [HI, {**HI, "clear_at": "never"}]}, "messages.1.clear_at"),
+        ({"messages": [HI, {"role": "system", "content": "x", "clear_at": "soon"}]}, "messages.1.clear_at"),
+        (
+            {"messages": [HI, {"role": "system", "output_config": {"effort": "most"}}]},
+            "messages.1.output_config.effort",
+        ),
+        ({"messages": [HI, {"role": "system", "output_config": {}}]}, "messages.1.content"),
+        ({"messages": [{"role": "system", "output_config": {"effort": "low"}}]}, "messages"),
         (
             {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
             "context_management.edits.0",
@@ -259,7 +298,11 @@ turns = st.fixed_dictionaries(
     {
         "role": st.sampled_from(["user", "assistant", "system"]) | noise,
         "content": st.lists(blocks | noise) | noise,
-    }
+    },
+    optional={
+        "clear_at": st.just("next_user_message") | noise,
+        "output_config": st.fixed_dictionaries({"effort": st.just("low") | noise}) | noise,
+    },
 )
 tools = st.fixed_dictionaries(
     {},

@@ -43,12 +43,20 @@ def complete(**values: Any) -> None:
         (ask_chat, {"function_call": "auto"}, "function_call", "send `tool_choice`"),
         (ask_chat, {"modalities": ["audio"]}, "modalities", "writes text"),
         (ask_chat, {"audio": {"voice": "v"}}, "audio", "writes text"),
+        (ask_chat, {"moderation": {"model": "m"}}, "moderation", "before and after"),
+        (ask_chat, {"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "send"),
         (ask_chat, {"prediction": {"type": "content"}}, "prediction", "leave it out"),
         (ask_chat, {"web_search_options": {"a": 1}}, "web_search_options", "offer a tool"),
         (ask_chat, {"messages": [{**HI, "content": [AUDIO]}]}, "messages.0.content.0", "as text"),
         (ask_chat, {"tools": [{"type": "custom"}]}, "tools.0", "offer a function"),
         (ask_chat, {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "send no others"),
         (ask_chat, {"response_format": {"type": "grammar"}}, "response_format", "'json_schema'"),
+        (
+            ask_responses,
+            {"prompt_cache_options": {"comparison_response_id": "r"}},
+            "prompt_cache_options.comparison_response_id",
+            "leave it out",
+        ),
         (ask_responses, {"background": True}, "background", "stream"),
         (ask_responses, {"conversation": "c"}, "conversation", "previous_response_id"),
         (ask_responses, {"context_management": [{}]}, "context_management", "shorten"),
@@ -102,6 +110,13 @@ def test_what_asks_for_nothing_is_taken_out(unsupported: dict[str, Any]) -> None
         )
         for value in (None, *neutral):
             ask(**{name: value})
+
+
+@pytest.mark.parametrize("ask", [ask_chat, ask_responses])
+def test_how_prompts_are_cached_may_be_said(ask: Any) -> None:
+    ask(prompt_cache_options={"mode": "explicit", "ttl": "12h", "prewarm": False})
+    with pytest.raises(BadRequest, match="mode"):
+        ask(prompt_cache_options={"mode": "never"})
 
 
 USES = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "look", "input": {}}]}
