@@ -61,6 +61,8 @@ class Sample:
     """Versions, and how many tokens each sampled."""
     cached_at: tuple[int, int] | None = None
     """The number of the engine that has its turns in its cache, and the version that it ran."""
+    carried: bool = False
+    """Its cache goes with it to the next engine that it enters."""
     over: bool = False
     dropped: bool = False
     """True if the sample is never trained, whatever becomes of its group."""

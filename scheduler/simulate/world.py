@@ -193,11 +193,13 @@ class World:
         """The sample waits until an engine opens (or the policy takes it from `held`)."""
         self.held.append(sample)
 
-    def move(self, sample: Sample, host: Host) -> None:
-        """The sample leaves its engine and goes on in another; its prompt is prefilled again there."""
+    def move(self, sample: Sample, host: Host, carry: bool = False) -> None:
+        """The sample leaves its engine and goes on in another; its prompt is prefilled again there, unless its cache goes with it
+        (`carry`), which takes no time here."""
         if self._take_out(sample):
             self._turn_over(sample)
         else:
+            sample.carried = carry
             self.route(sample, host)
 
     def give_back(self, sample: Sample) -> None:
@@ -438,6 +440,10 @@ class World:
             call.cached = call.prompt - sample.turns[sample.at].prompt
         elif here in group.cached_at:
             call.cached = sample.turns[0].prompt
+        if sample.carried:
+            here_before = call.context if call.done else call.prompt - sample.turns[sample.at].prompt
+            call.cached = max(call.cached, here_before)
+            sample.carried = False
         group.cached_at.add(here)
         sample.cached_at = here
         sample.since = call.done

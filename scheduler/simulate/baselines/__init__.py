@@ -11,6 +11,8 @@
 | streamrl | apart | one_step | overlapped, when its calls ended | end first | as groups come | no |
 | staleflow | apart | staleflow | each engine by itself | moved or kept | whole batch | no |
 | seamlessflow | train nodes are lent | verl | collective | go on elsewhere | whole batch | no |
+| dora | apart | staleflow | each engine by itself | keep their version, elsewhere | sixteenths | no |
+| heddle | apart | staleflow | all engines together | go on, prefilled again | sixteenths | no |
 
 Where a source is silent, the policy gets what favours it; each file says what that is.
 """
@@ -20,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scheduler.simulate.baselines.areal import Areal
+from scheduler.simulate.baselines.dora import Dora
+from scheduler.simulate.baselines.heddle import Heddle
 from scheduler.simulate.baselines.one_step import OneStep
 from scheduler.simulate.baselines.roll_flash import RollFlash
 from scheduler.simulate.baselines.seamlessflow import SeamlessFlow
@@ -40,5 +44,7 @@ BASELINES: dict[str, Callable[[], Policy]] = {
     "streamrl": StreamRL,
     "staleflow": StaleFlow,
     "seamlessflow": SeamlessFlow,
+    "dora": Dora,
+    "heddle": Heddle,
 }
 """By name. A policy has the state of one run."""

@@ -6,10 +6,12 @@ import hashlib
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from scheduler.simulate.baselines import BASELINES
+from scheduler.simulate.entities import Sample
 from scheduler.simulate.gantt import timeline
 from scheduler.simulate.hardware import coefficients
 from scheduler.simulate.meter import ROLES, Meter
@@ -25,6 +27,8 @@ BOUND: dict[str, Callable[[int], float]] = {
     "streamrl": lambda eta: 1,
     "roll_flash": lambda eta: eta,
     "staleflow": lambda eta: eta,
+    "dora": lambda eta: eta,
+    "heddle": lambda eta: eta,
     "areal": lambda eta: math.inf,
     "verl_async": lambda eta: math.inf,
     "seamlessflow": lambda eta: math.inf,
@@ -115,6 +119,54 @@ def test_every_trigger_of_a_pull_keeps_the_bound(trigger: str) -> None:
     assert meter.ends != run("staleflow", given).ends, "the trigger decides something"
 
 
+class Stays(Watched):
+    """Notes which version sampled each trajectory, how many versions sample at once, and what moved within a turn."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.spans: dict[str, set[int]] = {}
+        self.at_once = 0
+        self.turns: dict[tuple[str, int], set[int]] = {}
+
+    def _left(self, sample: Sample) -> None:
+        assert sample.host is not None
+        self.turns.setdefault((sample.name, sample.at), set()).add(sample.host.number)
+        super()._left(sample)
+        self.spans.setdefault(sample.name, set()).update(version for version, _ in sample.spans)
+
+    def _calm(self) -> None:
+        super()._calm()
+        busy = {host.version for host in self.hosts if host.state == "open" and host.engine.load}
+        self.at_once = max(self.at_once, len(busy))
+
+
+def stays(name: str, **shape: Any) -> Stays:
+    """A run with long tails, looked at."""
+    tails = {"kind": "tail", "median": 300, "longest": 6000}
+    given = scenario(eta=2, gpus=16, train_share=0.5, lengths=tails, **shape)
+    world = Stays(given, BASELINES[name](), given.workload(0))
+    world.run()
+    return world
+
+
+def test_dora_samples_with_several_versions_at_once_and_each_trajectory_with_one() -> None:
+    found = stays("dora")
+    assert found.at_once == 3
+    assert all(len(versions) == 1 for versions in found.spans.values())
+    assert any(len(hosts) > 1 for hosts in found.turns.values()), "calls move to engines of their version"
+    prompts = sum(sample.turns[0].prompt for sample in found._samples.values())
+    assert sum(host.engine.prefilled for host in found.hosts) <= prompts, "what moves takes its cache along"
+
+
+def test_heddle_moves_trajectories_while_their_tools_work_and_at_no_other_time() -> None:
+    found = stays("heddle", turns={"mean": 3, "most": 5, "wait_s": 4.0})
+    assert all(len(hosts) == 1 for hosts in found.turns.values())
+    engines: dict[str, set[int]] = {}
+    for (name, _), hosts in found.turns.items():
+        engines.setdefault(name, set()).update(hosts)
+    assert any(len(hosts) > 1 for hosts in engines.values())
+
+
 @pytest.mark.parametrize("name", ["staleflow", "areal", "sync_split"])
 def test_weights_that_cross_the_wide_network_are_late_for_everybody(name: str) -> None:
     """With eta 0 nothing goes on meanwhile."""
@@ -157,9 +209,10 @@ def test_twice_the_gpus_are_not_slower_where_all_replies_are_alike(name: str) ->
 
 def test_the_hooks_for_a_told_policy_changed_no_baseline() -> None:
     """The batches and times of each baseline before `Plain` had `on_left`, `on_opened` and `on_asleep` (see test_frozen.py).
-    StaleFlow's are others since its weights travel."""
+    StaleFlow's are others since its weights travel; DORA and Heddle came later."""
     turns = {"mean": 3, "most": 5, "wait_s": 4.0}
-    meters = {name: run(name, scenario(turns=turns)) for name in BASELINES if name != "staleflow"}
+    then = [name for name in BASELINES if name not in ("staleflow", "dora", "heddle")]
+    meters = {name: run(name, scenario(turns=turns)) for name in then}
     did = {name: (meter.tokens, [f"{end:.9f}" for end in meter.ends]) for name, meter in meters.items()}
     assert hashlib.sha256(json.dumps(did).encode()).hexdigest() == BEFORE
 
