@@ -27,7 +27,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-lengths bench-costs bench-console bench-structure \
@@ -119,6 +119,9 @@ demo-frozen-lake: setup engine ## train an agent to cross gymnasium's FrozenLake
 
 demo-environments: setup engine ## train through --env reasoning-gym:chain_sum, three seeds and a control run with frozen weights
 	$(BIN)/python -m examples.environments.run
+
+demo-verifiers: setup engine environments ## train through --env verifiers:till, an environment of verifiers, three seeds and a control; minutes by step
+	$(BIN)/python -m examples.verifiers.run
 
 report-algorithms: setup ## algorithms side by side on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
 	$(BIN)/python -m examples.frozen_lake.algorithms

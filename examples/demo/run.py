@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import httpx
 from rich.console import Console
@@ -71,6 +71,8 @@ class Demo:
     job: Job = SUMS
     port: int = field(default_factory=free_port)
     seconds: dict[str, float] = field(default_factory=dict)
+    variables: ClassVar[dict[str, str]] = {}
+    """What the commands find in their environment, beside the shell's."""
 
     @property
     def url(self) -> str:
@@ -86,6 +88,7 @@ class Demo:
         self.configure()
         gateway = await self.timed("start engine and gateway", self.start_gateway())
         try:
+            await self.try_out()
             before = await self.timed("evaluate before", self.evaluate("before"))
             await self.timed("train", self.command("trainer.cli", "run", self.path("trainer.toml")))
             after = await self.timed("evaluate after", self.evaluate("after"))
@@ -142,6 +145,9 @@ class Demo:
             raise
         return process
 
+    async def try_out(self) -> None:
+        """What a demo does with its gateway before all else; here nothing."""
+
     async def evaluate(self, name: str) -> dict[str, Any]:
         """Greedy replies to the held-out tasks, in eval episodes, which are never trained."""
         out = self.path(f"eval-{name}.json")
@@ -162,10 +168,11 @@ class Demo:
     async def command(self, module: str, *arguments: str) -> None:
         """Runs `python -m module ...` on this terminal. Raises SystemExit if it fails."""
         argv = [sys.executable, "-m", module, *arguments]
-        console.print(f"[bold]$ {_shown(argv)}[/bold]")
+        set_first = "".join(f"{name}={value} " for name, value in self.variables.items())
+        console.print(f"[bold]$ {set_first}{_shown(argv)}[/bold]")
         # On busy cores OpenMP's threads, which spin while they wait, take ten times as long.
         process = await asyncio.create_subprocess_exec(
-            *argv, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+            *argv, env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, **self.variables}
         )
         try:
             code = await process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -9,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from examples.verifiers.environment.till_rows import in_dataset, rows
+from examples.verifiers.run import TILL
+from examples.verifiers.teacher import careless
 from gateway.client import EpisodeRunner, load_agent
 from gateway.client.agents import Agent, CommandAgent, Task, read_tasks
 from gateway.client.environment import EnvironmentAgent
@@ -121,6 +125,33 @@ async def test_a_taskset_of_verifiers_earns_its_own_reward(
             assert [(one.reward, one.error) for one in outcomes] == [(1.0, None), (0.0, None)]
     finally:
         await agent.close()
+
+
+@clients
+async def test_the_till_of_verifiers_earns_by_its_rubric(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TILL.folder / "environment"))
+    block = {"agent": {"runtime": {"type": "subprocess"}}}
+    agent = EnvironmentAgent("verifiers:till", block, VERIFIERS)
+    dataset = [row for row in rows() if in_dataset(row)]
+    try:
+        async with scripted_gateway(tiny_model, tmp_path) as (gateway, engine):
+            [task] = await agent.tasks("train", 1)
+            first, last = dataset[task.data["index"]].amounts
+            engine.replies.extend([f"{first} {last}", f"{first + 1} {last}", f"{first} {last + 1}", "x"])
+            runner = EpisodeRunner(gateway.admin, agent, mode="eval", concurrency=1)
+            outcomes = await runner.run([task] * 4)
+            assert [one.error for one in outcomes] == [None] * 4
+            assert [one.reward for one in outcomes] == pytest.approx([1.0, 0.9, 0.1, 0.0])
+    finally:
+        await agent.close()
+
+
+def test_the_model_of_the_till_is_shown_no_question_of_the_environment() -> None:
+    shown = {question for question, _ in itertools.islice(careless(1), 20_000)}
+    assert len(shown) > 3000
+    assert not shown & {row.question for row in rows() if in_dataset(row)}
 
 
 def test_every_agent_is_short_listed_and_tested() -> None:

@@ -1,0 +1,1 @@
+"""A model trained through an environment of verifiers, which knows nothing of headgate."""
