@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import admitted, count_replies, generate, respond
-from gateway.api.images import eyes_of
+from gateway.api.images import image_support
 from gateway.api.stored import KeptChat, body_of
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -27,7 +27,7 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     if not isinstance(model, ServedModel):
         count_replies(request.scope, *replies_of(values))
         return await relay(gateway, caller, model, "chat/completions", values)
-    chat, asked = await offload_read(body, lambda: parse(values, eyes_of(model)))
+    chat, asked = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(request, gateway, caller, model, asked, body)
     plain = ChatAnswer(generation.choices, chat, model.renderer)
     answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from gateway.api.access import Admin
 from gateway.api.context import DataPlane
 from gateway.control.models import ServedModel
-from gateway.dialects.images import Eyes, Image
+from gateway.dialects.images import Image, ImageSupport
 from gateway.dialects.request import GenerationRequest, Message
 from gateway.errors import BadRequest, EngineRefused, NotFound
 from gateway.render.images import names_in, parts_in
@@ -38,9 +38,9 @@ async def image(name: str, access: Admin) -> Response:
     return Response(found[1], media_type=found[0])
 
 
-def eyes_of(model: ServedModel) -> Eyes:
-    """A model's name, and whether `[models.NAME] images` gives it images."""
-    return Eyes(model.name, model.settings.images)
+def image_support(model: ServedModel) -> ImageSupport:
+    """Whether `[models.NAME] images` gives a model images, and its name."""
+    return ImageSupport(model.name, model.settings.images)
 
 
 async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Image]:

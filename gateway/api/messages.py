@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from gateway.api.context import Gateway, Services, asked_object
 from gateway.api.errors import anthropic_error_body
 from gateway.api.generation import admitted, generate, identify, respond
-from gateway.api.images import eyes_of
+from gateway.api.images import image_support
 from gateway.api.responses import prompt_tokens
 from gateway.api.stored import body_of
 from gateway.control.models import ServedModel
@@ -30,7 +30,7 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = _model(gateway, caller, values["model"])
-    message, asked = await offload_read(body, lambda: parse(values, eyes_of(model)))
+    message, asked = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(request, gateway, caller, model, asked, body)
     answer = MessagesAnswer(generation.choices, message)
     return respond(gateway, generation, answer, asked.stream, _failure, keep_alive=PING)
@@ -44,7 +44,7 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
         body = await request.body()
         values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
         model = _model(gateway, caller, values["model"])
-        asked = await offload_read(body, lambda: parse_count(values, eyes_of(model)))
+        asked = await offload_read(body, lambda: parse_count(values, image_support(model)))
         return {"input_tokens": await prompt_tokens(gateway, caller, model, asked)}
 
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object, json_object
 from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
-from gateway.api.images import eyes_of, take_images
+from gateway.api.images import image_support, take_images
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -51,7 +51,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(
-        gateway, caller, await offload_read(body, lambda: dialect.items(asked.input, eyes_of(model)))
+        gateway, caller, await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
     )
     new = await offload_read(body, lambda: dialect.messages(items))
     whole = await offload_read(
@@ -86,7 +86,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     listed = (
-        await offload_read(body, lambda: dialect.items(asked.input, eyes_of(model)))
+        await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
         if given is not None
         else []
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.dialects.images import BLIND, Eyes
+from gateway.dialects.images import TEXT_ONLY, ImageSupport
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.request import (
     Effort,
@@ -97,14 +97,14 @@ _UNSUPPORTED: Unsupported = {
 _NOT_RECORDED = {"messages", "tools"}
 
 
-def parse(values: dict[str, Any], eyes: Eyes = BLIND) -> tuple[ChatRequest, GenerationRequest]:
+def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[ChatRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     take_out(values, _UNSUPPORTED)
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:
         raise validation_error(error.errors()) from error
-    check_messages(request.messages, eyes)
+    check_messages(request.messages, images)
     check_tools(request.tools or ())
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")

@@ -22,14 +22,14 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 
 @dataclass(frozen=True, slots=True)
-class Eyes:
-    """The model of a request: its name, for errors, and whether it takes images."""
+class ImageSupport:
+    """Whether the model of a request takes images, and its name, for errors."""
 
     model: str = ""
-    open: bool = False
+    enabled: bool = False
 
 
-BLIND = Eyes()
+TEXT_ONLY = ImageSupport()
 
 
 @dataclass(frozen=True, slots=True)

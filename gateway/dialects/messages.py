@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
-from gateway.dialects.images import BLIND, Eyes
+from gateway.dialects.images import TEXT_ONLY, ImageSupport
 from gateway.dialects.messages_content import TurnEffort, conversation, effort_of_turn, unknown
 from gateway.dialects.request import GenerationRequest, Tool, Unsupported, take_out, unsupported
 from gateway.errors import BadRequest, validation_error
@@ -108,10 +108,12 @@ _NOT_RECORDED = {"messages", "tools", "system"}
 _HARMLESS_EDITS = ("clear_thinking_20251015",)
 
 
-def parse(values: dict[str, Any], eyes: Eyes = BLIND) -> tuple[MessagesRequest, GenerationRequest]:
+def parse(
+    values: dict[str, Any], images: ImageSupport = TEXT_ONLY
+) -> tuple[MessagesRequest, GenerationRequest]:
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
-    asked = _generation_request(request, eyes)
+    asked = _generation_request(request, images)
     if asked.messages[-1]["role"] == "assistant":
         instead = "end with the user's message, and say there how the reply shall begin"
         raise unsupported("messages", "a last message by the assistant", instead, "unsupported_content")
@@ -123,9 +125,9 @@ def parse(values: dict[str, Any], eyes: Eyes = BLIND) -> tuple[MessagesRequest, 
     return request, asked
 
 
-def parse_count(values: dict[str, Any], eyes: Eyes = BLIND) -> GenerationRequest:
+def parse_count(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> GenerationRequest:
     """The body of a request to count its tokens. Raises BadRequest as `parse` does."""
-    return _generation_request(_validated(CountRequest, values), eyes)
+    return _generation_request(_validated(CountRequest, values), images)
 
 
 def _validated(form: type[R], values: dict[str, Any]) -> R:
@@ -141,7 +143,7 @@ def _validated(form: type[R], values: dict[str, Any]) -> R:
     return request
 
 
-def _generation_request(request: CountRequest, eyes: Eyes) -> GenerationRequest:
+def _generation_request(request: CountRequest, images: ImageSupport) -> GenerationRequest:
     _check_edits(request.context_management)
     _check_thinking(request.thinking)
     config = request.output_config or OutputConfig()
@@ -149,7 +151,7 @@ def _generation_request(request: CountRequest, eyes: Eyes) -> GenerationRequest:
     return GenerationRequest(
         "messages",
         request.model,
-        conversation(request.system, request.messages, eyes),
+        conversation(request.system, request.messages, images),
         tools,
         _tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),

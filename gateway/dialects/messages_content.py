@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 import orjson
 
-from gateway.dialects.images import BLIND, TYPES, Eyes, url_part
+from gateway.dialects.images import TEXT_ONLY, TYPES, ImageSupport, url_part
 from gateway.dialects.request import Message, unsupported, unsupported_content
 from gateway.errors import BadRequest
 
@@ -55,18 +55,20 @@ _ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 """The billing header in Claude Code's system prompt: not meant for the model, and different in every request."""
 
 
-def conversation(system: str | list[Any] | None, messages: list[Any], eyes: Eyes = BLIND) -> list[Message]:
+def conversation(
+    system: str | list[Any] | None, messages: list[Any], images: ImageSupport = TEXT_ONLY
+) -> list[Message]:
     """The messages of a request. Raises BadRequest that names the block that is wrong or not supported."""
     if not messages:
         raise BadRequest("messages: the conversation has none", code="invalid_value", param="messages")
     result: list[Message] = []
     texts = [
         _ATTRIBUTION.sub("", block["text"])
-        for block in _blocks("system", system or "", "system", Eyes(eyes.model))
+        for block in _blocks("system", system or "", "system", ImageSupport(images.model))
     ]
     if instructions := "\n".join(filter(None, texts)):
         result.append({"role": "system", "content": instructions})
-    turns = [_turn(message, f"messages.{i}", eyes) for i, message in enumerate(messages)]
+    turns = [_turn(message, f"messages.{i}", images) for i, message in enumerate(messages)]
     asked = max((i for i, (role, _) in enumerate(turns) if role == "user"), default=-1)
     turns = [turn for i, turn in enumerate(turns) if i > asked or not _is_cleared(messages[i])]
     for role, same in itertools.groupby(turns, lambda turn: turn[0]):
@@ -93,7 +95,7 @@ def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
             )
 
 
-def _turn(message: Any, where: str, eyes: Eyes) -> tuple[str, list[Block]]:
+def _turn(message: Any, where: str, images: ImageSupport) -> tuple[str, list[Block]]:
     if not isinstance(message, dict):
         raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
     role = message.get("role")
@@ -101,10 +103,10 @@ def _turn(message: Any, where: str, eyes: Eyes) -> tuple[str, list[Block]]:
         text = f"{where}.role: {role!r} is none of {', '.join(_MESSAGES)}"
         raise BadRequest(text, code="invalid_value", param=f"{where}.role")
     unknown(message, _MESSAGE_KEYS[role], where)
-    seeing = eyes if role == "user" else Eyes(eyes.model)
+    allowed = images if role == "user" else ImageSupport(images.model)
     configured = role == "system" and _check_system(message, where)
     content = message.get("content", [] if configured else None)
-    blocks = _blocks(role, content, f"{where}.content", seeing)
+    blocks = _blocks(role, content, f"{where}.content", allowed)
     if not blocks and role != "assistant" and not configured:
         raise BadRequest(f"{where}.content: there is none", code="invalid_value", param=f"{where}.content")
     return role, blocks
@@ -131,7 +133,7 @@ def _is_cleared(message: dict[str, Any]) -> bool:
     return message["role"] == "system" and message.get("clear_at") == "next_user_message"
 
 
-def _blocks(role: str, content: Any, where: str, eyes: Eyes) -> list[Block]:
+def _blocks(role: str, content: Any, where: str, images: ImageSupport) -> list[Block]:
     """The blocks that a message of this role may have, each known to be well-formed."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -139,21 +141,21 @@ def _blocks(role: str, content: Any, where: str, eyes: Eyes) -> list[Block]:
         text = f"{where}: must be a string or a list of content blocks"
         raise BadRequest(text, code="invalid_value", param=where)
     for i, block in enumerate(content):
-        _check(role, block, f"{where}.{i}", eyes)
+        _check(role, block, f"{where}.{i}", images)
     return content
 
 
-def _check(role: str, block: Any, where: str, eyes: Eyes) -> None:
+def _check(role: str, block: Any, where: str, images: ImageSupport) -> None:
     kind = block.get("type") if isinstance(block, dict) else None
-    if kind not in _KINDS[role] and not (kind == "image" and eyes.open):
-        raise unsupported_content(where, "a block", kind, eyes)
+    if kind not in _KINDS[role] and not (kind == "image" and images.enabled):
+        raise unsupported_content(where, "a block", kind, images)
     for name, form in _NEEDED[kind].items():
         if not isinstance(block.get(name), form):
             param = f"{where}.{name}"
             raise BadRequest(f"{param}: must be there, as {_NAMES[form]}", code="invalid_value", param=param)
     unknown(block, {"type", *_KEYS[kind]}, where)
     if kind == "tool_result":
-        _blocks("system", block.get("content") or "", f"{where}.content", eyes)
+        _blocks("system", block.get("content") or "", f"{where}.content", images)
     if kind == "image":
         _check_source(block, where)
     if kind == "tool_use":
@@ -197,13 +199,13 @@ def _user(blocks: list[Block]) -> list[Message]:
     messages = [_result(block) for block in blocks if block["type"] == "tool_result"]
     said = [block for block in blocks if block["type"] in ("text", "image")]
     if said:
-        messages.append({"role": "user", "content": _seen(said)})
+        messages.append({"role": "user", "content": _content(said)})
     return messages
 
 
 def _result(block: Block) -> Message:
     content = block.get("content") or ""
-    said = content if isinstance(content, str) else _seen(content)
+    said = content if isinstance(content, str) else _content(content)
     if block.get("is_error"):
         said = _as_error(said)
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": said}
@@ -215,7 +217,7 @@ def _as_error(said: str | list[Block]) -> str | list[Block]:
     return said if said.lower().startswith("error") else f"Error: {said}"
 
 
-def _seen(blocks: list[Block]) -> str | list[Block]:
+def _content(blocks: list[Block]) -> str | list[Block]:
     """Blocks as one text of lines; with images, as parts of chat completions, each run of texts as lines."""
     if all(block["type"] == "text" for block in blocks):
         return _lines(blocks)

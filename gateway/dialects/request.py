@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from gateway.dialects.images import BLIND, Eyes, check_url, url_part
+from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
 
@@ -86,19 +86,19 @@ def replies_of(values: dict[str, Any]) -> tuple[int, str]:
 
 TEXT_ALONE = "this model reads text: send what it needs to know as text"
 NO_IMAGES = (
-    "{model} is given no images: send in words what is to be known, or call a model that sees ([models.NAME] images = true), or"
-    " an upstream model at /v1/chat/completions, which is sent images as they come"
+    "{model} is given no images: send in words what is to be known, or call a model that takes them ([models.NAME] images = true),"
+    " or an upstream model at /v1/chat/completions, which is sent images as they come"
 )
-NO_IMAGES_HERE = "a model sees images in messages of the user and in results of tools"
+NO_IMAGES_HERE = "a model takes images in messages of the user and in results of tools"
 _IMAGES = ("image", "image_url", "image_file", "input_image")
 
 
-def check_messages(messages: Sequence[Any], eyes: Eyes = BLIND) -> None:
+def check_messages(messages: Sequence[Any], images: ImageSupport = TEXT_ONLY) -> None:
     """Raises BadRequest if a message is of no kind that the model can read."""
     if not messages:
         raise BadRequest("the conversation has no messages", code="invalid_value", param="messages")
     for i, message in enumerate(messages):
-        _check_message(message, f"messages.{i}", eyes)
+        _check_message(message, f"messages.{i}", images)
 
 
 def check_tools(tools: Sequence[Any]) -> None:
@@ -156,19 +156,19 @@ def unsupported(where: str, what: str, instead: str, code: str = "unsupported_pa
     return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
 
 
-def unsupported_content(where: str, what: str, kind: Any, eyes: Eyes = BLIND) -> BadRequest:
+def unsupported_content(where: str, what: str, kind: Any, images: ImageSupport = TEXT_ONLY) -> BadRequest:
     """The error for a part of a conversation that the model cannot read. `what`: the name of such a part in its dialect."""
     instead = TEXT_ALONE
     if kind in _IMAGES:
-        blind = NO_IMAGES.format(model=f"the model {eyes.model!r}" if eyes.model else "this model")
-        instead = NO_IMAGES_HERE if eyes.open else blind
+        model = f"the model {images.model!r}" if images.model else "this model"
+        instead = NO_IMAGES_HERE if images.enabled else NO_IMAGES.format(model=model)
     return unsupported(where, f"{what} of type {kind!r}", instead, "unsupported_content")
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def _check_message(message: Any, where: str, eyes: Eyes) -> None:
+def _check_message(message: Any, where: str, images: ImageSupport) -> None:
     if not isinstance(message, dict):
         raise BadRequest(f"{where}: a message must be an object", code="invalid_value", param=where)
     role, content = message.get("role"), message.get("content")
@@ -176,9 +176,9 @@ def _check_message(message: Any, where: str, eyes: Eyes) -> None:
         text = f"{where}.role: {role!r} is none of {', '.join(_ROLES)}"
         raise BadRequest(text, code="invalid_value", param=f"{where}.role")
     if isinstance(content, list):
-        seeing = eyes if role in ("user", "tool") else Eyes(eyes.model)
+        allowed = images if role in ("user", "tool") else ImageSupport(images.model)
         for j, part in enumerate(content):
-            _check_part(part, f"{where}.content.{j}", seeing)
+            _check_part(part, f"{where}.content.{j}", allowed)
     elif content is not None and not isinstance(content, str):
         text = f"{where}.content: must be a string or a list of parts"
         raise BadRequest(text, code="invalid_value", param=f"{where}.content")
@@ -189,9 +189,9 @@ def _check_message(message: Any, where: str, eyes: Eyes) -> None:
         raise BadRequest("the message has no content", code="invalid_value", param=f"{where}.content")
 
 
-def _check_part(part: Any, where: str, eyes: Eyes) -> None:
+def _check_part(part: Any, where: str, images: ImageSupport) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "image_url" and eyes.open:
+    if kind == "image_url" and images.enabled:
         image = part.get("image_url")
         given = image if isinstance(image, dict) else {"url": image}
         part |= url_part(check_url(given.get("url"), where, given.get("detail")), where)
@@ -199,7 +199,7 @@ def _check_part(part: Any, where: str, eyes: Eyes) -> None:
     if kind == "refusal" and isinstance(part.get("refusal"), str):
         return
     if kind != "text" or not isinstance(part.get("text"), str):
-        raise unsupported_content(where, "a content part", kind, eyes)
+        raise unsupported_content(where, "a content part", kind, images)
 
 
 def _check_tool_calls(calls: Any, where: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, OTHER_FORMS, Metadata, tool_choice
-from gateway.dialects.images import BLIND, Eyes, check_url, url_part
+from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.request import (
     Effort,
     GenerationRequest,
@@ -172,13 +172,13 @@ def generation_request(
     )
 
 
-def items(given: str | Sequence[Any], eyes: Eyes = BLIND) -> list[Item]:
+def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[Item]:
     """An input as items of one form, as they are listed; `item_reference` is left as it is. Raises BadRequest."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
         raise BadRequest("the input has no items", code="invalid_value", param="input")
-    return [_item(item, f"input.{i}", eyes) for i, item in enumerate(given)]
+    return [_item(item, f"input.{i}", images) for i, item in enumerate(given)]
 
 
 def named(found: Sequence[Item], response_id: str) -> list[Item]:
@@ -259,13 +259,13 @@ def _join(message: Message, item: Item) -> Message:
 
 def _message(item: Item) -> Message:
     if item["type"] == "message":
-        return {"role": item["role"], "content": _seen(item["content"])}
+        return {"role": item["role"], "content": _content(item["content"])}
     output = item["output"]
-    text = output if isinstance(output, str) else _seen(output)
+    text = output if isinstance(output, str) else _content(output)
     return {"role": "tool", "tool_call_id": item["call_id"], "content": text}
 
 
-def _seen(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
+def _content(parts: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """Parts as one text; with images, as parts of chat completions."""
     if all(part["type"] != "input_image" for part in parts):
         return _text(parts)
@@ -285,13 +285,13 @@ _ROLES = ("user", "assistant", "system", "developer")
 _TEXT = ("input_text", "output_text")
 
 
-def _item(item: Any, where: str, eyes: Eyes) -> Item:
+def _item(item: Any, where: str, images: ImageSupport) -> Item:
     if not isinstance(item, dict):
         raise _invalid("an item must be an object", where)
     kind = item.get("type") or ("message" if "role" in item else "item_reference")
     shown: Item = {"type": kind, **({"id": item["id"]} if _is_text(item.get("id")) else {})}
     if kind == "message":
-        return {**shown, **_message_item(item, where, eyes)}
+        return {**shown, **_message_item(item, where, images)}
     if kind in _CALLS:
         known = ("call_id", "name", _CALLS[kind])
         _need(item, (*known, *(["namespace"] if item.get("namespace") is not None else [])), where)
@@ -303,7 +303,7 @@ def _item(item: Any, where: str, eyes: Eyes) -> Item:
         _need(item, ("call_id",), where)
         output = item.get("output")
         if not isinstance(output, str):
-            output = _parts(output, ("input_text",), f"{where}.output", eyes)
+            output = _parts(output, ("input_text",), f"{where}.output", images)
         return {**shown, "call_id": item["call_id"], "output": output, "status": "completed"}
     if kind == "reasoning":
         return {**shown, **_thought(item, where)}
@@ -314,15 +314,15 @@ def _item(item: Any, where: str, eyes: Eyes) -> Item:
     raise unsupported(where, f"an item of type {kind!r}", instead, "unsupported_content")
 
 
-def _message_item(item: Item, where: str, eyes: Eyes) -> Item:
+def _message_item(item: Item, where: str, images: ImageSupport) -> Item:
     role, content = item.get("role"), item.get("content")
     if role not in _ROLES:
         raise _invalid(f"role: {role!r} is none of {', '.join(_ROLES)}", where)
     if isinstance(content, str):
         content = [{"type": "input_text", "text": content}]
     by_assistant = role == "assistant"
-    seeing = eyes if role == "user" else Eyes(eyes.model)
-    parts = _parts(content, (*_TEXT, "refusal") if by_assistant else _TEXT, f"{where}.content", seeing)
+    allowed = images if role == "user" else ImageSupport(images.model)
+    parts = _parts(content, (*_TEXT, "refusal") if by_assistant else _TEXT, f"{where}.content", allowed)
     shown = [_output_part(part) if by_assistant else _input_part(part) for part in parts]
     return {"role": role, "content": shown, "status": "completed"}
 
@@ -343,17 +343,19 @@ def _thought(item: Item, where: str) -> Item:
     return {"summary": summary, "content": content, "encrypted_content": None}
 
 
-def _parts(given: Any, kinds: Sequence[str], where: str, eyes: Eyes = BLIND) -> list[dict[str, Any]]:
+def _parts(
+    given: Any, kinds: Sequence[str], where: str, images: ImageSupport = TEXT_ONLY
+) -> list[dict[str, Any]]:
     if not isinstance(given, list):
         raise _invalid("must be a string or a list of parts", where)
     found = []
     for i, part in enumerate(given):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "input_image" and eyes.open:
+        if kind == "input_image" and images.enabled:
             found.append(_image(part, f"{where}.{i}"))
             continue
         if kind not in kinds:
-            raise unsupported_content(f"{where}.{i}", "a part", kind, eyes)
+            raise unsupported_content(f"{where}.{i}", "a part", kind, images)
         name = "refusal" if kind == "refusal" else "text"
         _need(part, (name,), f"{where}.{i}")
         found.append({"type": kind, name: part[name]})
