@@ -55,20 +55,29 @@ async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Imag
 async def keep_images(
     gateway: DataPlane, episode_id: str, asked: GenerationRequest, new: Sequence[Image]
 ) -> None:
-    """Stores the images of a request. Raises BadRequest if one of a conversation before it is not stored any more."""
+    """Has an episode keep the images of a request, and stores the files of those that are not stored yet.
+
+    Raises BadRequest if one of a conversation before it is not stored any more, or if the episode would have too many bytes.
+    """
     names = names_in(asked.messages)
     if not names:
         return
     rows = [{"hash": image.hash, "media_type": image.media_type, "data": image.data} for image in new]
-    earlier = names - {image.hash for image in new}
+    most = gateway.settings.images.episode_bytes
 
-    def write(connection: Any) -> set[str]:
-        statements.keep(connection, episode_id, rows)
-        return statements.keep_known(connection, episode_id, earlier) if earlier else set()
+    def write(connection: Any) -> tuple[set[str], int]:
+        return statements.keep(connection, episode_id, names, rows, most)
 
-    if missing := await gateway.database.submit(write):
+    missing, total = await gateway.database.submit(write)
+    if missing:
         message = f"{len(missing)} images of this conversation are not stored any more: send it whole"
         raise BadRequest(message, code="image_gone", param="messages")
+    if total > most:
+        message = (
+            f"the images of this episode would have {total} bytes, and may have {most} ([images] episode_bytes):"
+            " send fewer or smaller ones"
+        )
+        raise BadRequest(message, code="too_large", param="messages")
 
 
 async def load_image(gateway: DataPlane, name: str) -> tuple[str, bytes]:

@@ -86,8 +86,8 @@ def replies_of(values: dict[str, Any]) -> tuple[int, str]:
 
 TEXT_ALONE = "this model reads text: send what it needs to know as text"
 NO_IMAGES = (
-    "{model} is given no images: send in words what is to be known, or call a model that takes them ([models.NAME] images = true),"
-    " or an upstream model at /v1/chat/completions, which is sent images as they come"
+    "{model} is given no images: send in words what is to be known, or call a model that takes them"
+    " ([models.NAME] images = true), or an upstream model at /v1/chat/completions, which is sent images as they come"
 )
 NO_IMAGES_HERE = "a model takes images in messages of the user and in results of tools"
 _IMAGES = ("image", "image_url", "image_file", "input_image")

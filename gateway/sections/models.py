@@ -66,6 +66,16 @@ class ImageSettings(Section):
     """Images in a conversation."""
     max_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20)
     """The bytes of one image's file, which is stored as long as an episode that has it."""
+    episode_bytes: int = Field(256 * 2**20, ge=1024, le=2**40)
+    """The bytes of all files that an episode has, each counted once; at least `max_bytes`."""
+
+    @model_validator(mode="after")
+    def _holds_one(self) -> Self:
+        if self.episode_bytes < self.max_bytes:
+            raise ValueError(
+                "episode_bytes must be at least max_bytes, or an image could be taken that no episode may have"
+            )
+        return self
 
 
 class Bounds(Section):

@@ -5,29 +5,46 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, exists, select
+from sqlalchemy import Connection, delete, exists, func, select
 
 from gateway.store.columns import portions
 from gateway.store.models import EpisodeRow, ImageRow, ImageUseRow
 from gateway.store.upsert import insert
 
 
-def keep(connection: Connection, episode_id: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Stores images that an episode has, those that are there already only as its own."""
-    if rows:
-        files = insert(connection, ImageRow.__table__).values([dict(row) for row in rows])
-        connection.execute(files.on_conflict_do_nothing())
-        uses = [{"episode_id": episode_id, "hash": row["hash"]} for row in rows]
-        connection.execute(insert(connection, ImageUseRow.__table__).values(uses).on_conflict_do_nothing())
+def keep(
+    connection: Connection,
+    episode_id: str,
+    names: Collection[str],
+    files: Sequence[Mapping[str, Any]],
+    most: int,
+) -> tuple[set[str], int]:
+    """Has an episode keep images, those of `files` among them that are not stored yet.
+
+    Returns the images that are nowhere, and the bytes of all that the episode would have. Nothing is kept if there are such
+    images, or more than `most` bytes.
+    """
+    own = set(connection.scalars(select(ImageUseRow.hash).where(ImageUseRow.episode_id == episode_id)))
+    added = set(names) - own
+    if not added:
+        return set(), 0
+    stored = _sizes(connection, own | added)
+    sizes = {row["hash"]: len(row["data"]) for row in files} | stored
+    missing, total = added - sizes.keys(), sum(sizes.get(name, 0) for name in own | added)
+    if missing or total > most:
+        return missing, total
+    if rows := [dict(row) for row in files if row["hash"] in added - stored.keys()]:
+        connection.execute(insert(connection, ImageRow.__table__).values(rows).on_conflict_do_nothing())
+    uses = [{"episode_id": episode_id, "hash": name} for name in sorted(added)]
+    connection.execute(insert(connection, ImageUseRow.__table__).values(uses).on_conflict_do_nothing())
+    return missing, total
 
 
-def keep_known(connection: Connection, episode_id: str, names: Collection[str]) -> set[str]:
-    """Has an episode keep images that are stored; returns those that are not."""
-    known = set(connection.scalars(select(ImageRow.hash).where(ImageRow.hash.in_(names))))
-    if known:
-        uses = [{"episode_id": episode_id, "hash": name} for name in sorted(known)]
-        connection.execute(insert(connection, ImageUseRow.__table__).values(uses).on_conflict_do_nothing())
-    return set(names) - known
+def _sizes(connection: Connection, names: Collection[str]) -> dict[str, int]:
+    """The bytes of those images that are stored, which nobody deletes before this transaction ends."""
+    query = select(ImageRow.hash, func.length(ImageRow.data)).where(ImageRow.hash.in_(names))
+    locked = query.order_by(ImageRow.hash).with_for_update(read=True, key_share=True)
+    return dict(connection.execute(locked).tuples().all())
 
 
 def read(connection: Connection, name: str) -> tuple[str, bytes] | None:
@@ -60,7 +77,11 @@ def used_by(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
 
 
 def delete_unused(connection: Connection, names: Collection[str]) -> None:
-    """Deletes those of some images that no episode has any more."""
+    """Deletes those of some images that no episode has any more. One that an episode begins to have meanwhile stays."""
     used = exists().where(ImageUseRow.hash == ImageRow.hash)
     for some in portions(sorted(names)):
+        locked = (
+            select(ImageRow.hash).where(ImageRow.hash.in_(some)).order_by(ImageRow.hash).with_for_update()
+        )
+        connection.execute(locked)  # so that the next statement sees the uses of whoever held them
         connection.execute(delete(ImageRow).where(ImageRow.hash.in_(some), ~used))

@@ -215,7 +215,26 @@ async def test_what_is_no_image_is_refused_by_name(
         assert said in error["message"]
 
 
-async def test_a_model_without_eyes_is_named(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_episode_has_only_so_many_bytes_of_images(model: Path, tmp_path: Path) -> None:
+    bounds = {"max_bytes": 1024, "episode_bytes": 1024}
+    large = png(56, 84, (255, 0, 0)) + bytes(800)
+    async with run_gateway(values_of(model, tmp_path, images=bounds)) as gateway:
+        _, headers = await gateway.open("full")
+        for data, status in ((large, 200), (BLUE + bytes(800), 400), (large, 200)):
+            answer = await gateway.chat(
+                headers, messages=[{"role": "user", "content": [image_part(data), HI]}], max_tokens=3
+            )
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                error = answer.json()["error"]
+                assert (error["code"], error["param"]) == ("too_large", "messages")
+                assert "[images] episode_bytes" in error["message"]
+        _, headers = await gateway.open("another")
+        content = [image_part(BLUE + bytes(800)), HI]
+        assert (await gateway.chat(headers, messages=[{"role": "user", "content": content}])).is_success
+
+
+async def test_a_model_without_images_is_named(tiny_model: Path, tmp_path: Path) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         _, headers = await gateway.open("blind")
         for path, body in BODIES.items():
