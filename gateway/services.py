@@ -20,6 +20,7 @@ from functools import partial
 from gateway.api.context import DataPlane, Services
 from gateway.bus.base import Process
 from gateway.bus.opening import open_bus
+from gateway.control.host import placement_settings
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models, ServedModel
 from gateway.engines.address import check_engines
@@ -46,6 +47,7 @@ from gateway.store.database import Database
 from gateway.telemetry.opening import open_tracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Recorder
+from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +189,8 @@ async def joined(
     settings, name, wait_s = plane.settings, _process_name(), plane.settings.queue.max_wait_s
     pools = {model.name: model.pool for model in plane.models}
     recorders = [model.recorder for model in plane.models]
-    follower = Follower(name, member.url, member.key, pools, recorders, wait_s)
+    routing = PlacementSettings.of(placement_settings(settings))
+    follower = Follower(name, member.url, member.key, pools, recorders, wait_s, routing)
     for model, pool in pools.items():
         pool.on_trouble = partial(follower.trouble, model)
         pool.on_dispute = partial(follower.trouble, model)

@@ -189,6 +189,10 @@ class SpeedModels:
         found = ((name, self._engines[name].fitting) for name in names if name in self._engines)
         return [(name, fitting.model) for name, fitting in found if fitting is not None]
 
+    def models(self) -> dict[str, EngineModel]:
+        """The coefficients of engines that have been fitted."""
+        return {name: one.fitting.model for name, one in self._engines.items() if one.fitting is not None}
+
     def forget(self, there: Container[str]) -> None:
         """Engines that are gone are forgotten."""
         for name in [name for name in self._engines if name not in there]:

@@ -20,15 +20,25 @@ from weakref import WeakValueDictionary
 
 import aiohttp
 
+from gateway.control.following import FollowerPlacement
 from gateway.engines.process import connect
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import EngineError, GatewayError, Unavailable
 from gateway.peers.callers import RemoteCallers
-from gateway.peers.messages import Message, error_from_json, pack, runs_to_json, unpack
+from gateway.peers.messages import (
+    Message,
+    counts_to_json,
+    error_from_json,
+    pack,
+    runs_to_json,
+    table_from_json,
+    unpack,
+)
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.trajectories.recorder import Recorder
 from gateway.types import EpisodeSampling
+from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +59,10 @@ class Follower:
         pools: Mapping[str, EnginePool],
         recorders: Collection[Recorder],
         wait_s: float,
+        routing: PlacementSettings,
     ) -> None:
-        """`name` and `url`: of this process. `recorders`: of every model. `wait_s`: how long a call waits for a coordinator."""
+        """`name` and `url`: of this process. `recorders`: of every model. `wait_s`: how long a call waits for a coordinator.
+        `routing`: how the coordinator places calls."""
         self.callers = RemoteCallers(self, wait_s)
         self.episodes: dict[str, OpenEpisode] = {}
         """The episodes that have called here since the link was made, or have calls."""
@@ -63,6 +75,9 @@ class Follower:
         self._key = key
         self._pools = pools
         self._recorders = recorders
+        self._routing = routing
+        self._placements: dict[str, FollowerPlacement] = {}
+        """What places the calls of this link, from the model's first table on."""
         self._by_key: dict[str, OpenEpisode] = {}
         self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
         """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
@@ -156,6 +171,7 @@ class Follower:
             "name": self._name,
             "url": self._url,
             "shares": True,
+            "plans": True,
             "episodes": list(self.episodes),
         }
         await wire.send_str(pack({**hello, **self._report()}))
@@ -196,6 +212,7 @@ class Follower:
         return {
             "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
             "waiting": {name: pool.waiting for name, pool in self._pools.items()},
+            "calls": {name: counts_to_json(pool.counts()) for name, pool in self._pools.items()},
             "seen": seen,
             "trouble": trouble,
         }
@@ -224,6 +241,8 @@ class Follower:
             self._welcome(message)
         elif "answer" in message:
             self._answered(message)
+        elif "table" in message:
+            self._plan(message)
         elif message["do"] == "share":
             self._alone.discard(message["episode"])
             self._done(message, self._outbox)
@@ -252,6 +271,7 @@ class Follower:
             for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
                 slot.fail("the coordinator knows no such engine")
                 del pool.slots[slot.name]
+            self._choose_alone(name)  # the calls that run, and who decides, may be others than before
         self.followed = True
         self.linked.set()
         for shown in message["slots"]:
@@ -259,6 +279,22 @@ class Follower:
             self._show(shown)
         for live in list(self.episodes.values()):
             self._begin(self._verify(live), f"verify-{live.id}")
+
+    def _plan(self, message: Message) -> None:
+        """Places this process's calls by what the coordinator's program knows and has decided."""
+        name = message["table"]
+        if message.get("over"):
+            self._choose_alone(name)
+            return
+        placement = self._placements.get(name)
+        if placement is None:
+            placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._routing)
+        placement.take(table_from_json(message))
+
+    def _choose_alone(self, name: str) -> None:
+        """The calls of a model go by what this process knows, until there is a table."""
+        if self._placements.pop(name, None) is not None:
+            self._pools[name].set_placer(None)
 
     async def _verify(self, live: OpenEpisode) -> None:
         """Asks the coordinator about an episode that may have ended while there was no link."""

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gateway.episodes.episodes import Episodes
@@ -19,15 +20,19 @@ from gateway.errors import GatewayError
 from gateway.peers.messages import (
     Message,
     Runs,
+    counts_from_json,
     episode_to_json,
     error_to_json,
     pack,
     slot_to_json,
+    table_to_json,
     unpack,
 )
 from gateway.peers.serving import Serving
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
+from gateway.rollout.tables import CallCounts, Table, others_of
+from scheduler.program.calls import Others
 
 log = logging.getLogger(__name__)
 
@@ -50,11 +55,15 @@ class Wire(Protocol):
 class _Link:
     """One follower."""
 
-    def __init__(self, name: str, url: str, *, shares: bool) -> None:
-        """`shares`: it can be told that it serves an episode alone no more; an older build cannot."""
+    def __init__(self, name: str, url: str, *, shares: bool, plans: bool) -> None:
+        """`shares`: it can be told that it serves an episode alone no more; `plans`: it places calls by tables. An older build
+        cannot."""
         self.name = name
         self.url = url
         self.shares = shares
+        self.plans = plans
+        self.calls: dict[str, CallCounts] = {}
+        """Its calls, by model; an older build does not tell."""
         self.runs: dict[str, Runs] = {}
         """The runs in its engines, by model."""
         self.waiting: dict[str, int] = {}
@@ -114,6 +123,8 @@ class Hub:
         self._ask_s = ask_s
         self._links: dict[str, _Link] = {}
         self._serving = Serving()
+        self._tables: dict[str, Table] = {}
+        """The newest of each model."""
         self._sharing: dict[str, asyncio.Future[None]] = {}
         """Done once the process that served an episode alone knows that it is alone no more."""
         self._leaving = False
@@ -163,6 +174,27 @@ class Hub:
     def count_waiting(self, model: str) -> int:
         return sum(link.waiting.get(model, 0) for link in self._links.values())
 
+    def others(self, model: str) -> Others:
+        return others_of([link.calls.get(model, CallCounts()) for link in self._links.values()])
+
+    def send_table(self, model: str, table: Table | None) -> None:
+        if table is None:
+            self._tables.pop(model, None)
+        else:
+            self._tables[model] = table
+        for link in self._links.values():
+            self._send_table(link, model, table)
+
+    def _send_table(self, link: _Link, model: str, table: Table | None) -> None:
+        if not link.plans:
+            return
+        if table is None:
+            link.outbox.put_nowait({"table": model, "over": True})
+            return
+        other = [one.calls.get(model, CallCounts()) for one in self._links.values() if one is not link]
+        others = others_of([self._pools[model].counts(), *other])
+        link.outbox.put_nowait({"table": model, **table_to_json(replace(table, others=others))})
+
     def describe(self) -> list[dict[str, Any]]:
         """Describes every other process, for people."""
         return [
@@ -175,12 +207,15 @@ class Hub:
     async def serve(self, wire: Wire) -> None:
         """A follower's link, to its end."""
         hello = unpack(await wire.receive_text())
-        link = _Link(hello["name"], hello["url"], shares=hello.get("shares", False))
+        shares, plans = hello.get("shares", False), hello.get("plans", False)
+        link = _Link(hello["name"], hello["url"], shares=shares, plans=plans)
         self._report(link, hello)
         link.episodes.update(hello["episodes"])
         before, self._links[link.name] = self._links.get(link.name), link
         slots = [self._slot(name, slot) for name, pool in self._pools.items() for slot in pool.slots.values()]
         link.outbox.put_nowait({"welcome": self.fence, "slots": slots})
+        for model, table in self._tables.items():
+            self._send_table(link, model, table)
         if before is not None:
             link.follow(before)
         log.info("the process %s is linked as a follower", link.name)
@@ -240,6 +275,8 @@ class Hub:
         """Takes a report: running calls, engines in trouble, and episodes whose calls were served recently."""
         link.runs.update(message.get("runs", {}))
         link.waiting.update(message.get("waiting", {}))
+        for model, counts in message.get("calls", {}).items():
+            link.calls[model] = counts_from_json(counts)
         for model, name, reason in message.get("trouble", ()):
             if slot := self._pools[model].slots.get(name):
                 self.on_trouble(model, slot, reason)

@@ -1,7 +1,8 @@
 """The messages between a follower and the coordinator: JSON objects over their link, in order in each direction.
 
 After `welcome` the coordinator sends requests (`do`, with an `id`; the follower answers `done`) and answers. After `hello` a
-follower sends questions (`ask`, with an `id`; the coordinator sends `answer`) and reports, which need no answer.
+follower sends questions (`ask`, with an `id`; the coordinator sends `answer`) and reports, which need no answer; nor do the
+tables (`table`), by which a follower places its calls.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Busy, GatewayError
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
+from gateway.rollout.tables import CallCounts, Table
+from scheduler.policies.throughput import EngineModel
+from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
 
 Message = dict[str, Any]
 Runs = dict[str, list[int]]
@@ -51,6 +55,42 @@ def slot_to_json(model: str, slot: Slot, api: str) -> Message:
 def runs_to_json(pool: EnginePool) -> Runs:
     """The calls that run in a model's engines for this process."""
     return {slot.name: [slot.streams, slot.pinned] for slot in pool.slots.values()}
+
+
+def counts_to_json(counts: CallCounts) -> Message:
+    """A process's calls of a model, for its report."""
+    return {"queued": counts.queued, "held": counts.held}
+
+
+def counts_from_json(values: Message) -> CallCounts:
+    """The counts again."""
+    return CallCounts(tuple(map(tuple, values["queued"])), tuple(map(tuple, values["held"])))
+
+
+def table_to_json(table: Table) -> Message:
+    """What a follower places its calls by, in rows."""
+    plan, others = table.plan, table.others
+    return {
+        "engines": [[e.engine, e.running, e.waiting, e.kv, e.tokens_per_s] for e in table.engines],
+        "speeds": {name: [m.k1, m.k2, m.k3, m.k4] for name, m in table.speeds.items()},
+        "plan": [plan.newest, plan.pulling, plan.aside],
+        "processes": others.processes,
+        "queued": [[q.version, q.calls, q.length] for q in others.queued],
+        "held": [[h.engine, h.version, h.calls] for h in others.held],
+    }
+
+
+def table_from_json(values: Message) -> Table:
+    """The table again."""
+    newest, pulling, aside = values["plan"]
+    queued = tuple(Queued(*row) for row in values["queued"])
+    held = tuple(Held(*row) for row in values["held"])
+    return Table(
+        tuple(EngineSeen(*row) for row in values["engines"]),
+        Plan(newest, tuple(pulling), tuple(aside)),
+        {name: EngineModel(*row) for name, row in values["speeds"].items()},
+        Others(values["processes"], queued, held),
+    )
 
 
 def episode_to_json(live: OpenEpisode) -> Message:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from gateway.errors import GatewayError
 from gateway.rollout.slot import Slot
+from gateway.rollout.tables import Table
+from scheduler.program.calls import Others
 
 
 class Peers(Protocol):
@@ -48,6 +50,14 @@ class Peers(Protocol):
         """The number of other processes' calls that wait for an engine."""
         ...
 
+    def others(self, model: str) -> Others:
+        """The other processes' calls, by the last report of each."""
+        ...
+
+    def send_table(self, model: str, table: Table | None) -> None:
+        """Sends what followers place their calls by; None: each chooses for itself, because nobody decides any more."""
+        ...
+
 
 class _Done:
     """An awaitable that is done already."""
@@ -83,3 +93,9 @@ class NoPeers:
 
     def count_waiting(self, model: str) -> int:
         return 0
+
+    def others(self, model: str) -> Others:
+        return Others(1)
+
+    def send_table(self, model: str, table: Table | None) -> None:
+        pass

@@ -19,6 +19,7 @@ from gateway.rollout.call import Call
 from gateway.rollout.pace import Pace
 from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.slot import Run, Slot
+from gateway.rollout.tables import CallCounts, count_calls
 from gateway.sections import QueueSettings
 
 log = logging.getLogger(__name__)
@@ -184,6 +185,7 @@ class EnginePool:
         for slot in self.slots.values():
             if slot.state == "open":
                 slot.state, slot.reason = "held", reason
+        self._placer.changed()
 
     def notify(self) -> None:
         """Has waiting calls look for an engine again, a few at a time, after slots have changed."""
@@ -290,6 +292,11 @@ class EnginePool:
             yield
         finally:
             self.calls.pop(call.call_id, None)
+
+    def counts(self) -> CallCounts:
+        """This process's calls, for the others."""
+        waiting = (r.call for r in self._requests.values() if r.waits and not r.found.done())
+        return count_calls(waiting, self.slots.values())
 
     def run_of(self, call: Call) -> Run | None:
         """The call's run in an engine; None while it is in none."""

@@ -13,7 +13,8 @@ Two reasons to interrupt, the first that there is:
   go first, of these the longest: they keep a batch waiting, and beside that a prefill is cheap. The sum over all calls grows
   with every move, so no call moves back and forth.
 
-A call whose sampler has a state never moves, and none to an engine of a version below its V.
+A call whose sampler has a state never moves, and none to an engine of a version below its V. Where several processes move calls
+by the same snapshot, each move stands for `times` (`placement.py`), and a process tells its share of `at_once`.
 """
 
 from __future__ import annotations
@@ -62,10 +63,11 @@ class Movable:
 class _Plan:
     """The engines as they will be, and the calls that move. They are copied when a call moves: in most seconds none does."""
 
-    def __init__(self, engines: Iterable[OpenEngine], settings: MigrationSettings) -> None:
+    def __init__(self, engines: Iterable[OpenEngine], settings: MigrationSettings, times: int) -> None:
         self.engines = list(engines)
         self.moves: list[tuple[str, str, str]] = []
-        self._at_once = settings.at_once
+        self.times = times
+        self._at_once = max(1, settings.at_once // times)
         self._own = False
 
     def begin(self) -> list[OpenEngine]:
@@ -81,10 +83,10 @@ class _Plan:
 
     def move(self, call: Movable, source: OpenEngine, target: OpenEngine) -> None:
         self.moves.append((call.call, source.name, target.name))
-        for engine, more in ((source, -1), (target, 1)):
-            engine.running += more
+        for engine, more in ((source, -self.times), (target, self.times)):
+            engine.running = max(0, engine.running + more)
             engine.kv = max(0, engine.kv + more * call.length)
-            engine.extra += more * (call.weight - 1)
+            engine.extra = max(0.0, engine.extra + more * (call.weight - 1))
 
 
 def moves(
@@ -92,6 +94,7 @@ def moves(
     inside: Callable[[str], Iterable[Movable]],
     choice: Choice,
     settings: MigrationSettings,
+    times: int = 1,
 ) -> list[tuple[str, str, str]]:
     """Calls that are to leave, the engine of each, and where each is expected to go.
 
@@ -102,7 +105,7 @@ def moves(
     crowded = any(engine.waiting > settings.waiting_above for engine in engines)
     if not crowded and not choice.weighs and not _gap(engines, settings):
         return []  # the usual end: no call needs to move
-    plan = _Plan(engines, settings)
+    plan = _Plan(engines, settings, times)
     _from_queues(plan, inside, choice, settings)
     if not plan.moves and choice.weighs:
         _to_gain(plan, inside, choice, settings)
@@ -128,7 +131,7 @@ def _from_queues(
             if target is None:
                 break
             plan.move(call, source, target)
-            source.waiting -= 1
+            source.waiting = max(0, source.waiting - plan.times)
             others.sort(key=lambda engine: (engine.running, engine.name))
 
 

@@ -15,9 +15,10 @@ gets the fastest engine, and the others keep out of that while they gain about a
 count the same, and the sum is tokens a second.
 
 Engines that are set aside take calls predicted to be long alone (`tails.py`); others go there only while no other may have them.
-What was placed counts at once, whatever a later snapshot still lacks. Engines lie in heaps by version, so a choice costs the
-logarithm of their number; under `gain` the heaps are ordered for a call of typical length, late calls have their own, and the
-best `_LOOKED_AT` of each are compared for the call itself.
+What was placed counts at once, whatever a later snapshot still lacks. Where several processes place calls by the same snapshot,
+each takes it that the others do as it does: what it places counts `times` times until the next one. Engines lie in heaps by
+version, so a choice costs the logarithm of their number; under `gain` the heaps are ordered for a call of typical length, late
+calls have their own, and the best `_LOOKED_AT` of each are compared for the call itself.
 """
 
 from __future__ import annotations
@@ -110,6 +111,8 @@ class OpenEngine:
     """Calls in its own queue, by the last snapshot, less those that have left."""
     held: dict[int, int] = field(default_factory=dict)
     """Calls that were placed here, by V."""
+    others: tuple[tuple[int, int], ...] = ()
+    """The same of other processes, by the last snapshot: V, and how many."""
     extra: float = 0.0
     """The weight of its calls beyond one each."""
     stamp: int = 0
@@ -239,6 +242,8 @@ class Engines:
         self._models: dict[str, EngineModel] = {}
         self.newest = 0
         """The newest version: calls of an older V are late."""
+        self.times = 1
+        """For how many calls one stands that is placed here: see the module."""
         self._heaps: dict[_Place, list[_Entry]] = {}
         """An entry that is not its engine's newest is void."""
         self._stamps = itertools.count(1)
@@ -301,6 +306,38 @@ class Engines:
             engine.running = own + engine.foreign
             engine.kv, engine.waiting = max(kv, engine.floor), waiting
 
+    def others(self, processes: int, held: Iterable[tuple[str, int, int]]) -> None:
+        """What other processes have, by the snapshot that was just `seen`: engine, V, and how many calls.
+
+        A process with a share of 1/n of all calls takes it that n - 1 like it are there, as far as there are so many.
+        """
+        by_engine: dict[str, list[tuple[int, int]]] = {}
+        for name, version, calls in held:
+            by_engine.setdefault(name, []).append((version, calls))
+        foreign = own = 0
+        for name, engine in self.open.items():
+            foreign += engine.foreign
+            own += engine.running - engine.foreign
+            engine.others = tuple(by_engine.get(name, ()))
+            self._weigh(engine)
+        self.times = 1 + min(processes - 1, round(foreign / own) if own else foreign)
+
+    def elsewhere(self, request: EngineRequest) -> bool:
+        """Another process has a call that waits: where it would go is counted, until a snapshot shows it. False: nowhere."""
+        engine = self.best(request)
+        if engine is None:
+            return False
+        self._echo(engine, 1, footprint(request))
+        self._file(engine)
+        return True
+
+    def _echo(self, engine: OpenEngine, calls: int, length: int) -> None:
+        """Counts calls of other processes, or their ends, that no snapshot has shown."""
+        calls = max(calls, -engine.foreign)
+        engine.foreign += calls
+        engine.running += calls
+        engine.kv = max(engine.kv + calls * length, engine.floor)
+
     def refile(self) -> None:
         """Orders all engines again."""
         self._heaps.clear()
@@ -319,6 +356,8 @@ class Engines:
         self._count(engine, version, 1)
         engine.kv += length
         engine.floor += length
+        if self.times > 1:
+            self._echo(engine, self.times - 1, length)
         self._file(engine)
 
     def ended(self, name: str, version: int, length_then: int, length_now: int) -> None:
@@ -327,6 +366,8 @@ class Engines:
             self._count(engine, version, -1)
             engine.floor -= length_then
             engine.kv = max(engine.kv - length_now, engine.floor)
+            if self.times > 1:
+                self._echo(engine, 1 - self.times, length_now)
             engine.waiting = max(0, min(engine.waiting - 1, engine.running))
             self._file(engine)
 
@@ -354,6 +395,11 @@ class Engines:
     def weight(self, version: int) -> float:
         """The present weight of a call of this V."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
+
+    @property
+    def aside(self) -> frozenset[str]:
+        """Engines that take predicted tails alone."""
+        return self._aside
 
     @property
     def any_aside(self) -> bool:
@@ -404,7 +450,8 @@ class Engines:
             self._weigh(engine)
 
     def _weigh(self, engine: OpenEngine) -> None:
-        engine.extra = sum(count * (self.weight(version) - 1) for version, count in engine.held.items())
+        calls = [*engine.held.items(), *engine.others]
+        engine.extra = sum(count * (self.weight(version) - 1) for version, count in calls)
 
     def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:
         """The engine's entries for the heaps that it belongs to: how good it is in each."""

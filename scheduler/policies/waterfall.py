@@ -4,19 +4,39 @@ Calls wait by their group's version V, oldest first. The call whose turn it is g
 is at least V (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later call
 of its kind: none overtakes one that must be trained sooner. Of one V those that are expected to be longest come first (LPT: what
 begins late has the least time), among as many as come one after another (`_AMONG`); so nobody is overtaken for ever.
+
+Calls that wait in other processes stand in the same order, as far as the last snapshot knows: those with an older V have
+their place in an engine counted before a call of this process gets one.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 from scheduler.policies.placement import EngineRequest, Engines, footprint
 
 _AMONG = 1024
 _Entry = tuple[int, int, int, EngineRequest]
 """The arrival batch (of `_AMONG` calls), longest first within it, first come first served between batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Calls of one V that wait in other processes, as a request of one of them: of mean length, and nothing else is known."""
+
+    version: int
+    length: int
+    calls: int
+    call: str = ""
+    expected: int = 0
+    tail: bool = False
+    near: str = ""
+    cached: int = 0
+    avoid: tuple[str, ...] = ()
+    to: str = ""
 
 
 @dataclass(slots=True)
@@ -34,6 +54,8 @@ class Waterfall:
         self.engines = engines
         self.waiting: dict[str, EngineRequest] = {}
         self._queues: dict[int, _Queues] = {}
+        self._elsewhere: dict[int, Elsewhere] = {}
+        """Calls that wait in other processes, by V, less those whose place was counted."""
         self._serials = itertools.count()
 
     def add(self, request: EngineRequest) -> None:
@@ -50,10 +72,15 @@ class Waterfall:
         """Removes a waiting call; returns True if it was waiting."""
         return self.waiting.pop(call, None) is not None
 
+    def elsewhere(self, queues: Iterable[Elsewhere]) -> None:
+        """The calls that wait in other processes, by a snapshot."""
+        self._elsewhere = {queue.version: queue for queue in queues}
+
     def heads(self) -> list[EngineRequest]:
-        """The calls whose turn it is, oldest version first."""
+        """The calls whose turn it is, those of other processes too, oldest version first."""
         found = (self._head(queue) for version in sorted(self._queues) for queue in self._of(version))
-        return [request for request in found if request is not None]
+        heads = [*(request for request in found if request is not None), *self._elsewhere.values()]
+        return sorted(heads, key=lambda request: request.version)
 
     def pour(self) -> list[tuple[EngineRequest, str]]:
         """Places calls while engines have room for those whose turn it is."""
@@ -64,6 +91,8 @@ class Waterfall:
         apart = self.engines.any_aside
         stuck = [False, False]
         for version in sorted(self._queues):
+            if not self._count_elsewhere(version):
+                break
             for kind, queue in enumerate(self._of(version)):
                 if not stuck[kind] and not self._drain(queue, placed):
                     stuck[kind] = True
@@ -73,6 +102,17 @@ class Waterfall:
             if all(stuck):
                 break
         return placed
+
+    def _count_elsewhere(self, version: int) -> bool:
+        """Counts the calls of other processes that go before those of this V; False if not all of them find room."""
+        for older in sorted(v for v in self._elsewhere if v < version):
+            queue = self._elsewhere[older]
+            counted = next((n for n in range(queue.calls) if not self.engines.elsewhere(queue)), queue.calls)
+            if counted < queue.calls:
+                self._elsewhere[older] = replace(queue, calls=queue.calls - counted)
+                return False
+            del self._elsewhere[older]
+        return True
 
     def _of(self, version: int) -> tuple[list[_Entry], list[_Entry]]:
         queues = self._queues[version]

@@ -86,6 +86,47 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
+class Queued:
+    """Calls of one V that wait in other processes."""
+
+    version: int
+    calls: int
+    length: int
+    """Tokens of one, on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Calls of one V that other processes have in an engine."""
+
+    engine: str
+    version: int
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """What other gateway processes have, where there are any. It comes just before the snapshot that counts their calls too."""
+
+    processes: int
+    """Those that place calls, this one included."""
+    queued: tuple[Queued, ...] = ()
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the coordinator has decided at its snapshot, for the processes that follow it."""
+
+    newest: int
+    """The newest version: calls of an older V are late."""
+    pulling: tuple[str, ...] = ()
+    """Engines that were told to pull it, and are still open."""
+    aside: tuple[str, ...] = ()
+    """Engines that take only calls that are predicted to be long."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fitted:
     """The fitted speed of an engine (`scheduler.policies.throughput`)."""
 

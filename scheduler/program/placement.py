@@ -8,6 +8,10 @@ counts before any engine shows it. The policies decide: `placement`, `sync`, `mi
 - while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
 - no call is moved at the moment at which an engine is told to pull.
 
+Where there are several gateway processes the coordinator has one of these, which decides about pulls and tails, and every other
+process one for its own calls (`following.py`). It is told of the same snapshots and what was decided (`Plan`), so its calls go
+where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
+
 Every event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
 """
 
@@ -23,8 +27,19 @@ from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEng
 from scheduler.policies.sync import SyncSettings, pulls
 from scheduler.policies.tails import Expected, divide
 from scheduler.policies.throughput import EngineModel
-from scheduler.policies.waterfall import Waterfall
-from scheduler.program.calls import Arrived, Closed, Demand, Fitted, Move, Opened, Placed, Seen
+from scheduler.policies.waterfall import Elsewhere, Waterfall
+from scheduler.program.calls import (
+    Arrived,
+    Closed,
+    Demand,
+    Fitted,
+    Move,
+    Opened,
+    Others,
+    Placed,
+    Plan,
+    Seen,
+)
 from scheduler.program.events import Begun, Gone, Target, Verdict
 from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Source
@@ -96,11 +111,16 @@ class Placement(Reactor):
         """Tokens of the longest conversation that has left an engine."""
         self._foretold = False
         """Lengths of calls are predicted."""
-        self._placed: list[Placed] = []
+        self._others: Others | None = None
+        """Of other processes, once there are any."""
+        self._settles = True
+        """No engine was told to pull since the last snapshot, as far as this process follows one that decides."""
         self.begun = self.physical("begun", Begun)
         self.demand = self.physical("demand", Demand)
         self.opened = self.physical("opened", Opened)
         self.closed = self.physical("closed", Closed)
+        self.others = self.physical("others", Others)
+        self.plan = self.physical("plan", Plan)
         self.seen = self.physical("seen", Seen)
         self.fitted = self.physical("fitted", Fitted)
         self.target = self.input("target", Target)
@@ -117,6 +137,8 @@ class Placement(Reactor):
         self.reaction(self._on_closed, on=[self.closed])
         self.reaction(self._on_opened, on=[self.opened])
         self.reaction(self._on_demand, on=[self.demand])
+        self.reaction(self._on_others, on=[self.others])
+        self.reaction(self._on_plan, on=[self.plan])
         self.reaction(self._on_seen, on=[self.seen])
         every: list[Source[Any]] = [self.demand, self.opened, self.closed, self.seen, self.target, self.gone]
         self.reaction(self._decide, on=every, writes=[self.placed, self.moves, self.pull])
@@ -125,6 +147,12 @@ class Placement(Reactor):
     def waiting(self) -> int:
         """Calls that wait. To be read; it changes by events alone."""
         return len(self._waterfall.waiting)
+
+    def decided(self) -> Plan:
+        """What processes that follow this one are told beside its snapshot. To be read, as `waiting`."""
+        engines = self._engines
+        pulling = tuple(sorted(self._told.keys() & engines.open.keys()))
+        return Plan(engines.newest, pulling, tuple(sorted(engines.aside)))
 
     def longest_s(self, version: int) -> float:
         """Returns the predicted seconds until the last call of this V, or of an older one, is over; 0: nobody can say.
@@ -204,12 +232,27 @@ class Placement(Reactor):
             del self._inside[run.engine][call]
             self._engines.ended(run.engine, run.request.version, footprint(run.request), length)
 
+    def _on_others(self, now: Context) -> None:
+        self._others = others = now[self.others]
+        self._waterfall.elsewhere(Elsewhere(q.version, q.length, q.calls) for q in others.queued)
+
+    def _on_plan(self, now: Context) -> None:
+        plan = now[self.plan]
+        if plan.newest != self._engines.newest:
+            self._engines.withdrawn(plan.newest)
+        self._engines.set_aside(plan.aside)
+        self._settles = self._told.keys() >= set(plan.pulling)
+        self._told = dict.fromkeys(plan.pulling, now.tag.time)
+
     def _on_seen(self, now: Context) -> None:
         for seen in now[self.seen].engines:
             self._engines.seen(seen.engine, seen.running, seen.waiting, seen.kv)
             if seen.running:
                 steps = self._steps.get(seen.engine, 0.0)
                 self._steps[seen.engine] = steps + seen.tokens_per_s / seen.running
+        if (others := self._others) is not None:
+            held = ((one.engine, one.version, one.calls) for one in others.held)
+            self._engines.others(others.processes, held)
         if self._settings.tails and now.tag.time - self._divided >= _DIVIDE_S * SECOND:
             self._divided = now.tag.time
             self._divide()
@@ -223,7 +266,7 @@ class Placement(Reactor):
             waiting = len(self._waterfall.waiting)
             now.set(self.placed, tuple(placed), why=f"{waiting} wait" if waiting else "")
         if now.present(self.seen):
-            if not self._pull(now):
+            if not self._pull(now) and self._settles:
                 self._move(now)
         elif now.present(self.target) or not self._legal():
             self._pull(now)
@@ -263,7 +306,7 @@ class Placement(Reactor):
 
     def _move(self, now: Context) -> None:
         engines = [engine for name, engine in self._engines.open.items() if name not in self._told]
-        planned = moves(engines, self._movable, self._choice, self._settings.migration)
+        planned = moves(engines, self._movable, self._choice, self._settings.migration, self._engines.times)
         for call, _, _ in planned:
             self._runs[call].moved = True
         if planned:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hypothesis import strategies as st
+
 from scheduler.program import ControlProgram
 from scheduler.program.calls import (
     Arrived,
@@ -16,7 +18,7 @@ from scheduler.program.calls import (
     Placed,
     Seen,
 )
-from scheduler.program.events import Begun, Published
+from scheduler.program.events import Added, Begun, Published
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from scheduler.reactor.elements import PhysicalAction
 
@@ -98,3 +100,42 @@ class Field:
 
 def calls(*names: str, version: int = 0, **fields: Any) -> list[Arrived]:
     return [Arrived(name, version, 10, **fields) for name in names]
+
+
+ENGINES = st.sampled_from(["a", "b", "c"])
+CALLS = st.sampled_from([f"c{i}" for i in range(12)])
+HAPPENS = st.one_of(
+    st.tuples(st.just("open"), ENGINES, st.integers(0, 3)),
+    st.tuples(st.just("close"), ENGINES, st.just(0)),
+    st.tuples(st.just("gone"), ENGINES, st.just(0)),
+    st.tuples(st.just("arrive"), CALLS, st.integers(0, 3)),
+    st.tuples(st.just("arrive"), CALLS, st.integers(0, 3)),
+    st.tuples(st.just("leave"), CALLS, st.just(0)),
+    st.tuples(st.just("seen"), ENGINES, st.integers(0, 6)),
+    st.tuples(st.just("second"), st.just(""), st.just(0)),
+    st.tuples(st.just("publish"), st.just(""), st.just(0)),
+)
+
+
+def happen(field: Field, what: str, name: str, number: int) -> None:
+    """Does one of `HAPPENS`."""
+    match what:
+        case "open":
+            field.opens(**{name: number})
+        case "close":
+            field.closes(name)
+        case "gone":
+            field.inject(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
+            field.closes(name)
+        case "arrive":
+            field.placed.pop(name, None)  # if it is inside, it arrives anew
+            tail = number == 3
+            field.arrive(Arrived(name, number, 10 * (number + 1), 100 * tail, tail, "a", 5, ("b",)))
+        case "leave":
+            field.leave(name)
+        case "seen":
+            field.second(EngineSeen(name, number, max(0, number - 3), 10 * number, 1.0))
+        case "second":
+            field.second()
+        case _:
+            field.publish(3)

@@ -19,7 +19,7 @@ from scheduler.program.calls import (
 )
 from scheduler.program.events import Added
 from scheduler.reactor import Recording, Runtime, VirtualClock, replay
-from tests.unit.program.field import ENGINE, MODEL, Field, calls
+from tests.unit.program.field import ENGINE, HAPPENS, MODEL, Field, calls, happen
 
 
 def test_calls_wait_until_an_engine_opens_and_then_in_their_order() -> None:
@@ -180,44 +180,6 @@ def test_with_tails_engines_are_set_aside_in_proportion() -> None:
     field.arrive(Arrived("tail", 0, 10, expected=1000, tail=True), *calls("other"))
     assert field.placed["tail"] in aside
     assert field.placed["other"] not in aside
-
-
-ENGINES = st.sampled_from(["a", "b", "c"])
-CALLS = st.sampled_from([f"c{i}" for i in range(12)])
-HAPPENS = st.one_of(
-    st.tuples(st.just("open"), ENGINES, st.integers(0, 3)),
-    st.tuples(st.just("close"), ENGINES, st.just(0)),
-    st.tuples(st.just("gone"), ENGINES, st.just(0)),
-    st.tuples(st.just("arrive"), CALLS, st.integers(0, 3)),
-    st.tuples(st.just("arrive"), CALLS, st.integers(0, 3)),
-    st.tuples(st.just("leave"), CALLS, st.just(0)),
-    st.tuples(st.just("seen"), ENGINES, st.integers(0, 6)),
-    st.tuples(st.just("second"), st.just(""), st.just(0)),
-    st.tuples(st.just("publish"), st.just(""), st.just(0)),
-)
-
-
-def happen(field: Field, what: str, name: str, number: int) -> None:
-    match what:
-        case "open":
-            field.opens(**{name: number})
-        case "close":
-            field.closes(name)
-        case "gone":
-            field.inject(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
-            field.closes(name)
-        case "arrive":
-            field.placed.pop(name, None)  # if it is inside, it arrives anew
-            tail = number == 3
-            field.arrive(Arrived(name, number, 10 * (number + 1), 100 * tail, tail, "a", 5, ("b",)))
-        case "leave":
-            field.leave(name)
-        case "seen":
-            field.second(EngineSeen(name, number, max(0, number - 3), 10 * number, 1.0))
-        case "second":
-            field.second()
-        case _:
-            field.publish(3)
 
 
 @settings(deadline=None, max_examples=200)

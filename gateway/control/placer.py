@@ -1,0 +1,175 @@
+"""Has the placement reactor (`scheduler.program.placement`) choose engines for the calls of one pool in this process.
+
+All calls that begin or end within one turn of the event loop are sent together at the end of that turn. A call that was given an
+engine continues when its turn comes. Owns the unanswered requests, and the slot states that the reactor was told. Invariants:
+- a call is sent as `Arrived` only after everything before it was sent as `Left`;
+- the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine which closed meanwhile
+  requests another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from gateway.errors import GatewayError, Unavailable
+from gateway.rollout.call import Call
+from gateway.rollout.placing import PlacementRequest
+from gateway.rollout.pool import EnginePool
+from scheduler.program.calls import Arrived, Closed, Demand, Left, Move, Opened, Placed
+from scheduler.program.placement import Placement
+from scheduler.reactor import Output, PhysicalAction
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class ProgramHost(Protocol):
+    """Runs the program that has the reactor."""
+
+    @property
+    def running(self) -> bool:
+        """True while decisions are made."""
+        ...
+
+    def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
+        """Calls `callback` with every value of an output, at once and in order."""
+        ...
+
+    def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
+        """Injects an event. `now`: the decisions about it have been observed when this returns.
+
+        Raises Unavailable if the program has stopped.
+        """
+        ...
+
+
+class ProgramPlacer:
+    """The calls of one model in this process. See `gateway.rollout.placing.Placer`."""
+
+    def __init__(self, host: ProgramHost, reactor: Placement, model: str, pool: EnginePool) -> None:
+        self.reactor = reactor
+        self._host = host
+        self._model = model
+        self._pool = pool
+        self._asking: dict[str, PlacementRequest] = {}
+        """Calls that want an engine, since the last turn."""
+        self._waiting: dict[str, PlacementRequest] = {}
+        """Calls that the program knows and has not placed yet."""
+        self._left: list[Left] = []
+        self._scheduled = False
+        self._told: dict[str, tuple[int, int]] = {}
+        """The version and generation of each engine that the program knows as open."""
+        self._moving: set[asyncio.Task[None]] = set()
+        host.observe(reactor.placed, self._on_placed)
+        host.observe(reactor.moves, self._on_moves)
+
+    # Events of calls
+
+    def submit(self, request: PlacementRequest) -> None:
+        self._asking[request.call.call_id] = request
+        self._soon()
+
+    def cancel(self, request: PlacementRequest) -> None:
+        call = request.call
+        if self._asking.get(call.call_id) is request:
+            del self._asking[call.call_id]
+        elif self._waiting.get(call.call_id) is request or request.found.cancelled():
+            self._waiting.pop(call.call_id, None)
+            self.left(call)
+
+    def left(self, call: Call) -> None:
+        self._left.append(Left(call.call_id, call.length))
+        self._soon()
+
+    def retire(self) -> list[PlacementRequest]:
+        requests = [*self._waiting.values(), *self._asking.values()]
+        self._waiting, self._asking = {}, {}
+        return requests
+
+    def _soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        """Sends the program the events of this turn of the loop."""
+        self._scheduled = False
+        left, self._left = tuple(self._left), []
+        asking, self._asking = self._asking, {}
+        self._waiting.update(asking)
+        arrived = tuple(self._arrived(request.call) for request in asking.values())
+        try:
+            self._host.inject(self.reactor.demand, Demand(left, arrived), now=True)
+        except Unavailable:
+            self._stopped()
+            return
+        for name, request in asking.items():
+            if self._waiting.get(name) is request and not self._pool.let_wait(request):
+                del self._waiting[name]
+                self.left(request.call)
+
+    def _stopped(self) -> None:
+        """Nothing is decided any more."""
+        log.warning("%s: nothing is decided any more; calls go where there is room", self._model)
+        self._pool.set_placer(None)
+
+    def _arrived(self, call: Call) -> Arrived:
+        near, cached = self._pool.cached(call)
+        hints = call.hints
+        return Arrived(
+            call.call_id,
+            call.min_version,
+            call.length,
+            expected=max(hints.expected - len(call.turn.ids), 0),
+            tail=hints.tail,
+            near=near,
+            cached=cached,
+            avoid=tuple(sorted(hints.avoid)),
+            pinned=bool(call.pinned),
+            to=hints.preferred,
+        )
+
+    # Events of engines
+
+    def changed(self) -> None:
+        if not self._host.running:
+            return
+        slots = self._pool.slots
+        now = {name: (s.version, s.generation) for name, s in slots.items() if s.state == "open"}
+        for name in self._told.keys() - now.keys():
+            del self._told[name]
+            self._host.inject(self.reactor.closed, Closed(name))
+        for name, state in now.items():
+            if self._told.get(name) != state:
+                self._told[name] = state
+                self._host.inject(self.reactor.opened, Opened(name, state[0]))
+
+    # Decisions
+
+    def _on_placed(self, placed: tuple[Placed, ...]) -> None:
+        for one in placed:
+            if (request := self._waiting.pop(one.call, None)) is not None:
+                self._pool.give(request, one.engine)
+
+    def _on_moves(self, moves: tuple[Move, ...]) -> None:
+        for move in moves:
+            task = asyncio.create_task(self._move(move), name=f"move-{move.call}")
+            self._moving.add(task)
+            task.add_done_callback(self._moving.discard)
+
+    async def end_moves(self) -> None:
+        """Takes back the moves that have not been made."""
+        for task in self._moving:
+            task.cancel()
+        if self._moving:
+            await asyncio.wait(self._moving)
+
+    async def _move(self, move: Move) -> None:
+        try:
+            await self._pool.move(move.call, move.to or None)
+        except GatewayError as error:
+            log.info("call %s stays in %s: %s", move.call, move.engine, error)

@@ -1,0 +1,20 @@
+"""The program of a gateway process that follows: the placement of its own calls, by the coordinator's snapshots.
+
+It decides about no engine: which pull, and which are set aside for tails, comes from the coordinator with each snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.program.placement import Placement, PlacementSettings
+from scheduler.reactor import Program
+
+
+class FollowerProgram(Program):
+    """The calls of one model in one process."""
+
+    def __init__(self, settings: PlacementSettings) -> None:
+        self.placement = Placement("placement", replace(settings, pull=False, tails=False))
+        super().__init__("follower", [self.placement])
+        self.seal()
