@@ -5,6 +5,7 @@ Owns the link, and mirrors of the coordinator's engines (in the pools) and of th
 - tokens that arrive while the link is down are held. They are taken if the next welcome says that the engine's weights did not
   change meanwhile; otherwise they are dropped and the call continues elsewhere;
 - the coordinator's requests are done in order, and each is answered when it is done;
+- calls are placed by the newest table of this link; before there is one, by what this process knows alone;
 - an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
 """
 

@@ -167,3 +167,36 @@ async def test_a_call_that_is_sent_on_ends_with_its_client(
             calls = (await admin.episode(episode["id"]))["calls"]
         assert [call["finish_reason"] for call in calls] == ["abandoned"]
         assert (await cluster.followers[0].chat(key)).status_code == 200
+
+
+async def test_calls_of_every_member_go_where_the_calls_of_all_leave_room(
+    postgres: PostgresServer, tiny_model: Path, tmp_path: Path
+) -> None:
+    """The coordinator's call is in the first engine; the follower, which has none in either, takes the other for its own.
+
+    The coordinator leaves while the follower's calls run, and they end all the same.
+    """
+    async with run_cluster(postgres_store(postgres), tiny_model, tmp_path, engines=2) as cluster:
+        first, second = cluster.members
+        for engine in cluster.engines:
+            engine.set_faults({"endless": True, "hold_after": 2})
+        async with cluster.admin(first) as admin:
+            keys = [(await admin.open_episode(f"t{i}", mode="eval")).api_key for i in range(3)]
+        filling = asyncio.create_task(first.chat(keys[0], max_tokens=8))
+        await until(lambda: cluster.engines[0].held == 1, "the coordinator's call is in the first engine")
+
+        def known() -> bool:
+            placement = second.services.role._placements.get("demo")
+            return placement is not None and placement.reactor._engines.open["demo-0"].running == 1
+
+        await until(known, "the follower knows of it")
+        calls = [asyncio.create_task(second.chat(key, max_tokens=8)) for key in keys[1:]]
+        await until(lambda: [engine.held for engine in cluster.engines] == [2, 1], "it is in the other")
+        stopping = asyncio.create_task(cluster.stop(first))
+        await until(lambda: second.role == "coordinator", "the other one decides")
+        for engine in cluster.engines:
+            engine.set_faults({"endless": True, "hold_after": None})
+        assert [(await call).status_code for call in calls] == [200, 200]
+        await stopping
+        filling.cancel()
+        await asyncio.wait({filling})
