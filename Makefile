@@ -30,7 +30,7 @@ TESTS = $(BIN)/python -m tests
 .PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
-	bench-reactor bench-control bench-following bench-lengths bench-costs bench-console bench-structure \
+	bench-reactor bench-control bench-routing bench-following bench-lengths bench-costs bench-console bench-structure \
 	litellm routers trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
 
 help: ## list the targets
@@ -212,6 +212,9 @@ bench-control: setup ## the control program's share of a core at 1,024 engines a
 
 bench-following: setup ## the choice of engines in 1, 2 and 4 gateway processes: its cost, the wait for it, how even engines are
 	$(BIN)/python -m bench.following
+
+bench-routing: setup ## gain routing, pull and migration beside the defaults and turns, on fake engines with measured steps (10 minutes)
+	$(BIN)/python -m bench.routing
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
 	$(BIN)/python -m bench.ledger

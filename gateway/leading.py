@@ -82,7 +82,9 @@ async def open_leader(
             )
             for model in plane.models
         ]
-        episodes = await _episodes(stack, plane, database, ledgers)
+        episodes = await _episodes(
+            stack, plane, database, ledgers, partial(_engine_version, settings, ledgers, placements)
+        )
         await _start_engines(stack, settings, opened, nodes, alone)
         openings = AutoOpen(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
@@ -188,6 +190,7 @@ async def _episodes(
     plane: DataPlane,
     database: Database,
     ledgers: Mapping[str, StoredLedger],
+    engine_version: Callable[[str], int | None] = lambda _model: None,
     *,
     load: bool = True,
 ) -> Episodes:
@@ -197,11 +200,24 @@ async def _episodes(
     )
     stack.push_async_callback(grading.close)
     recorders = [model.recorder for model in plane.models]
-    episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub)
+    episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub, engine_version)
     stack.push_async_callback(episodes.close)
     if load:
         await episodes.load()
     return episodes
+
+
+def _engine_version(
+    settings: Settings,
+    ledgers: Mapping[str, StoredLedger],
+    placements: Mapping[str, ControlPlacement],
+    model: str,
+) -> int | None:
+    """The version of the engine that admits a group; None where V is the newest version."""
+    if settings.routing.admit == "newest":
+        return None
+    rule = ledgers[model].rule
+    return placements[model].reactor.admitting(max(rule.next_buffer - rule.settings.eta, 0))
 
 
 def _own_gateway(settings: Settings) -> OwnGateway:

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -45,9 +45,17 @@ class _Waiting:
 class Admission:
     """The way into the ledgers; `ledgers`: of each trained model."""
 
-    def __init__(self, database: Database, ledgers: Mapping[str, StoredLedger], max_wait_s: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        ledgers: Mapping[str, StoredLedger],
+        max_wait_s: float,
+        engine_version: Callable[[str], int | None] = lambda _model: None,
+    ) -> None:
+        """`engine_version`: the version of the engine that would sample a model's new call; None: V is the newest version."""
         self._database = database
         self._ledgers = ledgers
+        self._engine_version = engine_version
         self._max_wait_s = max_wait_s
         self._joining: dict[str, str] = {}
         """Episodes whose place is being committed, and why the ledger has given them up meanwhile, if it has."""
@@ -104,7 +112,8 @@ class Admission:
 
     async def _apply(self, event: Join, row: dict[str, Any], entered: Entered) -> list[Command]:
         ledger = self._ledgers[row["model"]]
-        row["version"] = ledger.rule.version
+        event = replace(event, version=self._engine_version(row["model"]))
+        row["version"] = ledger.rule.version_of(event)
         self._joining[event.episode_id] = ""
         try:
             commands = await ledger.apply(event, lambda c: statements.insert_episode(c, row))

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -50,13 +50,15 @@ class Episodes:
         recorders: Collection[Recorder],
         grading: Grading,
         peers: Peers | None = None,
+        engine_version: Callable[[str], int | None] = lambda _model: None,
     ) -> None:
-        """`ledgers`: of each trained model; `recorders`: of every model; `peers`: the other gateway processes."""
+        """`ledgers`: of each trained model; `recorders`: of every model; `peers`: the other gateway processes;
+        `engine_version`: see `Admission`."""
         self._settings = settings
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
-        self._admission = Admission(database, ledgers, settings.episodes.max_wait_s)
+        self._admission = Admission(database, ledgers, settings.episodes.max_wait_s, engine_version)
         self._peers = peers or NoPeers()
         self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
         self._deadlines = GroupDeadlines(settings, ledgers)

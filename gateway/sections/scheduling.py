@@ -44,6 +44,9 @@ class RoutingSettings(Section):
     """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
     urgency: float = Field(64.0, ge=1, le=1e6)
     """With `gain`: how many times as much a call counts for each version that its V is behind the newest; 1: all the same."""
+    admit: Literal["newest", "engine"] = "newest"
+    """The V of a group that starts, from which its staleness is counted: the `newest` version, or that of the `engine` that would
+    sample it, so that engines which lag get new groups (with `[update] order = "pull"` and the rule `staleflow`)."""
     tails: bool = False
     """True: calls that are predicted to be among the longest have engines of their own."""
     slots: int = Field(64, ge=1, le=65_536)

@@ -1,8 +1,9 @@
 """Decides which group may start and which batch it is trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
 
 Buffer b is the batch on which version b is trained to give b + 1. It has an entry for each of `batch` groups, and `spare_groups`
-more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group that starts while
-version V is the newest has V for good, and may be trained in no buffer outside its *window* [V, V + eta].
+more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group has a V for good,
+and may be trained in no buffer outside its *window* [V, V + eta]. V is the version that is the newest when it starts; or, where
+the engine that admits it is older (`Join.version`), that engine's, or the next one whose window has an empty entry.
 
 - **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
 - **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
@@ -95,12 +96,34 @@ class StaleFlow(StalenessRule[GroupRow]):
     # Reserve
 
     def _start(self, event: Join) -> GroupRow | None:
-        buffer = next((b for b in reversed(self._window()) if self._entries.empty(b)), None)
-        if buffer is None:
+        place = self._reservable(event)
+        if place is None:
             return None
-        group = GroupRow(event.group_id, event.size, self.version, buffer)
+        version, buffer = place
+        group = GroupRow(event.group_id, event.size, version, buffer)
         self._entries.reserve(group, buffer)
         return group
+
+    def _reservable(self, event: Join) -> tuple[int, int] | None:
+        """The V of a group that starts now, and the latest buffer of its window with an empty entry."""
+        for version in range(self._admitting(event), self.version + 1):
+            window = range(self._window().start, version + self.settings.eta + 1)
+            buffer = next((b for b in reversed(window) if self._entries.empty(b)), None)
+            if buffer is not None:
+                return version, buffer
+        return None
+
+    def _admitting(self, event: Join) -> int:
+        """The version of the engine that admits an episode; none whose window is over, or that is newer than the newest."""
+        if event.version is None:
+            return self.version
+        return min(max(event.version, self._window().start - self.settings.eta, 0), self.version)
+
+    def version_of(self, event: Join) -> int:
+        if (group := self._groups.get(event.group_id)) is not None:
+            return max(group.version, self._admitting(event))
+        place = self._reservable(event)
+        return place[0] if place is not None else self.version
 
     # Occupy
 

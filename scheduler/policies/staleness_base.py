@@ -109,6 +109,10 @@ class StalenessRule(ABC, Generic[G]):
         """The groups that `Unstick` would give up now; none if it would be refused."""
         return ()
 
+    def version_of(self, event: Join) -> int:
+        """The V of an episode if it joined now and was admitted: what is older may not sample it. Never below its group's."""
+        return self.version
+
     # A rule's decisions
 
     @abstractmethod

@@ -26,6 +26,8 @@ class Join:
     group_id: str
     episode_id: str
     size: int
+    version: int | None = None
+    """The version of the engine that would sample the episode now; None: the newest. Rules for comparison ignore it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +216,11 @@ _STORED_AS = {"OverBound": "Late"}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    """The event's fields, and its class name as `type`."""
-    return {"type": type(event).__name__, **asdict(event)}
+    """The event's fields, and its class name as `type`. Builds before `Join.version` read one without it."""
+    fields = asdict(event)
+    if isinstance(event, Join) and event.version is None:
+        del fields["version"]
+    return {"type": type(event).__name__, **fields}
 
 
 def event_from_json(value: dict[str, Any]) -> Event:

@@ -154,6 +154,11 @@ class Placement(Reactor):
         pulling = tuple(sorted(self._told.keys() & engines.open.keys()))
         return Plan(engines.newest, pulling, tuple(sorted(engines.aside)))
 
+    def admitting(self, oldest: int) -> int | None:
+        """The version of the engine that a new call would get if `oldest` were its V; None: it would wait. To be read."""
+        engine = self._engines.best(Elsewhere(oldest, int(self._engines.typical), 1))
+        return engine.version if engine is not None else None
+
     def longest_s(self, version: int) -> float:
         """Returns the predicted seconds until the last call of this V, or of an older one, is over; 0: nobody can say.
 

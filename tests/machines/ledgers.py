@@ -53,11 +53,15 @@ class EpisodesCoordinator(Coordinator):
 
     ledger: StoredLedger
     episodes: Episodes
+    engine: int | None = None
+    """The version of the engine that would sample a new call; None: V is the newest version."""
 
     async def load(self) -> None:
         self.ledger = await StoredLedger.load(self.fenced, RULE, "m")
         grading = await Grading.open({}, self.fenced, {})
-        self.episodes = Episodes(SETTINGS, self.fenced, {"m": self.ledger}, [], grading)
+        self.episodes = Episodes(
+            SETTINGS, self.fenced, {"m": self.ledger}, [], grading, engine_version=lambda _model: self.engine
+        )
         await self.episodes.load()
 
 
@@ -103,6 +107,13 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         else:
             assert error.code == "no_slot", repr(error)
 
+    # What engines do
+
+    @rule(behind=st.sampled_from([None, 0, 1, 2, 3]))
+    def an_engine_lags(self, behind: int | None) -> None:
+        """Or it is ahead of the ledger for a moment."""
+        self.now.engine = None if behind is None else self.now.ledger.rule.version + 1 - behind
+
     # What drivers ask
 
     @rule(fresh=st.booleans(), which=st.integers(0, 5), times=st.integers(1, 2), old=st.booleans(), heard=st.booleans(),
@@ -122,6 +133,9 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         opened = await coordinator.episodes.open_once(
             key_of("admin", again), EpisodeRequest("t", group, 2, "train", "m"), wait_s
         )
+        if (pure := coordinator.ledger.rule)._groups.get(group) is not None:
+            assert pure._groups[group].version <= opened.version, "older than its group"
+        assert opened.version <= pure.version
         if heard:
             assert self.opened.setdefault(again, opened) == opened, "another episode"
 

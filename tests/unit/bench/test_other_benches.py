@@ -183,3 +183,12 @@ def test_service(tmp_path: Path) -> None:
     assert set(report["cost_of_durability_percent"]) == {"sqlite", "postgresql"}
     ratio = report["workers_2_ratio"]
     assert ratio is None or ratio > 0, "none where no request ended within half a second"
+
+
+def test_following(tmp_path: Path) -> None:
+    """The engines are more even by the plan than when processes choose alone."""
+    small = ["--processes", "2", "--engines", "8", "--ticks", "40", "--calls", "8", "--mean-ticks", "20"]
+    alone, plan = report_of("following", tmp_path / "following.json", *small)["results"]
+    assert (alone["kind"], plan["kind"], alone["calls"], plan["calls"]) == ("alone", "plan", 320, 320)
+    assert 1 < plan["fullest_to_mean"] < alone["fullest_to_mean"]
+    assert plan["table_bytes"] > 0

@@ -156,7 +156,7 @@ class Model(ABC, Generic[R]):
 
     def see_admit(self, episode_id: str, run: R, buffer: int, version: int) -> None:
         if run.joined == 0:
-            assert version == self.version
+            assert version <= self.version
             self.see_start(run, buffer)
         assert run.pending()
         assert version == run.version
@@ -248,9 +248,10 @@ class LedgerModel(Model[ReservedRun]):
     def empty(self, buffer: int) -> bool:
         return not self.complete(buffer) and self.left(buffer) > 0
 
-    def open_buffers(self) -> list[int]:
-        """Buffers open to a new group, in order."""
-        window = range(max(self.version, self.next_buffer), self.version + self.limits.eta + 1)
+    def open_buffers(self, version: int | None = None) -> list[int]:
+        """Buffers open to a new group of this V, the newest version if it is not said, in order."""
+        last = (self.version if version is None else version) + self.limits.eta
+        window = range(max(self.version, self.next_buffer), last + 1)
         return [b for b in window if self.empty(b)]
 
     def window(self, run: ReservedRun) -> range:
@@ -284,7 +285,7 @@ class LedgerModel(Model[ReservedRun]):
         assert buffer == run.reserved
 
     def see_start(self, run: ReservedRun, buffer: int) -> None:
-        assert buffer == max(self.open_buffers()), "not the latest"
+        assert buffer == max(self.open_buffers(run.version)), "not the latest"
         run.reserved = buffer
 
     def see_moved(self, moved: Moved | OverBound, run: ReservedRun) -> None:

@@ -115,16 +115,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def first_joins(self, rng: Random) -> None:
         for size in rng.choices([1, 2, 3], [3, 1, 1], k=rng.randint(1, self.ledger.free_slots() + 1)):
-            group_id = self.first_join(size)
+            engine = rng.choice([None, self.model.version - rng.randint(-1, 4)])
+            group_id = self.first_join(size, engine)
             if rng.random() < 0.7 and group_id in self.model.groups:
                 for _ in range(size + self.limits.spare_members - 1):
-                    self.apply(Join(group_id, self.name(), size))
+                    self.next_join(Join(group_id, self.name(), size, engine))
 
-    def first_join(self, size: int) -> str:
-        group_id, episode_id = self.name(), self.name()
-        slots = self.model.open_buffers()
-        self.model.groups[group_id] = ReservedRun(size, self.model.version)
-        commands = self.apply(Join(group_id, episode_id, size))
+    def first_join(self, size: int, engine: int | None) -> str:
+        """A group starts whose first episode an engine of this version would sample: its V is the first that has a slot."""
+        model, group_id, episode_id = self.model, self.name(), self.name()
+        join = Join(group_id, episode_id, size, engine)
+        wanted = model.version if engine is None else max(engine, 0)
+        slots = [v for v in range(min(wanted, model.version), model.version + 1) if model.open_buffers(v)]
+        expected = self.ledger.version_of(join)
+        model.groups[group_id] = ReservedRun(size, slots[0] if slots else model.version)
+        commands = self.apply(join)
+        assert expected == model.groups[group_id].version
         if not slots:
             assert commands == [Refuse(episode_id, "no_slot")]
             del self.model.groups[group_id]
@@ -137,8 +143,14 @@ class LedgerMachine(RuleBasedStateMachine):
         size = rng.choice([run.size, run.size, run.size, run.size + 1])
         missing = run.joined < run.size + self.limits.spare_members
         free = run.reserved is not None and missing and not run.closed
-        (command,) = self.apply(Join(group_id, self.name(), size))
+        engine = rng.choice([None, self.model.version - rng.randint(-1, 4)])
+        (command,) = self.next_join(Join(group_id, self.name(), size, engine))
         assert isinstance(command, Admit) == (free and size == run.size)
+
+    def next_join(self, join: Join) -> list[Command]:
+        """An episode's V is never below its group's, nor above the newest version."""
+        assert self.model.groups[join.group_id].version <= self.ledger.version_of(join) <= self.model.version
+        return self.apply(join)
 
     def finish(self, rng: Random) -> None:
         if not self.model.underway():

@@ -1,0 +1,27 @@
+"""`gateway serve`, with calls given to engines in turn, whatever runs there: to compare with (`bench.routing`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from weakref import WeakKeyDictionary
+
+from gateway.cli import main
+from scheduler.policies.placement import EngineRequest, Engines, OpenEngine
+
+_turns: WeakKeyDictionary[Engines, Counter[str]] = WeakKeyDictionary()
+
+
+def in_turn(engines: Engines, request: EngineRequest) -> OpenEngine | None:
+    """The engine that may sample the call and has been given the fewest."""
+    given = _turns.setdefault(engines, Counter())
+    legal = [engine for engine in engines.open.values() if engine.version >= request.version]
+    if not legal:
+        return None
+    best = min(legal, key=lambda engine: (given[engine.name], engine.name))
+    given[best.name] += 1
+    return best
+
+
+if __name__ == "__main__":
+    Engines.best = in_turn  # type: ignore[method-assign]
+    main()

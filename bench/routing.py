@@ -1,0 +1,337 @@
+"""Where calls go, when engines pull weights and which calls move: gain routing, pull and migration beside the defaults and turns.
+
+One gateway after another, each with other `[routing]` and `[update]`, before the same engines, agents and trainer: the same tasks
+with the same log-normal lengths, episodes of several turns, a trainer that takes a fixed time per token. The engines are fake,
+with steps and prefills that take as long as measured ones, times `--slower`; or real vLLM with a tiny model (`--launch vllm`).
+Rounds alternate: every arm once, then every arm once in the opposite order. Definitions:
+
+- *trained*: sampled tokens in the batches that were acknowledged, over the time from the first lease to the last ack;
+- *staleness*: of every trained token, the batch's number less the version that sampled it;
+- *recomputed*: tokens that engines prefilled again for calls that came back or moved, to trained tokens; *prefilled*: all that
+  they prefilled, to trained tokens (fake engines alone count them);
+- *p50*, *p99*: seconds of a call; *per token*: those seconds over its tokens, p99.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_installed, serve_gateway
+from bench.report import Spread, Steps, finish, machine, number, percentile, ranged, show, spread
+from bench.rules import Load, Result, SlowTrainer, Weights, wasted
+from bench.timed_engine import Costs, TimedEngine
+from gateway.client import EpisodeRunner, GatewayClient, Task
+from gateway.client.agents import FunctionAgent
+from gateway.engines.fake import create_fake_app
+from processes.ports import free_port
+from scheduler.policies.throughput import EngineModel
+from tests.harness.gateways import serve
+
+ARMS: dict[str, dict[str, dict[str, str]]] = {
+    "round_robin": {},
+    "default": {},
+    "gain": {"routing": {"rule": "gain"}},
+    "pull": {"update": {"order": "pull"}},
+    "gain_pull": {"routing": {"rule": "gain"}, "update": {"order": "pull"}},
+}
+"""The settings of each arm that are not the defaults. With `pull` calls move, too."""
+MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
+"""vLLM's steps and prefills with the tiny model on two cores (docs/performance.md)."""
+_LONGEST = 1000
+_TASKS = 4000
+_WORDS = (
+    "sort",
+    "find",
+    "count",
+    "list",
+    "red",
+    "green",
+    "stones",
+    "that",
+    "lie",
+    "near",
+    "rivers",
+    "and",
+    "why",
+)
+_ROWS = (
+    "tokens_per_s",
+    "staleness_mean",
+    "staleness_max",
+    "recomputed_share",
+    "prefilled_share",
+    "wasted_share",
+    "idle_share",
+    "call_s_p50",
+    "call_s_p99",
+    "token_s_p99",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is the same for every arm."""
+
+    launch: str
+    engines: int
+    slower: float
+    slow: int
+    """So many engines are half as fast as the others."""
+    turns: int
+    eta: int
+    load: Load
+    engine_python: Path = ENGINE_PYTHON
+
+    def costs(self, number_: int) -> Costs:
+        """Of one engine."""
+        return MEASURED.times(self.slower * (2.0 if number_ < self.slow else 1.0))
+
+    def tables(self, arm: str, urls: Sequence[str]) -> str:
+        """The gateway's tables for an arm. What an engine's steps cost is known, as it is of a run after its first minute."""
+        step = self.costs(self.engines - 1).step
+        routing = {key: getattr(step, key) for key in ("k1", "k2", "k3", "k4")}
+        tables: dict[str, dict[str, Any]] = {
+            "engine": self._engine(urls),
+            "staleness": {"eta": self.eta, "batch": self.load.batch, "min_members": 1},
+            "routing": routing if self.launch == "fake" else {},
+        }
+        for name, values in ARMS[arm].items():
+            tables[name] = {**tables.get(name, {}), **values}
+        return "".join(f"[{name}]\n{_rows(values)}" for name, values in tables.items())
+
+    def _engine(self, urls: Sequence[str]) -> dict[str, Any]:
+        if self.launch == "fake":
+            return {"launch": "external", "urls": list(urls)}
+        python = str(self.engine_python.absolute())
+        return {"launch": "vllm", "python": python, "count": self.engines, "start_s": 300, **VLLM_CPU}
+
+
+def _rows(values: dict[str, Any]) -> str:
+    """Values as rows of TOML, whose lists, numbers and strings are JSON's."""
+    rows = []
+    for key, value in values.items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{name} = {json.dumps(one)}" for name, one in value.items())
+            rows.append(f"{key} = {{ {inner} }}\n")
+        else:
+            rows.append(f"{key} = {json.dumps(value)}\n")
+    return "".join(rows)
+
+
+@dataclass(slots=True)
+class Seen:
+    """One run of an arm, beside what `Result` has."""
+
+    result: Result
+    calls_s: list[float] = field(default_factory=list)
+    token_s: list[float] = field(default_factory=list)
+    prefilled: int | None = None
+    recomputed: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        tokens = self.result.tokens
+        return {
+            **self.result.to_json(),
+            "prefilled_share": None if self.prefilled is None else self.prefilled / tokens,
+            "recomputed_share": None if self.recomputed is None else self.recomputed / tokens,
+            "call_s_p50": percentile(self.calls_s, 50),
+            "call_s_p99": percentile(self.calls_s, 99),
+            "token_s_p99": percentile(self.token_s, 99),
+        }
+
+
+class Agents:
+    """Episodes of several turns whose replies are as long as was drawn."""
+
+    def __init__(self, setup: Setup, http: httpx.AsyncClient, seen: Seen) -> None:
+        self._setup = setup
+        self._http = http
+        self._seen = seen
+        self._lengths = self._draw()
+
+    def _draw(self) -> dict[str, Iterator[int]]:
+        load, draws = self._setup.load, random.Random(self._setup.load.seed)
+
+        def length() -> int:
+            return min(_LONGEST, max(1, round(load.median * math.exp(load.sigma * draws.gauss(0, 1)))))
+
+        return {
+            f"t{n}": iter([length() for _ in range(load.group * self._setup.turns)]) for n in range(_TASKS)
+        }
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All tasks, in their order."""
+        return [Task(name, {"task_id": name}) for name in self._lengths]
+
+    async def __call__(self, task: dict[str, Any], base_url: str, api_key: str) -> float:
+        """Plays one episode; its reward tells members apart."""
+        name, said = task["task_id"], random.Random(task["task_id"])
+        messages = [{"role": "user", "content": f"{name}: " + " ".join(said.choices(_WORDS, k=40))}]
+        for turn in range(self._setup.turns):
+            tokens = next(self._lengths[name])
+            body = {"model": "bench", "messages": messages, "max_tokens": tokens}
+            began = time.perf_counter()
+            response = await self._http.post(
+                f"{base_url}/chat/completions", json=body, headers={"authorization": f"Bearer {api_key}"}
+            )
+            response.raise_for_status()
+            self._note(time.perf_counter() - began, response.json()["usage"]["completion_tokens"])
+            messages += [
+                response.json()["choices"][0]["message"],
+                {"role": "user", "content": f"go on, part {turn + 2}"},
+            ]
+        return float(len(response.content) % 2)
+
+    def _note(self, seconds: float, tokens: int) -> None:
+        self._seen.calls_s.append(seconds)
+        self._seen.token_s.append(seconds / max(1, tokens))
+
+
+@asynccontextmanager
+async def _engines(setup: Setup, weights: Path) -> AsyncIterator[tuple[list[TimedEngine], list[str]]]:
+    """Fake engines of this process, and where they are; none for vLLM, which the gateway starts."""
+    async with AsyncExitStack() as stack:
+        engines, urls = [], []
+        for number_ in range(setup.engines if setup.launch == "fake" else 0):
+            engine, port = TimedEngine(str(weights), setup.costs(number_)), free_port()
+            await stack.enter_async_context(serve(create_fake_app(engine), port))
+            engines.append(engine)
+            urls.append(f"http://127.0.0.1:{port}")
+        yield engines, urls
+
+
+async def _run(arm: str, setup: Setup, weights: Weights, work: Path, steps: Steps) -> Seen:
+    module = "bench.round_robin" if arm == "round_robin" else "gateway.cli"
+    seen = Seen(Result(arm, setup.eta))
+    async with _engines(setup, weights.first) as (engines, urls):
+        async with serve_gateway(weights.first, setup.tables(arm, urls), work, module=module) as gateway:
+            await _measure(setup, weights, gateway, seen, steps)
+        if engines:
+            seen.prefilled = sum(engine.prefilled for engine in engines)
+            seen.recomputed = sum(engine.recomputed for engine in engines)
+    seen.result.wasted = wasted(next(work.glob("*.db")))
+    return seen
+
+
+async def _measure(setup: Setup, weights: Weights, gateway: Child, seen: Seen, steps: Steps) -> None:
+    load, stop = setup.load, asyncio.Event()
+    limits = httpx.Limits(
+        max_connections=None, keepalive_expiry=2.0
+    )  # the gateway closes idle ones after 5 s
+    async with GatewayClient(gateway.url) as client, httpx.AsyncClient(timeout=600.0, limits=limits) as http:
+        agents = Agents(setup, http, seen)
+        runner = EpisodeRunner(
+            client, FunctionAgent(agents), group_size=load.group, concurrency=load.concurrency, retries=0
+        )
+        playing = asyncio.create_task(runner.run_forever(agents.tasks, stop), name="agents")
+        training = asyncio.create_task(
+            SlowTrainer(client, load, weights).run(seen.result, steps), name="trainer"
+        )
+        done, _ = await asyncio.wait({playing, training}, return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        playing.cancel()
+        training.cancel()
+        await asyncio.wait({playing, training})
+        for task in done:
+            task.result()
+
+
+async def _bench(
+    setup: Setup, arms: Sequence[str], rounds: int, steps: Steps
+) -> dict[str, list[dict[str, Any]]]:
+    results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
+    with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
+        weights = Weights(Path(folder))
+        for round_ in range(rounds):
+            for arm in arms if round_ % 2 == 0 else reversed(arms):
+                work = Path(folder) / f"{arm}-{round_}"
+                work.mkdir()
+                results[arm].append((await _run(arm, setup, weights, work, steps)).to_json())
+    return results
+
+
+def _spreads(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Spread | None]]:
+    return {arm: {key: spread(run[key] for run in runs) for key in _ROWS} for arm, runs in results.items()}
+
+
+def main(
+    arms: Annotated[str, typer.Option(help="Which, with commas.")] = ",".join(ARMS),
+    launch: Annotated[str, typer.Option(help="fake, or vllm (`make engine`).")] = "fake",
+    engines: Annotated[int, typer.Option(min=1, max=64, help="Engines.")] = 8,
+    slow: Annotated[int, typer.Option(min=0, help="Of the fake ones, half as fast as the others.")] = 0,
+    slower: Annotated[
+        float, typer.Option(min=1.0, help="Fake engines take so many times what was measured.")
+    ] = 20.0,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each arm runs.")] = 2,
+    batches: Annotated[int, typer.Option(min=2, help="Batches that each run trains.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Groups in a batch.")] = 8,
+    group: Annotated[int, typer.Option(min=1, help="Episodes in a group.")] = 4,
+    turns: Annotated[int, typer.Option(min=1, help="Calls of an episode.")] = 2,
+    concurrency: Annotated[int, typer.Option(min=1, help="Agents at once.")] = 96,
+    train_s: Annotated[float, typer.Option(min=0.0, help="What a token takes the trainer.")] = 0.0005,
+    eta: Annotated[int, typer.Option(min=0, help="[staleness] eta.")] = 2,
+    median: Annotated[int, typer.Option(min=1, help="The median reply, in tokens.")] = 32,
+    sigma: Annotated[float, typer.Option(min=0.0, help="Of the logarithm of the lengths.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the lengths.")] = 1,
+    engine_python: EnginePython = ENGINE_PYTHON,
+    out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/routing.json"),
+) -> None:
+    """Compare where calls go, when engines pull and which calls move, in one run whose rounds alternate.
+
+    Examples:
+
+      python -m bench.routing --engines 32 --concurrency 256 --batch 16
+
+      python -m bench.routing --launch vllm --engines 2 --concurrency 24 --batch 4 --batches 5
+    """
+    chosen = arms.split(",")
+    if unknown := set(chosen) - set(ARMS):
+        raise typer.BadParameter(f"no arm {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
+    if launch == "vllm":
+        check_installed(engine_python)
+    load = Load(batches, batch, group, concurrency, 0.0, train_s, median, sigma, seed)
+    setup = Setup(launch, engines, slower, slow, turns, eta, load, engine_python)
+    import uvloop
+
+    before = machine()
+    with Steps(len(chosen) * rounds * batches) as steps:
+        results = uvloop.run(_bench(setup, chosen, rounds, steps))
+    spreads = _spreads(results)
+    _show(spreads, f"{engines} {launch} engines, {rounds} rounds, eta {eta}")
+    report = {
+        "bench": "routing",
+        "command": " ".join(["python -m bench.routing", *sys.argv[1:]]),
+        "machine": {**before, "load_average_after": machine()["load_average"]},
+        "engines": engines,
+        "launch": launch,
+        "arms": spreads,
+        "results": results,
+    }
+    finish(report, out)
+
+
+def _show(spreads: dict[str, dict[str, Spread | None]], note: str) -> None:
+    tokens = [figures["tokens_per_s"] for figures in spreads.values()]
+    ratios = [number(one["median"] / tokens[0]["median"]) if one and tokens[0] else "-" for one in tokens]
+    rows = [[key.replace("_", " "), *(ranged(figures[key]) for figures in spreads.values())] for key in _ROWS]
+    show("Where calls go", ["", *spreads], [["tokens/s to the first", *ratios], *rows], note)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,68 @@
+"""A fake engine whose steps and prefills take as long as those of an engine that was measured (`bench.costs`), times a factor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.engines.fake import FakeEngine
+from gateway.engines.fake.engine import CACHE_BLOCK, _Request
+from scheduler.policies.throughput import EngineModel
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of a step, and of a token of a prompt that is not cached. A prefill holds up the engine's other requests."""
+
+    step: EngineModel
+    prefill_s: float
+
+    def times(self, factor: float) -> Costs:
+        """An engine that is so much slower."""
+        k = self.step
+        model = EngineModel(k.k1 * factor, k.k2 * factor, k.k3 * factor, k.k4 * factor)
+        return Costs(model, self.prefill_s * factor)
+
+
+class TimedEngine(FakeEngine):
+    """Counts the tokens that it prefilled, and those of them that it had to since a call came back or moved."""
+
+    def __init__(self, weights: str, costs: Costs) -> None:
+        super().__init__(weights)
+        self.costs = costs
+        self.prefilled = self.recomputed = 0
+        self._resumes = False
+        self._prefills_until = 0.0
+
+    async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        sampled: list[int] = []
+        # An id ends with the tokens that the call has; nothing is awaited between here and `_look_up`
+        self._resumes = not str(body.get("request_id", "")).endswith(".0")
+        async for choice in super().generate(body):
+            sampled += choice["token_ids"]
+            yield choice
+        if not self.paused:
+            self._keep([*body["token_ids"], *sampled], body.get("cache_salt", ""))
+
+    def _look_up(self, prompt: Sequence[int], salt: str) -> None:
+        before = self.prefix_hits
+        super()._look_up(prompt, salt)
+        missing = len(prompt) - CACHE_BLOCK * (self.prefix_hits - before)
+        self.prefilled += missing
+        self.recomputed += missing if self._resumes else 0
+        now = asyncio.get_running_loop().time()
+        self._prefills_until = max(now, self._prefills_until) + missing * self.costs.prefill_s
+
+    def _keep(self, tokens: Sequence[int], salt: str) -> None:
+        """Caches the tokens of a call that has ended, as vLLM does."""
+        before, stale = self.prefix_hits, self.stale_hits
+        super()._look_up(tokens, salt)
+        self.prefix_hits, self.stale_hits = before, stale
+
+    async def _turn(self, request: _Request) -> None:
+        now = asyncio.get_running_loop().time()
+        running, _, kv = self.figures
+        await asyncio.sleep(max(now, self._prefills_until) - now + self.costs.step.step_s(running, kv))
+        await super()._turn(request)
