@@ -23,5 +23,5 @@ def in_turn(engines: Engines, request: EngineRequest) -> OpenEngine | None:
 
 
 if __name__ == "__main__":
-    Engines.best = in_turn  # type: ignore[method-assign]
+    Engines.best = in_turn  # type: ignore[method-assign,assignment]
     main()

@@ -47,8 +47,9 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
     "gain": {"routing": {"rule": "gain"}},
     "pull": {"update": {"order": "pull"}},
     "gain_pull": {"routing": {"rule": "gain"}, "update": {"order": "pull"}},
+    "gain_pull_v": {"routing": {"rule": "gain", "admit": "engine"}, "update": {"order": "pull"}},
 }
-"""The settings of each arm that are not the defaults. With `pull` calls move, too."""
+"""The settings of each arm that are not the defaults. With `pull` calls move, too; `_v`: V is the admitting engine's version."""
 MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
 """vLLM's steps and prefills with the tiny model on two cores (docs/performance.md)."""
 _LONGEST = 1000

@@ -185,7 +185,6 @@ class EnginePool:
         for slot in self.slots.values():
             if slot.state == "open":
                 slot.state, slot.reason = "held", reason
-        self._placer.changed()
 
     def notify(self) -> None:
         """Has waiting calls look for an engine again, a few at a time, after slots have changed."""

@@ -126,7 +126,9 @@ class _Server(uvicorn.Server):
         await self.ending.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for listener in (*self.servers, *(sockets or [])):
+        for server in self.servers:
+            server.close()
+        for listener in sockets or ():
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()

@@ -151,3 +151,34 @@ async def test_the_speed_of_engines_is_shown(tiny_model: Path, tmp_path: Path) -
         assert engine["speed"]["k2"] == gateway.settings.routing.k2
         page = (await gateway.http.get("/metrics")).text
         assert 'headgate_engine_step_seconds{coefficient="k2",engine="demo-0",model="demo"}' in page
+
+
+@pytest.mark.parametrize("admit", ["newest", "engine"])
+async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_v(
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], admit: str
+) -> None:
+    """The engine with the newest version has more to do than the other, which both groups could be sampled by."""
+    routing, staleness = {"running_below": 1, "admit": admit}, {"batch": 2, "eta": 1, "min_members": 1}
+    update = {"order": "pull"}
+    values = two_engines(tiny_model, tmp_path, update=update, routing=routing, staleness=staleness)
+    async with run_gateway(values, in_process=False) as gateway:
+        agents, done = await start_held(gateway, 6, 2)
+        new, old = await one_pulls(gateway, versions[1])
+        await gateway.fake("faults", new, hold_after=2)
+        waiting = []
+        for i in range(7):  # of V = 1, so that they can be in the newer one alone
+            _, headers = await gateway.open(f"young-{i}", mode="eval")
+            waiting.append(asyncio.create_task(gateway.chat(headers, max_tokens=8), name=f"young-{i}"))
+        await until(lambda: new.streams >= 7 > old.streams, "the newer one has more to do")
+        opened = await gateway.admin.open_episode("trained", group_id="g", group_size=1)
+        assert opened.version == (0 if admit == "engine" else 1)
+        headers = {"Authorization": f"Bearer {opened.api_key}"}
+        call = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="trained")
+        await until(lambda: len(gateway.model.pool.calls) >= 14, "it is in an engine, or waits for one")
+        await release(gateway, old, new)
+        assert [(await task).status_code for task in (call, *waiting)] == [200] * 8
+        (turn,) = await turns_of(gateway, opened.episode_id)
+        (used,) = (await gateway.admin.episode(opened.episode_id))["calls"]
+        assert used["engine"] == (old.name if admit == "engine" else new.name)
+        assert min(version for version, _ in turn["versions"]) == opened.version
+        await check_all(gateway, versions, await finished(agents, done))

@@ -192,3 +192,30 @@ def test_following(tmp_path: Path) -> None:
     assert (alone["kind"], plan["kind"], alone["calls"], plan["calls"]) == ("alone", "plan", 320, 320)
     assert 1 < plan["fullest_to_mean"] < alone["fullest_to_mean"]
     assert plan["table_bytes"] > 0
+
+
+@pytest.mark.long
+def test_routing(tmp_path: Path) -> None:
+    """Calls that come in turn are spread evenly, and every arm trains the same tokens a task."""
+    size = [
+        "--rounds",
+        "1",
+        "--batches",
+        "2",
+        "--batch",
+        "2",
+        "--group",
+        "2",
+        "--concurrency",
+        "8",
+        "--engines",
+        "2",
+    ]
+    quick = ["--arms", "round_robin,gain_pull_v", "--median", "8", "--slower", "2"]
+    report = report_of("routing", tmp_path / "routing.json", *size, *quick)
+    assert list(report["arms"]) == ["round_robin", "gain_pull_v"]
+    for (run,) in report["results"].values():
+        assert run["trained_tokens"] > 0
+        assert run["staleness_max"] <= 2
+        assert run["prefilled_share"] >= run["recomputed_share"] >= 0
+        assert run["call_s_p99"] >= run["call_s_p50"] > 0

@@ -229,6 +229,18 @@ def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_told_to_pull(
     raise AssertionError("it waits for ever")
 
 
+def test_the_engine_that_admits_a_group_is_the_one_that_would_get_its_call() -> None:
+    field = Field().opens(new=2, old=1).arrive(*calls("a", "b", version=2))
+    assert (field.reactor.admitting(1), field.reactor.admitting(2)) == (1, 2)
+    assert field.reactor.admitting(3) is None
+    field.arrive(*calls("c", "d", "e", to="old"), *calls("f", version=2))
+    assert field.reactor.admitting(1) is None, "nobody has room"
+    before = dict(field.placed)
+    field.leave("c")
+    assert field.reactor.admitting(1) == 1
+    assert field.placed == {name: engine for name, engine in before.items() if name != "c"}
+
+
 def test_the_run_of_a_placement_replays() -> None:
     class Kept(io.BytesIO):
         def close(self) -> None:

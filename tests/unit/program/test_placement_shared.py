@@ -82,6 +82,25 @@ def test_a_process_moves_its_share_of_the_calls_that_wait_in_an_engine() -> None
     assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
 
 
+def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
+    field = Field(mu=0.0, migration={"waiting_above": 0, "at_once": 4}).opens(one=0)
+    field.arrive(*calls(*"abcdefgh")).opens(two=0)
+    others(field, 2).second(EngineSeen("one", 1, 15, 160, 1.0))
+    assert len(field.moves) == 2
+
+
+def test_ends_of_calls_never_take_more_from_an_engine_than_others_have_there() -> None:
+    """`two` has calls of this process alone; when one ends, no other process's end is to be expected there."""
+    field = Field(rule="cached").opens(one=0, two=0).arrive(*calls("a", "b"))
+    others(field, 3).second(EngineSeen("one", 9, 0, 90, 1.0), EngineSeen("two", 1, 0, 10, 1.0))
+    assert field.reactor._engines.times == 3
+    field.arrive(*calls("c", to="two")).leave("b")
+    found = {name: (engine.running, engine.foreign) for name, engine in field.reactor._engines.open.items()}
+    assert found == {"one": (9, 8), "two": (1, 0)}
+    field.leave("c")
+    assert field.reactor._engines.open["two"].running == 0
+
+
 class Follower:
     """The program of a process that follows."""
 

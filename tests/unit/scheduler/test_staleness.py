@@ -320,3 +320,52 @@ def test_events_survive_json() -> None:
 def test_impossible_settings(eta: int, batch: int, members: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         LedgerSettings(eta, batch, members)
+
+
+def admitted(book: StaleFlow, name: str, engine: int | None, group: str = "") -> tuple[int, int]:
+    """The V and the buffer of a group whose first episode an engine of this version would sample."""
+    join = Join(group or name, name, 2 if group else 1, engine)
+    expected = book.version_of(join)
+    (admit,) = book.apply(join)
+    assert isinstance(admit, Admit)
+    assert group or expected == admit.version
+    return admit.version, admit.buffer
+
+
+def test_the_v_of_a_group_is_that_of_the_engine_that_admits_it() -> None:
+    """And its window ends the sooner: here, where eta is 2, with buffers 4, 5 and 6."""
+    book = ledger(2, 1, Publish(4))
+    assert admitted(book, "old", 3) == (3, 5)
+    assert admitted(book, "new", None) == (4, 6)
+    assert book.apply(Reward("new")) == [Occupied("new", 4, 0), BufferReady(4)]
+
+
+def test_an_engine_whose_window_is_over_admits_nobody_under_its_version() -> None:
+    book = ledger(2, 2, Publish(4))
+    assert admitted(book, "far", 0) == (2, 4), "the oldest that may be trained in the next buffer"
+    assert admitted(book, "again", 1) == (2, 4)
+    assert admitted(book, "full", 1) == (3, 5), "buffer 4 has no entry left"
+    assert admitted(book, "ahead", 9) == (4, 6), "never newer than the newest"
+
+
+def test_no_group_starts_for_a_buffer_that_training_will_not_reach() -> None:
+    """Buffer 0 is leased and complete, and version 2 is there: buffer 1 is passed over as soon as 0 was trained."""
+    book = ledger(1, 1, solo("a"), Reward("a"), Leased(0), Publish(2))
+    assert book.next_buffer == 0
+    assert admitted(book, "old", 0) == (1, 2)
+    assert admitted(book, "new", 2) == (2, 3)
+    assert book.apply(Join("late", "late", 1, 0)) == [Refuse("late", "no_slot")]
+    assert book.apply(Consume(0)) == [Consumed(0, ("a",)), Skipped(1, 2, ())]
+
+
+def test_a_later_member_is_no_older_than_its_group() -> None:
+    book = ledger(3, 2, Publish(4))
+    admitted(book, "g-1", 3, group="g")
+    for engine, version in ((2, 3), (4, 4), (None, 4)):
+        assert book.version_of(Join("g", "g-2", 2, engine)) == version
+    assert admitted(book, "g-2", 2, group="g") == (3, 6)
+
+
+def test_a_join_without_an_engine_is_stored_as_it_always_was() -> None:
+    assert event_to_json(Join("g", "e", 2)) == {"type": "Join", "group_id": "g", "episode_id": "e", "size": 2}
+    assert event_from_json(event_to_json(Join("g", "e", 2, 3))) == Join("g", "e", 2, 3)
