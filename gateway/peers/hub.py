@@ -63,7 +63,7 @@ class _Link:
         self.shares = shares
         self.plans = plans
         self.calls: dict[str, CallCounts] = {}
-        """Its calls, by model; an older build does not tell."""
+        """Its calls, by model; see `counts`."""
         self.runs: dict[str, Runs] = {}
         """The runs in its engines, by model."""
         self.waiting: dict[str, int] = {}
@@ -73,6 +73,14 @@ class _Link:
         self.gone = asyncio.Event()
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
+
+    def counts(self, pool: EnginePool) -> CallCounts:
+        """Its calls of a model. An older build says how many are in each engine: of what version they are is guessed."""
+        if self.plans:
+            return self.calls.get(pool.model, CallCounts())
+        runs = self.runs.get(pool.model, {})
+        held = ((name, slot.version, runs[name][0]) for name, slot in pool.slots.items() if name in runs)
+        return CallCounts((), tuple(one for one in held if one[2]))
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
         """Sends a request to the follower; the future is done when the follower has answered or is gone."""
@@ -175,7 +183,7 @@ class Hub:
         return sum(link.waiting.get(model, 0) for link in self._links.values())
 
     def others(self, model: str) -> Others:
-        return others_of([link.calls.get(model, CallCounts()) for link in self._links.values()])
+        return others_of([link.counts(self._pools[model]) for link in self._links.values()])
 
     def send_table(self, model: str, table: Table | None) -> None:
         if table is None:
@@ -191,8 +199,10 @@ class Hub:
         if table is None:
             link.outbox.put_nowait({"table": model, "over": True})
             return
-        other = [one.calls.get(model, CallCounts()) for one in self._links.values() if one is not link]
-        others = others_of([self._pools[model].counts(), *other])
+        pool = self._pools[model]
+        others = others_of(
+            [pool.counts(), *(one.counts(pool) for one in self._links.values() if one is not link)]
+        )
         link.outbox.put_nowait({"table": model, **table_to_json(replace(table, others=others))})
 
     def describe(self) -> list[dict[str, Any]]:

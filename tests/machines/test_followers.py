@@ -15,7 +15,12 @@ from gateway.control.placement import ControlPlacement
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
-from gateway.peers.messages import pack
+from gateway.peers.messages import pack, table_from_json, unpack
+from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import Slot
+from gateway.rollout.tables import Table
+from gateway.sections import QueueSettings
+from scheduler.program.calls import Held, Others, Plan, Queued
 from scheduler.program.placement import Placement
 from scheduler.reactor import Context
 from tests.harness.waiting import result_of, until
@@ -406,15 +411,16 @@ def test_nobody_serves_an_episode_alone_that_an_earlier_coordinator_knew_or_with
 class Silent:
     """A follower that says who it is, and then nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, **hello: Any) -> None:
         self.sent: list[str] = []
+        self._hello = {"hello": True, "name": "p", "url": "http://p", "episodes": [], **hello}
         self._said = False
 
     async def receive_text(self) -> str:
         if self._said:
             await asyncio.Event().wait()
         self._said = True
-        return pack({"hello": True, "name": "p", "url": "http://p", "episodes": []})
+        return pack(self._hello)
 
     async def send_text(self, data: str) -> None:
         self.sent.append(data)
@@ -427,3 +433,25 @@ async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
     await hub.remove_engine("m", "e")
     await result_of(serving, "the silent one is let go")
     assert hub.describe() == []
+
+
+async def test_calls_of_a_process_of_an_older_build_are_counted_and_it_is_sent_no_table() -> None:
+    pool = EnginePool("m", QueueSettings(), 0.0)
+    for name, version in (("a", 3), ("b", 4)):
+        pool.slots[name] = Slot(name)
+        pool.slots[name].confirm(version)
+    hub, old = (
+        Hub({"m": pool}, {"m": "vllm"}, 0.05),
+        Silent(runs={"m": {"a": [2, 1], "b": [0, 0], "gone": [5, 0]}}),
+    )
+    new = Silent(name="q", plans=True, calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
+    serving = [asyncio.create_task(hub.serve(one)) for one in (old, new)]
+    await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
+    assert hub.others("m") == Others(3, (Queued(4, 1, 30),), (Held("a", 3, 2), Held("b", 4, 1)))
+    hub.send_table("m", Table((), Plan(4)))
+    await until(lambda: len(new.sent) == 2, "one has a welcome and a table", every_s=0)
+    table = table_from_json(unpack(new.sent[1]))
+    assert table.others == Others(3, (), (Held("a", 3, 2),)), "its own are not in it"
+    assert len(old.sent) == 1
+    hub.close()
+    await asyncio.gather(*serving)
