@@ -138,6 +138,12 @@ class ProgramPlacer:
     def changed(self) -> None:
         if not self._host.running:
             return
+        try:
+            self._tell_slots()
+        except Unavailable:
+            self._stopped()
+
+    def _tell_slots(self) -> None:
         slots = self._pool.slots
         now = {name: (s.version, s.generation) for name, s in slots.items() if s.state == "open"}
         for name in self._told.keys() - now.keys():

@@ -145,8 +145,9 @@ async def test_who_waits_goes_on_waiting_without_a_link_and_gets_what_opens(pool
     assert await waits is slot
 
 
+@pytest.mark.parametrize("at", ["a call", "an engine"])
 async def test_when_its_program_fails_the_process_chooses_alone(
-    pool: EnginePool, monkeypatch: pytest.MonkeyPatch
+    pool: EnginePool, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     slot, placement = opened(pool, "a"), follows(pool)
     placement.take(table())
@@ -154,7 +155,10 @@ async def test_when_its_program_fails_the_process_chooses_alone(
     def fail(*_: Any) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(placement.reactor._waterfall, "pour", fail)
+    part = placement.reactor._waterfall if at == "a call" else placement.reactor._engines
+    monkeypatch.setattr(part, "pour" if at == "a call" else "opened", fail)
+    if at == "an engine":
+        slot = opened(pool, "0")
     assert await asks(pool, call("one")) is slot
     placement.take(table())
     assert await asks(pool, call("two")) is slot
