@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
@@ -55,6 +55,8 @@ class Knobs:
     lend: bool = True
     lead: float = 1.0
     """`[lending] lead`."""
+    admit: Literal["newest", "engine"] = "newest"
+    """The V of a group that starts (`[routing] admit`)."""
     share: float = 0.0
     """The share of GPUs that train and are lent; 0 for the scenario's."""
 
@@ -145,9 +147,18 @@ class Combined:
         if not self._hosts:
             self._begin(world)
         samples: list[Sample] = []
-        while world.room() and (group := world.start_group()):
+        while world.room() and (group := world.start_group(self._admitting(world))):
             samples += group.samples
+            if self._knobs.admit == "engine":  # the next one sees where this one went
+                self.on_homeless(world, samples)
+                samples = []
         self.on_homeless(world, samples)
+
+    def _admitting(self, world: World) -> int | None:
+        """The version of the engine that would sample a new group's call; None: its V is the newest."""
+        if self._knobs.admit == "newest":
+            return None
+        return self._placement.admitting(max(world.rule.next_buffer - world.scenario.eta, 0))
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
         """Calls arrive; also such as an engine gave back."""

@@ -163,14 +163,17 @@ class World:
         """Returns how many groups could start now."""
         return self.rule.free_slots()
 
-    def start_group(self) -> Group | None:
-        """Starts the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold."""
-        task = self.workload.task(self._numbers)
-        group = Group(f"g{self._numbers}", self.rule.version, task.predicted)
+    def start_group(self, version: int | None = None) -> Group | None:
+        """Starts the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold.
+
+        `version`: of the engine that admits it; None: V is the newest version.
+        """
+        task, name = self.workload.task(self._numbers), f"g{self._numbers}"
         size = len(task.episodes)
+        group = Group(name, self.rule.version_of(Join(name, name, size, version)), task.predicted)
         for i, turns in enumerate(task.episodes):
             sample = Sample(f"{group.name}.{i}", group, turns)
-            told = self._tell(Join(group.name, sample.name, size))
+            told = self._tell(Join(group.name, sample.name, size, version))
             if any(isinstance(command, Refuse) for command in told):
                 return None
             sample.call = Call(sample, turns[0].prompt, turns[0].sampled)

@@ -26,12 +26,27 @@ SHAPES: list[dict[str, Any]] = [
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
     "knobs",
-    [Knobs(), Knobs(lend=False), Knobs(lead=0.0), Knobs(mu=0.6, migrate=False)],
+    [
+        Knobs(),
+        Knobs(lend=False),
+        Knobs(lead=0.0),
+        Knobs(mu=0.6, migrate=False),
+        Knobs(admit="engine"),
+    ],
 )
 def test_the_bound_holds_no_token_is_lost_and_the_program_knows_what_is_so(
     eta: int, shape: dict[str, Any], knobs: Knobs
 ) -> None:
     run(scenario(eta=eta, **shape), policy=Combined(knobs=knobs))
+
+
+def test_where_every_entry_is_taken_at_once_the_engine_that_admits_changes_nothing() -> None:
+    """A place opens with a version, and lies where only that one's bound reaches."""
+    newest, engine = (
+        run(scenario(eta=2), policy=Combined(knobs=Knobs(admit=admit)))[1].figures()
+        for admit in ("newest", "engine")
+    )
+    assert newest == engine
 
 
 def test_a_run_is_decided_by_its_seed() -> None:
