@@ -118,7 +118,7 @@ class Setup:
         if self.launch == "fake":
             return {"launch": "external", "urls": list(urls)}
         python = str(self.engine_python.absolute())
-        return {"launch": "vllm", "python": python, "count": self.engines, "start_s": 300, **VLLM_CPU}
+        return {"launch": "vllm", "python": python, "count": self.engines, "start_s": 180, **VLLM_CPU}
 
 
 def _rows(values: dict[str, Any]) -> str:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.round_robin import in_turn
+from bench.routing import ARMS, Setup
+from bench.rules import Load
 from bench.timed_engine import Costs, TimedEngine
+from gateway.settings import Settings
 from scheduler.policies.placement import Choice, Engines
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived
@@ -63,3 +69,17 @@ def test_in_turn_means_every_engine_that_may_whatever_runs_there() -> None:
         engines.begun("c", 1, 10)
     chosen = [in_turn(engines, Arrived("x", version, 10)) for version in (0, 0, 0, 1, 1, 0, 2)]
     assert [engine.name if engine else None for engine in chosen] == ["a", "b", "c", "a", "c", "b", None]
+
+
+@pytest.mark.parametrize("launch", ["fake", "vllm"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_of_the_routing_bench_is_a_gateway_that_there_can_be(arm: str, launch: str) -> None:
+    load = Load(2, 8, 4, 16, 0.0, 0.0, 32, 1.0, 1)
+    setup = Setup(launch, 2, 20.0, 1, 2, 2, load)
+    tables = tomllib.loads(setup.tables(arm, ["http://127.0.0.1:1", "http://127.0.0.1:2"]))
+    settings = Settings.parse({"models": {"bench": {"path": "/m"}}, **tables})
+    assert settings.engine.launch == ("external" if launch == "fake" else "vllm")
+    assert settings.routing.rule == ("gain" if "gain" in arm else "cached")
+    assert settings.update.order == ("pull" if "pull" in arm else "rolling")
+    assert settings.routing.admit == ("engine" if arm.endswith("_v") else "newest")
+    assert (settings.routing.k4 == 0.0044 * 20) == (launch == "fake")
