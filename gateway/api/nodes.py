@@ -44,10 +44,12 @@ class ClaimBody(TrainerBody):
 class ReleaseBody(TrainerBody):
     """A release, and for how long the trainer computed on the groups of the batch that it has trained; 0: it does not say.
 
-    `load_s`: how long its weights had taken to come back to the node before."""
+    `load_s`: how long its weights had taken to come back to the node before. `rest_s`: how long it was busy with the rest of that
+    batch, such as the step and the publication; waiting is in none of the three."""
 
     busy_s: float = Field(0.0, ge=0, le=1e7, allow_inf_nan=False)
     load_s: float = Field(0.0, ge=0, le=1e7, allow_inf_nan=False)
+    rest_s: float = Field(0.0, ge=0, le=1e7, allow_inf_nan=False)
 
 
 @router.get("/nodes")
@@ -97,8 +99,8 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 @router.post("/nodes/{name}/release")
 async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
     """A trainer waits for its batch; its node may be lent. `near` in the answer: it will not be, and may be claimed again."""
-    nodes = _nodes(access)
-    return nodes.describe(nodes.release(name, access.trained(body.model).name, body.busy_s, body.load_s))
+    nodes, model = _nodes(access), access.trained(body.model).name
+    return nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))
 
 
 def _nodes(access: Access) -> Nodes:

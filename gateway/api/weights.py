@@ -55,11 +55,13 @@ async def get_version(version: Number, access: Admin, model: str | None = None) 
 
 @router.get("/status")
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
-    """A trained model's newest version and the ledger's buffers; every engine, and totals."""
+    """A trained model's newest version and the ledger's buffers; every engine, and totals. `trained`: what its trainer said when
+    it released its node after a batch."""
     gateway, reach, found = access.gateway, access.reach, access.trained(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
     ledger, pools = found.ledger.rule, [m.pool for m in access.models]
     of = None if reach.everything else reach.models
+    trained = gateway.leader.nodes.batches.get(found.name)
     return {
         "model": found.name,
         "models": list(reach.models),
@@ -71,6 +73,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "consumed": ledger.next_buffer,
         "free_slots": ledger.free_slots(),
         "drop_equal": ledger.settings.drop_equal,
+        "trained": asdict(trained) if trained is not None else None,
         "buffers": [asdict(row) for row in ledger.buffers()],
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),

@@ -309,15 +309,21 @@ class GatewayClient:
         return await self._json("POST", f"/nodes/{node}/claim", json=body, wait_s=wait_s)
 
     async def release(
-        self, node: str, model: str | None = None, busy_s: float = 0.0, load_s: float = 0.0
+        self,
+        node: str,
+        model: str | None = None,
+        busy_s: float = 0.0,
+        load_s: float = 0.0,
+        rest_s: float = 0.0,
     ) -> dict[str, Any]:
         """Offers a trainer's node for lending while the trainer waits.
 
         `busy_s`: seconds for which it computed on the groups of its last batch, without the step at the end and without
         waiting; it gets the node back that much before the next batch is whole (`[lending] lead`). `load_s`: seconds
-        that its weights took to come back.
+        that its weights took to come back. `rest_s`: all else that the batch kept it busy with, such as the step; with the
+        two others it is the training time that `[elastic]` of a cluster decides by.
         """
-        told = {"model": model, "busy_s": busy_s, "load_s": load_s}
+        told = {"model": model, "busy_s": busy_s, "load_s": load_s, "rest_s": rest_s}
         return await self._json("POST", f"/nodes/{node}/release", json=told)
 
     # What happens

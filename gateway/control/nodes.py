@@ -64,6 +64,19 @@ class Node:
         return {"rollout", "train"} <= set(self.given.tags)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """A batch, and the seconds for which its trainer says that it was busy with it."""
+
+    batch: int
+    busy_s: float
+    """Computing on groups."""
+    load_s: float
+    """Bringing its weights back to the node."""
+    rest_s: float
+    """With all else, waiting apart."""
+
+
 class Nodes:
     """All nodes. Make it before the host starts, and call `begin` after that."""
 
@@ -78,6 +91,8 @@ class Nodes:
         self.claim_s = settings.lending.claim_s
         self._settings = settings
         self._host = host
+        self.batches: dict[str, TrainedBatch] = {}
+        """For each model, what its trainer has said of the batch that it trained last; nothing after a restart."""
         self._ledgers = ledgers
         self._peers = peers
         self._changed = asyncio.Event()
@@ -151,14 +166,18 @@ class Nodes:
         self.one(name)
         return node
 
-    def release(self, name: str, model: str, busy_s: float = 0.0, load_s: float = 0.0) -> Node:
+    def release(
+        self, name: str, model: str, busy_s: float = 0.0, load_s: float = 0.0, rest_s: float = 0.0
+    ) -> Node:
         """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
-        weights had taken `load_s` to come back to the node.
+        weights had taken `load_s` to come back to the node, and was busy for `rest_s` with the rest of it.
 
         Raises NotFound and Conflict, as `claim`.
         """
         node = self._trainers(name, model)
         node.holder = ""
+        if busy_s and (ledger := self._ledgers.get(model)) is not None:
+            self.batches[model] = TrainedBatch(ledger.trained, busy_s, load_s, rest_s)
         self._tell(self._host.program.lending.released, Released(name, model, busy_s, load_s))
         return node
 

@@ -69,3 +69,25 @@ async def test_a_trainer_says_how_long_it_computed_or_does_not(gateway: RunningG
     recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
     said = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
     assert [value["busy_s"] for value in said] == [0.0, 12.5]
+
+
+async def test_what_a_trainer_was_busy_with_is_told_of_the_batch_that_it_acknowledged(
+    gateway: RunningGateway,
+) -> None:
+    await gateway.admin.add_node("t0", BOTH)
+    await gateway.admin.claim("t0", wait_s=60)
+    await gateway.admin.release("t0")
+    assert (await gateway.admin.status())["trained"] is None, "nothing is trained yet"
+    size = gateway.settings.staleness.batch
+    for number in range(size):
+        await earn(gateway, f"group {number}")
+    lease = await gateway.admin.lease("trainer")
+    await gateway.admin.claim("t0", wait_s=60)
+    await gateway.admin.ack(lease, "checkpoint")
+    await gateway.admin.release("t0", busy_s=4.0, load_s=0.5, rest_s=2.0)
+    told = {"batch": 0, "busy_s": 4.0, "load_s": 0.5, "rest_s": 2.0}
+    assert (await gateway.admin.status())["trained"] == told
+    await gateway.admin.release("t0")
+    assert (await gateway.admin.status())["trained"] == told, (
+        "the trainer starts anew, and has trained nothing"
+    )

@@ -155,10 +155,10 @@ class Feed:
                     "claim", self._answer_s, f"node {node} is {answer['role']}: {answer['reason']}"
                 )
 
-    async def release(self, node: str, busy_s: float, load_s: float = 0.0) -> None:
+    async def release(self, node: str, busy_s: float, load_s: float = 0.0, rest_s: float = 0.0) -> None:
         """This trainer waits, and has no use for its node; it computed for `busy_s` on the groups of its last batch, once its
-        weights were back after `load_s`."""
-        await self._ask("release", lambda: self._client.release(node, self._model, busy_s, load_s))
+        weights were back after `load_s`, and was busy for `rest_s` with the rest of it."""
+        await self._ask("release", lambda: self._client.release(node, self._model, busy_s, load_s, rest_s))
 
     async def called_back(self, node: str) -> bool:
         """True if the node is not lent, and will not be until the batch is complete."""

@@ -59,8 +59,9 @@ class Nodes:
             await in_thread(memory.fill)
             memory.freed, memory.fill_s = False, time.monotonic() - began
 
-    async def release(self, busy_s: float = 0.0) -> None:
-        """The trainer waits; it computed for `busy_s` on the groups of its last batch. Raises OffloadFailed.
+    async def release(self, busy_s: float = 0.0, rest_s: float = 0.0) -> None:
+        """The trainer waits; it computed for `busy_s` on the groups of its last batch, and was busy for `rest_s` with the rest of
+        it, to which the time is added in which the memory is freed. Raises OffloadFailed.
 
         Also the first thing that the gateway hears of it.
         """
@@ -70,9 +71,10 @@ class Nodes:
             began = time.monotonic()
             await in_thread(memory.free)
             memory.freed, memory.free_s = True, time.monotonic() - began
+            rest_s += memory.free_s
         self._claimed.clear()
         load_s = memory.fill_s if memory is not None else 0.0
-        await asyncio.gather(*(self._feed.release(name, busy_s, load_s) for name in self._names))
+        await asyncio.gather(*(self._feed.release(name, busy_s, load_s, rest_s) for name in self._names))
 
     async def called_back(self) -> bool:
         """True if the gateway has no other use for any node until the batch is complete."""

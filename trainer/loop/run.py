@@ -178,6 +178,8 @@ class Trainer:
         self.excluded = Excluded(settings.run.max_excluded)
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
+        self._rest_s = 0.0
+        """How long it was busy with the rest of that batch: all that was neither waiting nor computing on groups."""
         self._warned: set[str] = set()
         """Reasons of masked tokens that were warned of."""
 
@@ -255,8 +257,8 @@ class Trainer:
         await self._look_at_failures()
         while True:
             self.metrics.waiting(self.learner.version, self.learner.steps)
-            await self.nodes.release(self._busy_s)
-            self._busy_s = 0.0
+            await self.nodes.release(self._busy_s, self._rest_s)
+            self._busy_s = self._rest_s = 0.0
             if self.publication.begun < self.learner.version:
                 await self._publish_first()
                 continue
@@ -321,6 +323,7 @@ class Trainer:
         if batch.details.choice != DetailChoice():
             with clock.on("details"):
                 await in_thread(self.details.write, self.learner.steps, batch)
+        self._rest_s = clock.total - clock.seconds["idle"] - self._busy_s
         if self.nodes.memory is not None:
             clock.seconds |= {"offload": self.nodes.memory.free_s, "onload": self.nodes.memory.fill_s}
         figures = self.metrics.trained(version, measured, clock.seconds, clock.total, clock.spans)

@@ -128,6 +128,13 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     computed = [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
     loaded = [0.0, *(record["seconds/onload"] for record in records)]
     assert [(value["busy_s"], value["load_s"]) for value in told] == list(zip(computed, loaded, strict=True))
+    trained, last, memory = (await gateway.admin.status())["trained"], records[-1], trainer.nodes.memory
+    assert memory is not None
+    assert (trained["batch"], trained["busy_s"], trained["load_s"]) == (1, computed[-1], loaded[-1])
+    rest = ("step", "checkpoint", "publish", "ack")
+    assert trained["rest_s"] >= memory.free_s + sum(last[f"seconds/{what}"] for what in rest)
+    waited = last["seconds/idle"] + trained["busy_s"]
+    assert trained["rest_s"] <= memory.free_s + last["seconds/total"] - waited
     assert min(*computed[1:], *loaded[1:], *(record["seconds/offload"] for record in records)) > 0
     with pytest.raises(GatewayRefused, match="no node 'nowhere'"):
         await Nodes(trainer.feed, ["nowhere"]).claim()
