@@ -41,8 +41,7 @@ class _Host:
         if not self.running:
             raise Unavailable("the placement of calls has stopped", retry_after=30.0, code="control_stopped")
         try:
-            self.runtime.inject(action, value)
-            self.runtime.advance()
+            self.runtime.inject_now(action, value)
         except Exception as error:
             self.running = False
             log.critical("the placement of calls has stopped: %s", error, exc_info=error)

@@ -111,9 +111,10 @@ class ControlHost:
         if not self.running:
             message = "the control program has stopped; restart the gateway"
             raise Unavailable(message, retry_after=30.0, code="control_stopped")
-        self._runtime.inject(action, value)
         if now:
-            self._runtime.advance()
+            self._runtime.inject_now(action, value)
+        else:
+            self._runtime.inject(action, value)
 
     def start(self) -> None:
         """Starts the program. Call it once, before any event."""

@@ -1,8 +1,10 @@
 """Has the placement reactor (`scheduler.program.placement`) choose engines for the calls of one pool in this process.
 
-All calls that begin or end within one turn of the event loop are sent together at the end of that turn. A call that was given an
-engine continues when its turn comes. Owns the unanswered requests, and the slot states that the reactor was told. Invariants:
-- a call is sent as `Arrived` only after everything before it was sent as `Left`;
+All calls that begin or end within one turn of the event loop are sent together at the end of that turn; ends for which no call
+waits are sent with the next calls, or a moment later. A call that was given an engine continues at once, or when its turn comes
+if it had to wait. Owns the unanswered requests, and the slot states that the reactor was told. Invariants:
+- a call is sent as `Arrived` only with or after everything before it that was `Left`;
+- while a call waits for an engine, an end is sent in the turn in which it happens;
 - the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine which closed meanwhile
   requests another one.
 """
@@ -25,6 +27,9 @@ from scheduler.reactor import Output, PhysicalAction
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_ENDED_S = 0.02
+"""The longest that the program is not told of an end for which no call waits."""
 
 
 class ProgramHost(Protocol):
@@ -61,6 +66,8 @@ class ProgramPlacer:
         """Calls that the program knows and has not placed yet."""
         self._left: list[Left] = []
         self._scheduled = False
+        self._later: asyncio.TimerHandle | None = None
+        """Sends the calls that have left, if no other call comes before."""
         self._told: dict[str, tuple[int, int]] = {}
         """The version and generation of each engine that the program knows as open."""
         self._moving: set[asyncio.Task[None]] = set()
@@ -79,15 +86,23 @@ class ProgramPlacer:
             del self._asking[call.call_id]
         elif self._waiting.get(call.call_id) is request or request.found.cancelled():
             self._waiting.pop(call.call_id, None)
-            self.left(call)
+            self._withdraw(call)
+
+    def _withdraw(self, call: Call) -> None:
+        self._left.append(Left(call.call_id, call.length))
+        self._soon()
 
     def left(self, call: Call) -> None:
         self._left.append(Left(call.call_id, call.length))
-        self._soon()
+        if self._waiting:
+            self._soon()
+        elif self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_ENDED_S, self._tell)
 
     def retire(self) -> list[PlacementRequest]:
         requests = [*self._waiting.values(), *self._asking.values()]
         self._waiting, self._asking = {}, {}
+        self._tell_no_more()
         return requests
 
     def _soon(self) -> None:
@@ -96,8 +111,9 @@ class ProgramPlacer:
             asyncio.get_running_loop().call_soon(self._tell)
 
     def _tell(self) -> None:
-        """Sends the program the events of this turn of the loop."""
+        """Sends the program the calls that came and went since the last time."""
         self._scheduled = False
+        self._tell_no_more()
         left, self._left = tuple(self._left), []
         asking, self._asking = self._asking, {}
         self._waiting.update(asking)
@@ -110,7 +126,13 @@ class ProgramPlacer:
         for name, request in asking.items():
             if self._waiting.get(name) is request and not self._pool.let_wait(request):
                 del self._waiting[name]
-                self.left(request.call)
+                self._withdraw(request.call)
+
+    def _tell_no_more(self) -> None:
+        """Calls off what would be told later."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
 
     def _stopped(self) -> None:
         """Nothing is decided any more."""

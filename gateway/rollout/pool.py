@@ -133,7 +133,7 @@ class EnginePool:
         return True
 
     def give(self, request: PlacementRequest, engine: str) -> None:
-        """Gives a call the engine that was chosen for it, when its turn comes."""
+        """Gives a call the engine that was chosen for it: at once, or when its turn comes if it had to wait."""
 
         def go_on() -> bool:
             if request.found.done():
@@ -145,7 +145,10 @@ class EnginePool:
             self._placer.submit(request)
             return False
 
-        self.in_turn(go_on)
+        if request.waits:
+            self.in_turn(go_on)
+        else:
+            go_on()
 
     def set_placer(self, placer: Placer | None) -> None:
         """Sets what chooses engines; None for this process by itself."""

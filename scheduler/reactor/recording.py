@@ -259,18 +259,20 @@ class Recording:
         if self.full:
             return
         try:
-            self._save(lines)
-            self._whole = self._file.tell()
+            self._whole += self._save(lines)
         except OSError as error:
             self.full = True
             self._file.truncate(self._whole)
             self._on_lost(error)
 
-    def _save(self, lines: Sequence[str]) -> None:
-        left = memoryview(("\n".join(lines) + "\n").encode())
-        self._size += len(left)
+    def _save(self, lines: Sequence[str]) -> int:
+        """Writes lines; answers their length in bytes."""
+        content = ("\n".join(lines) + "\n").encode()
+        self._size += len(content)
+        left = memoryview(content)
         while left:
             left = left[self._file.write(left) :]
+        return len(content)
 
 
 def line(entry: Header | Entry) -> str:

@@ -90,6 +90,23 @@ class Runtime:
 
         Runs nothing, so anything in the runtime's thread may call it, observers included.
         """
+        tag = self._queue(action, value)
+        self.wake()
+        return tag
+
+    def inject_now(self, action: PhysicalAction[T], value: T) -> None:
+        """Injects an event and runs every tag that is due, as `advance` does.
+
+        `wake` is called only if something is left that is due before all that was pending, which its driver waits for.
+        """
+        due = self.next_time()
+        self._queue(action, value)
+        self.advance()
+        left = self.next_time()
+        if left is not None and (due is None or left < due):
+            self.wake()
+
+    def _queue(self, action: PhysicalAction[T], value: T) -> Tag:
         self._must_be("running")
         if self.program.elements.get(action.path) is not action or not isinstance(action, PhysicalAction):
             raise TopologyError(f"{self.program.name} has no physical action {action.path}")
@@ -98,7 +115,6 @@ class Runtime:
         now, last = self.clock.now(), max(self.tag, self._injected)
         self._injected = Tag(now) if now > last.time else last.after(0)
         self._put(action, value, self._injected)
-        self.wake()
         return self._injected
 
     def next_time(self) -> int | None:

@@ -257,8 +257,7 @@ async def test_a_call_is_told_of_once_when_it_comes_and_once_when_it_leaves(coor
     await turns()
     assert coordinator.inside == {"two": "a"}
     pool.release(two)
-    await turns()
-    assert coordinator.inside == {}
+    await until(lambda: coordinator.inside == {}, "the end was told, although no other call came")
     told = coordinator.heard(Demand)
     assert [one.call for demand in told for one in demand.arrived] == ["one", "two"]
     assert [left for demand in told for left in demand.left] == [Left("one", 10), Left("two", 10)]
@@ -300,8 +299,27 @@ async def test_who_goes_when_an_engine_was_chosen_for_it_has_left(coordinator: C
     assert not task.done(), "its turn has not come"
     task.cancel()
     await asyncio.wait({task})
+    await until(lambda: coordinator.inside == {}, "it left the engine")
+    assert coordinator.placement.reactor.waiting == 0
+
+
+async def test_the_end_of_a_call_is_told_with_the_next_call_and_at_once_while_one_waits(
+    coordinator: Coordinator,
+) -> None:
+    pool = coordinator.pool
+    opened(pool, "a", 1)
+    one, two = call("one"), call("two")
+    await asks(pool, one)
+    pool.release(one)
+    await asks(pool, two)
+    waits = asks(pool, call("waits", 2))
     await turns()
-    assert (coordinator.inside, coordinator.placement.reactor.waiting) == ({}, 0)
+    pool.release(two)
+    await turns()
+    told = [([left.call for left in d.left], [a.call for a in d.arrived]) for d in coordinator.heard(Demand)]
+    assert told == [([], ["one"]), (["one"], ["two"]), ([], ["waits"]), (["two"], [])]
+    waits.cancel()
+    await asyncio.wait({waits})
 
 
 async def test_who_is_refused_because_too_many_wait_does_not_wait_in_the_program(

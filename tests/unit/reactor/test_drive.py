@@ -80,6 +80,18 @@ async def test_an_injection_wakes_it_and_so_does_time() -> None:
         assert not task.done()
 
 
+async def test_what_is_decided_at_once_wakes_its_driver_for_nothing_but_an_earlier_time() -> None:
+    async with driven(20 * MILLISECOND) as (echo, runtime, said, _):
+        await turns()
+        wake, woken = runtime.wake, []
+        runtime.wake = lambda: (woken.append(runtime.tag), wake())[1]
+        runtime.inject_now(echo.heard, "a")
+        assert [word for _, word in said.all] == ["a"]
+        runtime.inject_now(echo.heard, "b")
+        assert woken == [said.all[0][0]], "what the second leaves is due after what the driver waits for"
+        assert await said.until(4) == ["a", "b", "a!", "b!"]
+
+
 async def test_what_is_injected_while_it_waits_for_a_timer_does_not_wait() -> None:
     async with driven(3600 * 1000 * MILLISECOND) as (echo, runtime, said, _):
         runtime.inject(echo.heard, "a")
