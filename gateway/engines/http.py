@@ -1,33 +1,26 @@
 """HTTP to engines: JSON in, JSON or server-sent events out, and every failure as one of the gateway's errors.
 
 Owns one engine's connections. A status that blames the request becomes EngineRefused; 503 and broken connections become
-EngineUnreachable; any other failure, and a redirection, EngineError. Uses aiohttp directly: every token passes here, and httpx's
-layers would cost more than all other work on the token.
+EngineUnreachable; any other failure, and a redirection, EngineError. Streams of events have connections of their own
+(`streams.py`); all other requests go through aiohttp.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import orjson
 
+from gateway.engines.streams import CONNECT_S, KEEP_ALIVE_S, StreamConnections
 from gateway.errors import EngineError, EngineRefused, EngineUnreachable
 from gateway.types import FinishReason
 
-_KEEP_ALIVE_S = 4.0
-"""vLLM and SGLang close idle connections after 5 s by default: leave before they do."""
-_CONNECT_S = 30.0
-"""Long enough for busy machines: a dead engine refuses at once, and health checks notice a silent host."""
 _CONTROL_S = 600.0
 """The longest that a call that is no generation may take; loading weights is the longest of them."""
 _BLAMES_THE_REQUEST = {400, 413, 422}
 _JSON = {"content-type": "application/json", "accept-encoding": "identity"}
-_READ_BYTES = 2**20
-"""Bytes that may wait in a connection before its sender is slowed down: the whole of a long reply fits."""
-
 
 FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 """The reasons that engines give for the end of a request."""
@@ -83,13 +76,11 @@ def version_spans(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], 
 class EngineHTTP:
     """The connections to one engine. A stream of events may be silent for `silence_s`."""
 
-    def __init__(self, name: str, base_url: str, silence_s: float, *, watched: bool = False) -> None:
-        """`watched`: it is noticed which answers come over new connections, for `events`."""
-        self._watched = watched
+    def __init__(self, name: str, base_url: str, silence_s: float) -> None:
         self._name = name
         self._base_url = base_url.rstrip("/")
-        self._silence = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
-        self._opened: dict[str, aiohttp.ClientSession] = {}
+        self._streams = StreamConnections(self._base_url, silence_s)
+        self._opened: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> bytes:
         """Posts a JSON object; answers the body."""
@@ -120,30 +111,27 @@ class EngineHTTP:
         """Posts a JSON object; yields the events of the answer, until `[DONE]`.
 
         If the answer comes over a new connection, `on_new` is awaited before the first event. A connection does not outlive the
-        server's process, so what `on_new` finds out holds for everything that comes over it.
+        server's process, so what `on_new` finds out holds for everything that comes over it. Streams share no connection with
+        anything else: one that a health check made would count as known.
         """
-        connection = SimpleNamespace(new=False)
         with self._translated(path):
-            async with self._streams.post(
-                self._base_url + path,
-                data=_dump(body),
-                headers=_JSON,
-                timeout=self._silence,
-                allow_redirects=False,
-                trace_request_ctx=connection,
-            ) as response:
-                if response.status >= 300:
-                    raise self._refusal(path, response.status, await response.read())
-                if on_new is not None and connection.new:
+            answer, done = await self._streams.post(path, _dump(body)), False
+            try:
+                if answer.status >= 300:
+                    raise self._refusal(path, answer.status, await answer.read_whole())
+                if on_new is not None and answer.new:
                     await on_new()
                 rest = b""
-                async for data in response.content.iter_any():
+                while data := await answer.read():
                     *events, rest = (rest + data).split(b"\n\n")
                     for event in events:
                         if event == b"data: [DONE]":
+                            done = True
                             return
                         if event.startswith(b"data: "):
                             yield orjson.loads(event[6:])
+            finally:
+                answer.leave(done=done)
 
     async def returns_ok(self, path: str, timeout_s: float) -> bool:
         """True if a GET is answered with 200."""
@@ -158,31 +146,21 @@ class EngineHTTP:
 
     async def close(self) -> None:
         """Closes the connections."""
-        for session in self._opened.values():
-            await session.close()
+        self._streams.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     @property
     def _control(self) -> aiohttp.ClientSession:
-        return self._session("control")
-
-    @property
-    def _streams(self) -> aiohttp.ClientSession:
-        """Streams of events share no connection with anything else: one that a health check made would count as known."""
-        return self._session("streams")
-
-    def _session(self, use: str) -> aiohttp.ClientSession:
         """Opened at its first use, as it belongs to the event loop that runs then."""
-        if use not in self._opened:
-            watched = self._watched and use == "streams"
-            self._opened[use] = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-                timeout=aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=_CONNECT_S),
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=_CONTROL_S, sock_connect=CONNECT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=_READ_BYTES,
                 auto_decompress=False,
-                trace_configs=[_watch()] if watched else None,
             )
-        return self._opened[use]
+        return self._opened
 
     def _translated(self, path: str) -> _Translated:
         return _Translated(f"engine {self._name}, {path}")
@@ -193,16 +171,6 @@ class EngineHTTP:
             return EngineUnreachable(text, quoted=quoted)
         kind = EngineRefused if status in _BLAMES_THE_REQUEST else EngineError
         return kind(text, quoted=quoted)
-
-
-def _watch() -> aiohttp.TraceConfig:
-    async def made(_session: object, context: SimpleNamespace, _params: object) -> None:
-        if context.trace_request_ctx is not None:
-            context.trace_request_ctx.new = True
-
-    watch = aiohttp.TraceConfig()
-    watch.on_connection_create_end.append(made)
-    return watch
 
 
 def _dump(body: Any) -> bytes:

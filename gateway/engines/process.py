@@ -50,9 +50,9 @@ _VLLM_ENV = {
 }
 
 
-def connect(name: str, url: str, api: str, *, watched: bool = False) -> Engine:
-    """The adapter to an engine at `url`; no connection is made yet. `watched`: others may restart the engine."""
-    return _ADAPTERS[api](name, url, SILENCE_S, watched=watched)
+def connect(name: str, url: str, api: str) -> Engine:
+    """The adapter to an engine at `url`; no connection is made yet."""
+    return _ADAPTERS[api](name, url, SILENCE_S)
 
 
 def api_of(settings: EngineSettings) -> str:

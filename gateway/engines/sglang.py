@@ -49,8 +49,8 @@ _IDLE_S = "60"
 class SGLangEngine(HTTPEngine):
     """One SGLang server at `base_url`, which no other client pauses."""
 
-    def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
-        """`watched` is not used: a restarted server is noticed by the version that it reports at the end of a run, not before."""
+    def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
+        """A restarted server is noticed by the version that it reports at the end of a run, not before."""
         super().__init__(name, EngineHTTP(name, base_url, silence_s))
         self._paused = False
         self._asleep: bool | None = None

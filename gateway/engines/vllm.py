@@ -37,9 +37,8 @@ _CACHE = "vllm:cache_config_info"
 class VLLMEngine(HTTPEngine):
     """One vLLM server at `base_url`."""
 
-    def __init__(self, name: str, base_url: str, silence_s: float = 600.0, *, watched: bool = False) -> None:
-        """`watched`: others may restart it, so requests say which label it must have."""
-        super().__init__(name, EngineHTTP(name, base_url, silence_s, watched=watched))
+    def __init__(self, name: str, base_url: str, silence_s: float = 600.0) -> None:
+        super().__init__(name, EngineHTTP(name, base_url, silence_s))
         self._images = EngineImages(name, self._http)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:

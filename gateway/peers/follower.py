@@ -362,7 +362,7 @@ class Follower:
         slot.owned = not shown["external"]
         if shown["url"] is not None and (slot.engine is None or slot.external_url != shown["url"]):
             slot.external_url = shown["url"]
-            slot.engine = connect(slot.name, shown["url"], shown["api"], watched=shown["external"])
+            slot.engine = connect(slot.name, shown["url"], shown["api"])
         apply(slot, shown["state"], shown["reason"], shown["version"])
         slot.generation = shown["generation"]
         pool.notify()

@@ -181,7 +181,7 @@ class EngineSteps:
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
         """Connects to an engine that may run requests of other gateways, or of one that was killed. Pinned ones stay, frozen."""
-        engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api, watched=True)
+        engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
         slot.take_over("its weights are loaded again")
@@ -225,9 +225,7 @@ class EngineSteps:
         await self._announce(slot)
         if slot.engine is None and slot.external_url is None:
             return  # an external engine has no process
-        engine = slot.engine = slot.engine or connect(
-            slot.name, slot.external_url or "", self._settings.api, watched=True
-        )
+        engine = slot.engine = slot.engine or connect(slot.name, slot.external_url or "", self._settings.api)
         await self._handback(slot, weights)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pinned_s):
