@@ -108,7 +108,6 @@ class Settings(Section):
         agreement.check_transports(engines, self.weights, self.cluster)
         for name, node in self.nodes.items():
             agreement.check_node(name, node, self.model_on(name), self.models, engines)
-        agreement.check_tails(self.routing, self.lengths)
         return self
 
     def model_on(self, node: str) -> str:

@@ -337,7 +337,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 def placement_settings(settings: Settings) -> dict[str, Any]:
     """The control program's settings for routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "mu", "urgency", "tails", "slots")
+    names = ("rule", "mu", "urgency")
     return {
         **{name: getattr(routing, name) for name in names},
         "engine": {name: getattr(routing, name) for name in ("k1", "k2", "k3", "k4")},

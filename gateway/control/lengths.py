@@ -86,7 +86,7 @@ class Lengths:
         )
         prediction = found.ranker.predict(features)
         if prediction.known:
-            call.predicted(round(prediction.expected), prediction.tail)
+            call.predicted(round(prediction.expected))
         return partial(found.end, features, prediction)
 
     def describe(self, model: str) -> dict[str, Any] | None:

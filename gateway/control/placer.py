@@ -147,7 +147,6 @@ class ProgramPlacer:
             call.min_version,
             call.length,
             expected=max(hints.expected - len(call.turn.ids), 0),
-            tail=hints.tail,
             near=near,
             cached=cached,
             avoid=tuple(sorted(hints.avoid)),

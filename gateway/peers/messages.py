@@ -73,7 +73,7 @@ def table_to_json(table: Table) -> Message:
     return {
         "engines": [[e.engine, e.running, e.waiting, e.kv, e.tokens_per_s] for e in table.engines],
         "speeds": {name: [m.k1, m.k2, m.k3, m.k4] for name, m in table.speeds.items()},
-        "plan": [plan.newest, plan.pulling, plan.aside],
+        "plan": [plan.newest, plan.pulling],
         "processes": others.processes,
         "queued": [[q.version, q.calls, q.length] for q in others.queued],
         "held": [[h.engine, h.version, h.calls] for h in others.held],
@@ -82,12 +82,12 @@ def table_to_json(table: Table) -> Message:
 
 def table_from_json(values: Message) -> Table:
     """The table again."""
-    newest, pulling, aside = values["plan"]
+    newest, pulling = values["plan"]
     queued = tuple(Queued(*row) for row in values["queued"])
     held = tuple(Held(*row) for row in values["held"])
     return Table(
         tuple(EngineSeen(*row) for row in values["engines"]),
-        Plan(newest, tuple(pulling), tuple(aside)),
+        Plan(newest, tuple(pulling)),
         {name: EngineModel(*row) for name, row in values["speeds"].items()},
         Others(values["processes"], queued, held),
     )

@@ -36,8 +36,6 @@ class RoutingHints:
     """Engines to use only if there is no other."""
     expected: int = 0
     """The predicted number of tokens that the call will sample; 0: unknown."""
-    tail: bool = False
-    """True if the call is predicted to be one of the longest."""
 
 
 class Call:
@@ -133,9 +131,9 @@ class Call:
 
     # Routing
 
-    def predicted(self, expected: int, tail: bool) -> None:
+    def predicted(self, expected: int) -> None:
         """Sets the predicted length."""
-        self._hints = replace(self._hints, expected=expected, tail=tail)
+        self._hints = replace(self._hints, expected=expected)
 
     def redirect(self, engine: str, *, leaving: str = "") -> None:
         """Sends the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""

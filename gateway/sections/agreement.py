@@ -13,7 +13,7 @@ from gateway.sections.engines import EngineSettings, is_public, public_engine
 from gateway.sections.environment import key_variable
 from gateway.sections.episodes import GraderSettings
 from gateway.sections.models import ModelSettings
-from gateway.sections.scheduling import LengthSettings, NodeSettings, RoutingSettings
+from gateway.sections.scheduling import NodeSettings
 from gateway.sections.server import ClusterSettings, ServerSettings, StoreSettings
 from gateway.sections.weights import WeightsSettings
 
@@ -155,14 +155,6 @@ def check_node(
     for url in node.urls:
         if not engines[model].allow_public and is_public(urlsplit(url).hostname or ""):
             raise ValueError(f"[nodes.{name}] urls: {public_engine(url)}")
-
-
-def check_tails(routing: RoutingSettings, lengths: LengthSettings) -> None:
-    """Engines for long calls need predictions of lengths."""
-    if routing.tails and lengths.ranker == "none":
-        raise ValueError(
-            "[routing] tails needs predicted lengths: set [lengths] ranker to another value than 'none'"
-        )
 
 
 def _trained(models: Models, name: str) -> bool:

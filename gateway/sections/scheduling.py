@@ -47,10 +47,6 @@ class RoutingSettings(Section):
     admit: Literal["newest", "engine"] = "newest"
     """The V of a group that starts, from which its staleness is counted: the `newest` version, or that of the `engine` that would
     sample it, so that engines which lag get new groups (with `[update] order = "pull"` and the rule `staleflow`)."""
-    tails: bool = False
-    """True: calls that are predicted to be among the longest have engines of their own."""
-    slots: int = Field(64, ge=1, le=65_536)
-    """Calls that run at once in an engine, as far as `tails` is concerned."""
     running_below: int = Field(2, ge=1, le=65_536)
     """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
     rate_below: float = Field(0.0, ge=0, le=1)

@@ -126,8 +126,7 @@ def _from_queues(
         for call in _cheapest(inside(source.name)):
             if source.waiting <= settings.waiting_above or plan.full:
                 break
-            like = [engine for engine in others if engine.aside == source.aside]
-            target = next((engine for engine in like if _takes(engine, call, choice)), None)
+            target = next((engine for engine in others if _takes(engine, call, choice)), None)
             if target is None:
                 break
             plan.move(call, source, target)
@@ -173,11 +172,7 @@ def _better(
     ratio: float,
 ) -> int | None:
     """The place among the fastest of the engine in which a call gains most, if that is `ratio` times what it adds to its own."""
-    legal = (
-        (engines[i], n)
-        for n, (_, i) in enumerate(fastest)
-        if engines[i].version >= call.version and engines[i].aside == source.aside
-    )
+    legal = ((engines[i], n) for n, (_, i) in enumerate(fastest) if engines[i].version >= call.version)
     keyed = [
         (choice.key(engine, call.length, call.length, 0, call.weight), n)
         for engine, n in islice(legal, _LOOKED_AT)
@@ -189,15 +184,14 @@ def _better(
 
 def _gap(engines: Iterable[OpenEngine], settings: MigrationSettings) -> bool:
     """True if one engine samples so much more than another that moving calls pays."""
-    rates = [engine.rate for engine in engines if not engine.aside]
-    return bool(rates) and max(rates) > settings.gap_above * min(rates)
+    rates = [engine.rate for engine in engines]
+    return max(rates) > settings.gap_above * min(rates)
 
 
 def _from_fast_to_slow(
     plan: _Plan, inside: Callable[[str], Iterable[Movable]], settings: MigrationSettings
 ) -> None:
-    slow_first = [engine for engine in plan.begin() if not engine.aside]
-    slow_first.sort(key=lambda engine: (engine.rate, engine.name))
+    slow_first = sorted(plan.begin(), key=lambda engine: (engine.rate, engine.name))
     takers = list(slow_first)
     for fast in reversed(slow_first):
         if plan.full or fast.running < 2 or fast.rate <= settings.gap_above * slow_first[0].rate:

@@ -14,7 +14,6 @@ its V is behind the newest, and what is to grow is the sum over the calls of wha
 gets the fastest engine, and the others keep out of that while they gain about as much elsewhere. With an `urgency` of 1 all
 count the same, and the sum is tokens a second.
 
-Engines that are set aside take calls predicted to be long alone (`tails.py`); others go there only while no other may have them.
 What was placed counts at once, whatever a later snapshot still lacks. Where several processes place calls by the same snapshot,
 each takes it that the others do as it does: what it places counts `times` times until the next one. Engines lie in heaps by
 version, so a choice costs the logarithm of their number; under `gain` the heaps are ordered for a call of typical length, late
@@ -67,11 +66,6 @@ class EngineRequest(Protocol):
         ...
 
     @property
-    def tail(self) -> bool:
-        """True if the call is predicted to be long."""
-        ...
-
-    @property
     def near(self) -> str:
         """The engine that has `cached` of its tokens."""
         ...
@@ -97,8 +91,6 @@ class OpenEngine:
     name: str
     version: int
     model: EngineModel
-    aside: bool = False
-    """True if the engine takes only calls that are predicted to be long."""
     running: int = 0
     """Calls in it, its own queue included: those placed here, and `foreign`."""
     foreign: int = 0
@@ -149,8 +141,8 @@ def footprint(request: EngineRequest) -> int:
 
 Key = tuple[float, int, int, str]
 _Entry = tuple[Key, int, OpenEngine]
-_Place = tuple[bool, bool, int]
-"""The key of a heap: for late calls or not, engines set aside or not, the engines' version."""
+_Place = tuple[bool, int]
+"""The key of a heap: for late calls or not, the engines' version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +230,6 @@ class Engines:
         self.open: dict[str, OpenEngine] = {}
         self.typical = 512.0
         """The length of a call, on average, the newest most."""
-        self._aside: frozenset[str] = frozenset()
         self._models: dict[str, EngineModel] = {}
         self.newest = 0
         """The newest version: calls of an older V are late."""
@@ -255,7 +246,7 @@ class Engines:
     ) -> None:
         """Opens an engine that runs this version. `runs` has V and length of the calls that it kept."""
         self.closed(name)
-        engine = OpenEngine(name, version, self._models.get(name, model), name in self._aside)
+        engine = OpenEngine(name, version, self._models.get(name, model))
         self.open[name] = engine
         for held, length in runs:
             self._count(engine, held, 1)
@@ -274,14 +265,6 @@ class Engines:
         if engine := self.open.get(name):
             engine.model = model
             self._file(engine)
-
-    def set_aside(self, names: Iterable[str]) -> None:
-        """These take predicted tails alone, from now on and when they are opened again."""
-        self._aside = frozenset(names)
-        for engine in self.open.values():
-            if engine.aside != (engine.name in self._aside):
-                engine.aside = not engine.aside
-                self._file(engine)
 
     def published(self, version: int) -> None:
         """Makes this version the newest."""
@@ -382,29 +365,15 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        if not request.tail:
-            regular = self._candidates(request, aside=False)
-            return self._best_of(request, regular or self._candidates(request, aside=True))
-        found = self._best_of(request, self._candidates(request, aside=True))
-        return found or self._best_of(request, self._candidates(request, aside=False))
+        return self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
         """True if an open engine may sample calls of this V."""
-        return any(held >= version for _, _, held in self._held())
+        return any(held >= version for _, held in self._held())
 
     def weight(self, version: int) -> float:
         """The present weight of a call of this V."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
-
-    @property
-    def aside(self) -> frozenset[str]:
-        """Engines that take predicted tails alone."""
-        return self._aside
-
-    @property
-    def any_aside(self) -> bool:
-        """True if an open engine is set aside."""
-        return any(aside for _, aside, _ in self._held())
 
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
@@ -417,15 +386,15 @@ class Engines:
         _, best = min(keyed, key=lambda pair: pair[0])
         return best if self.choice.has_room(best, length, weight) else None
 
-    def _candidates(self, request: EngineRequest, *, aside: bool) -> list[OpenEngine]:
+    def _candidates(self, request: EngineRequest) -> list[OpenEngine]:
         """Returns the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
         count, found = _LOOKED_AT + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
-            if place[:2] == (late, aside) and place[2] >= request.version:
+            if place[0] == late and place[1] >= request.version:
                 found += _first(heap, count)
         near = self.open.get(request.near)
-        if near is not None and near.aside == aside and near.version >= request.version and near not in found:
+        if near is not None and near.version >= request.version and near not in found:
             found.append(near)
         return found
 
@@ -457,12 +426,12 @@ class Engines:
         """The engine's entries for the heaps that it belongs to: how good it is in each."""
         length, choice = int(self.typical), self.choice
         if choice.rule == "cached":
-            yield (False, engine.aside, engine.version), (choice.key(engine, 0, 0, 0), engine.stamp, engine)
+            yield (False, engine.version), (choice.key(engine, 0, 0, 0), engine.stamp, engine)
             return
         steps_s = engine.steps_s(length)
         for late, weight in enumerate(self._weights):
             key = choice.key_at(engine, steps_s, length, 0, 0, weight)
-            yield (late > 0, engine.aside, engine.version), (key, engine.stamp, engine)
+            yield (late > 0, engine.version), (key, engine.stamp, engine)
 
     def _file(self, engine: OpenEngine) -> None:
         engine.stamp = next(self._stamps)

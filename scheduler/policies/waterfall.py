@@ -1,8 +1,8 @@
 """The calls that wait, and which is next: a waterfall over versions (StaleFlow, arXiv 2601.12784).
 
 Calls wait by their group's version V, oldest first. The call whose turn it is goes to the best engine among those whose version
-is at least V (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later call
-of its kind: none overtakes one that must be trained sooner. Of one V those that are expected to be longest come first (LPT: what
+is at least V (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later call:
+none overtakes one that must be trained sooner. Of one V those that are expected to be longest come first (LPT: what
 begins late has the least time), among as many as come one after another (`_AMONG`); so nobody is overtaken for ever.
 
 Calls that wait in other processes stand in the same order, as far as the last snapshot knows: those with an older V have
@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from scheduler.policies.placement import EngineRequest, Engines, footprint
 
@@ -32,19 +32,10 @@ class Elsewhere:
     calls: int
     call: str = ""
     expected: int = 0
-    tail: bool = False
     near: str = ""
     cached: int = 0
     avoid: tuple[str, ...] = ()
     to: str = ""
-
-
-@dataclass(slots=True)
-class _Queues:
-    """The calls of one V that wait."""
-
-    tails: list[_Entry] = field(default_factory=list)
-    others: list[_Entry] = field(default_factory=list)
 
 
 class Waterfall:
@@ -53,7 +44,8 @@ class Waterfall:
     def __init__(self, engines: Engines) -> None:
         self.engines = engines
         self.waiting: dict[str, EngineRequest] = {}
-        self._queues: dict[int, _Queues] = {}
+        self._queues: dict[int, list[_Entry]] = {}
+        """The calls that wait, by V."""
         self._elsewhere: dict[int, Elsewhere] = {}
         """Calls that wait in other processes, by V, less those whose place was counted."""
         self._serials = itertools.count()
@@ -63,10 +55,9 @@ class Waterfall:
         if request.call in self.waiting:
             raise ValueError(f"call {request.call} waits already")
         self.waiting[request.call] = request
-        queues = self._queues.setdefault(request.version, _Queues())
         serial = next(self._serials)
         entry = (serial // _AMONG, -request.expected, serial, request)
-        heapq.heappush(queues.tails if request.tail else queues.others, entry)
+        heapq.heappush(self._queues.setdefault(request.version, []), entry)
 
     def drop(self, call: str) -> bool:
         """Removes a waiting call; returns True if it was waiting."""
@@ -78,7 +69,7 @@ class Waterfall:
 
     def heads(self) -> list[EngineRequest]:
         """The calls whose turn it is, those of other processes too, oldest version first."""
-        found = (self._head(queue) for version in sorted(self._queues) for queue in self._of(version))
+        found = (self._head(self._queues[version]) for version in sorted(self._queues))
         heads = [*(request for request in found if request is not None), *self._elsewhere.values()]
         return sorted(heads, key=lambda request: request.version)
 
@@ -88,19 +79,10 @@ class Waterfall:
         if not self.waiting:
             self._queues.clear()
             return placed
-        apart = self.engines.any_aside
-        stuck = [False, False]
         for version in sorted(self._queues):
-            if not self._count_elsewhere(version):
+            if not self._count_elsewhere(version) or not self._drain(self._queues[version], placed):
                 break
-            for kind, queue in enumerate(self._of(version)):
-                if not stuck[kind] and not self._drain(queue, placed):
-                    stuck[kind] = True
-                    stuck[1 - kind] |= not apart
-            if not any(self._of(version)):
-                del self._queues[version]
-            if all(stuck):
-                break
+            del self._queues[version]
         return placed
 
     def _count_elsewhere(self, version: int) -> bool:
@@ -113,10 +95,6 @@ class Waterfall:
                 return False
             del self._elsewhere[older]
         return True
-
-    def _of(self, version: int) -> tuple[list[_Entry], list[_Entry]]:
-        queues = self._queues[version]
-        return queues.tails, queues.others
 
     def _head(self, queue: list[_Entry]) -> EngineRequest | None:
         while queue and self.waiting.get(queue[0][3].call) is not queue[0][3]:

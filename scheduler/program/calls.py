@@ -19,8 +19,6 @@ class Arrived:
     """Tokens of its prompt and of what was sampled so far."""
     expected: int = 0
     """Tokens that are still to come, as predicted; 0: nobody knows."""
-    tail: bool = False
-    """True if the call is predicted to be one of the longest."""
     near: str = ""
     """The engine that has `cached` of its tokens in its cache."""
     cached: int = 0
@@ -122,8 +120,6 @@ class Plan:
     """The newest version: calls of an older V are late."""
     pulling: tuple[str, ...] = ()
     """Engines that were told to pull it, and are still open."""
-    aside: tuple[str, ...] = ()
-    """Engines that take only calls that are predicted to be long."""
 
 
 @dataclass(frozen=True, slots=True)

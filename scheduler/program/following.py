@@ -1,6 +1,6 @@
 """The program of a gateway process that follows: the placement of its own calls, by the coordinator's snapshots.
 
-It decides about no engine: which pull, and which are set aside for tails, comes from the coordinator with each snapshot.
+It decides about no engine: which pull comes from the coordinator with each snapshot.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ class FollowerProgram(Program):
     """The calls of one model in one process."""
 
     def __init__(self, settings: PlacementSettings) -> None:
-        self.placement = Placement("placement", replace(settings, pull=False, tails=False))
+        self.placement = Placement("placement", replace(settings, pull=False))
         super().__init__("follower", [self.placement])
         self.seal()

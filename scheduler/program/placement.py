@@ -1,14 +1,14 @@
 """Places calls, has engines pull weights, and moves calls: StaleFlow's coordinator, for one model.
 
 Owns the waiting calls and the engine of each running call, from events alone (`calls.py`). This state is speculative: a decision
-counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`, `tails`. Invariants:
+counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`. Invariants:
 - a call is placed on no engine whose version is below its V;
 - a call that arrived is placed once, unless it leaves first; then nothing is said about it until it arrives again;
 - a call waits only while no open engine has room for it, or for an earlier call that must be trained sooner;
 - while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
 - no call is moved at the moment at which an engine is told to pull.
 
-Where there are several gateway processes the coordinator has one of these, which decides about pulls and tails, and every other
+Where there are several gateway processes the coordinator has one of these, which decides about pulls, and every other
 process one for its own calls (`following.py`). It is told of the same snapshots and what was decided (`Plan`), so its calls go
 where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
 
@@ -25,7 +25,6 @@ from scheduler.policies.lending import remaining
 from scheduler.policies.migration import MigrationSettings, Movable, moves
 from scheduler.policies.placement import Choice, EngineRequest, Engines, OpenEngine, Rule, footprint
 from scheduler.policies.sync import SyncSettings, pulls
-from scheduler.policies.tails import Expected, divide
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Elsewhere, Waterfall
 from scheduler.program.calls import (
@@ -46,9 +45,6 @@ from scheduler.reactor.elements import Source
 
 _PULL_S = 5.0
 """An engine that is still open so long after it was told to pull is told again."""
-_DIVIDE_S = 10.0
-_SAMPLED = 1024
-"""Calls that are looked at when engines are divided into those for tails and the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +56,6 @@ class PlacementSettings:
     urgency: float = 1.0
     pull: bool = False
     """The weight update's order is `pull`."""
-    tails: bool = False
-    """Engines of their own for calls that are predicted to be long."""
-    slots: int = 64
-    """Calls that run at once in an engine, as far as the division for tails is concerned."""
     engine: EngineModel = field(default_factory=EngineModel)
     """The speed model of an engine that has not been fitted yet."""
     sync: SyncSettings = field(default_factory=SyncSettings)
@@ -106,7 +98,6 @@ class Placement(Reactor):
         """Tokens that a call has sampled that was in the engine all the time: what calls have now is what they had, and these."""
         self._told: dict[str, int] = {}
         """The times (ns) at which engines were told to pull, until they are open again or gone."""
-        self._divided = 0
         self._longest = 0
         """Tokens of the longest conversation that has left an engine."""
         self._foretold = False
@@ -152,7 +143,7 @@ class Placement(Reactor):
         """What processes that follow this one are told beside its snapshot. To be read, as `waiting`."""
         engines = self._engines
         pulling = tuple(sorted(self._told.keys() & engines.open.keys()))
-        return Plan(engines.newest, pulling, tuple(sorted(engines.aside)))
+        return Plan(engines.newest, pulling)
 
     def admitting(self, oldest: int) -> int | None:
         """The version of the engine that a new call would get if `oldest` were its V; None: it would wait. To be read."""
@@ -245,7 +236,6 @@ class Placement(Reactor):
         plan = now[self.plan]
         if plan.newest != self._engines.newest:
             self._engines.withdrawn(plan.newest)
-        self._engines.set_aside(plan.aside)
         self._settles = self._told.keys() >= set(plan.pulling)
         self._told = dict.fromkeys(plan.pulling, now.tag.time)
 
@@ -258,9 +248,6 @@ class Placement(Reactor):
         if (others := self._others) is not None:
             held = ((one.engine, one.version, one.calls) for one in others.held)
             self._engines.others(others.processes, held)
-        if self._settings.tails and now.tag.time - self._divided >= _DIVIDE_S * SECOND:
-            self._divided = now.tag.time
-            self._divide()
         self._engines.refile()
 
     # Decisions
@@ -324,16 +311,3 @@ class Placement(Reactor):
             if not run.pinned and not run.moved:
                 version, length = run.request.version, run.request.length + int(steps - run.since)
                 yield Movable(call, version, length, self._engines.weight(version))
-
-    def _divide(self) -> None:
-        """Sets engines aside for tails, in proportion to what a sample of the calls would need."""
-        requests = [run.request for run in self._runs.values() if run.request.expected]
-        requests += [request for request in self._waterfall.waiting.values() if request.expected]
-        stride = -(-len(requests) // _SAMPLED) if requests else 1
-        names = sorted(self._engines.open)
-        among = max(1, len(names) // stride)
-        aside = 0
-        if len(names) > 1 and requests:
-            sample = [Expected(request.expected, request.length) for request in requests[::stride]]
-            aside = divide(sample, among, self._settings.engine, self._settings.slots).tails
-        self._engines.set_aside(names[: min(aside * len(names) // among, len(names) - 1)])

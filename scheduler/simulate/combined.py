@@ -256,14 +256,13 @@ class Combined:
     def _arrived(self, world: World, sample: Sample) -> Arrived:
         name = f"{sample.name}/{sample.at}"
         self._calls[name] = sample
-        expected, tail = self._foresight.expect(sample.predicted)
+        expected = self._foresight.expect(sample.predicted)
         near = world.last_host(sample)
         return Arrived(
             name,
             sample.group.version,
             sample.call.context,
             expected=max(expected - sample.call.done, 1) if expected else 0,
-            tail=tail,
             near=near.name if near else "",
             cached=sample.call.prompt - sample.turns[sample.at].prompt if near else 0,
             to=self._to.pop(name, ""),

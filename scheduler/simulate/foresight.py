@@ -16,17 +16,17 @@ from collections import deque
 class Foresight:
     """Length prediction for one run."""
 
-    def __init__(self, tail_share: float = 0.2, window: int = 1000, least: int = 20) -> None:
-        self._tail_share, self._window, self._least = tail_share, window, least
+    def __init__(self, window: int = 1000, least: int = 20) -> None:
+        self._window, self._least = window, least
         self._newest: deque[int] = deque()
         self._ordered: list[int] = []
 
-    def expect(self, rank: float) -> tuple[int, bool]:
-        """The tokens of a call of this rank (0 to 1, the longest), and whether it is a tail; (0, False) while unknown."""
+    def expect(self, rank: float) -> int:
+        """The tokens of a call of this rank (0 to 1, the longest); 0 while unknown."""
         count = len(self._ordered)
         if count < self._least:
-            return 0, False
-        return self._ordered[min(int(rank * count), count - 1)], rank >= 1 - self._tail_share
+            return 0
+        return self._ordered[min(int(rank * count), count - 1)]
 
     def learn(self, tokens: int) -> None:
         """A call has ended, and sampled so many."""

@@ -63,7 +63,7 @@ async def test_calls_teach_what_later_ones_are_told(
     async with run_gateway(values) as gateway:
         seen = Watched(gateway, monkeypatch)
         await talk(gateway, "task", SHORT, 4, turns=2)
-        assert [(call.hints.expected, call.hints.tail) for call in seen.calls] == [(0, False), (4, False)]
+        assert [call.hints.expected for call in seen.calls] == [0, 4]
         first, second = (features for features, _ in seen.learnt)
         assert (first.task, first.turn, first.messages, first.most) == ("task", 0, 1, 4)
         assert (second.turn, second.messages, second.episode) == (1, 3, first.episode)

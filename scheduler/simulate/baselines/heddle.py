@@ -123,7 +123,7 @@ class Heddle(Plain):
 
     def _rest(self, sample: Sample) -> float:
         """Tokens that are expected of the trajectory from now on."""
-        expected, _ = self._foresight.expect(sample.predicted)
+        expected = self._foresight.expect(sample.predicted)
         return float(max(expected - sample.tokens, sample.tokens / 2, 1.0))
 
 

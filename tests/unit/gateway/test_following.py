@@ -171,7 +171,7 @@ async def test_tables_and_counts_come_as_they_were_sent(pool: EnginePool) -> Non
     assert counts == CallCounts((), (("a", 1, 2), ("a", 2, 1)))
     assert counts_from_json(unpack(pack(counts_to_json(counts)))) == counts
     seen = (EngineSeen("a", 3, 1, 500, 12.5),)
-    sent = Table(seen, Plan(2, ("a",), ("b",)), {"a": ROOM_FOR_3}, others_of([counts, counts]))
+    sent = Table(seen, Plan(2, ("a",)), {"a": ROOM_FOR_3}, others_of([counts, counts]))
     assert table_from_json(unpack(pack(table_to_json(sent)))) == sent
 
 

@@ -272,12 +272,12 @@ async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> N
     one.entered("b", 7, "one.0.0")
     one.take(TokenChunk([1, 2], [-0.5, -0.5]))
     one.left()
-    one.predicted(5, tail=True)
+    one.predicted(5)
     one.redirect("a", leaving="b")
     assert await asks(pool, one) is slot
     (demand,) = coordinator.heard(Demand)
     assert demand.arrived == (
-        Arrived("one", 7, 12, 3, True, near="a", cached=10, avoid=("b",), pinned=True, to="a"),
+        Arrived("one", 7, 12, 3, near="a", cached=10, avoid=("b",), pinned=True, to="a"),
     )
 
 

@@ -154,9 +154,7 @@ def test_bounds_override_or_clamp() -> None:
     assert Bounds(min=0.5, max=1.0).apply(2.0) == 1.0
 
 
-def test_tails_need_somebody_who_predicts_them() -> None:
-    with pytest.raises(ConfigError, match=r"\[routing\] tails.*\[lengths\] ranker"):
-        Settings.parse({**MODEL, "routing": {"tails": True}})
-    assert Settings.parse(
-        {**MODEL, "routing": {"tails": True}, "lengths": {"ranker": "history"}}
-    ).routing.tails
+@pytest.mark.parametrize("key", ["tails", "slots"])
+def test_engines_of_their_own_for_long_calls_are_gone_and_refused_by_name(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"routing\.{key}: there is no such key; there are: admit, "):
+        Settings.parse({**MODEL, "routing": {key: 64}})

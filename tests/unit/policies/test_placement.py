@@ -76,25 +76,6 @@ def test_an_engine_in_whose_queue_calls_wait_has_no_room() -> None:
     assert set(poured(fall, *calls(4)).values()) == {"b"}
 
 
-def test_tails_have_their_engines_and_go_elsewhere_when_these_are_full() -> None:
-    fall = waterfall(a=0, b=0)
-    fall.engines.set_aside(["a"])
-    tails = [Arrived(f"t{i}", 0, 10, expected=100 + i, tail=True) for i in range(4)]
-    placed = poured(fall, *calls(5), *tails)
-    assert [call for call, engine in placed.items() if engine == "a"] == ["t3", "t2", "t1"]  # longest first
-    assert placed["t0"] == "b"
-    assert [call for call, engine in placed.items() if engine == "b" and call != "t0"] == ["v0-0", "v0-1"]
-
-
-def test_others_go_to_an_engine_set_aside_only_where_no_other_may_have_them() -> None:
-    fall = waterfall(aside=1, other=0)
-    fall.engines.set_aside(["aside"])
-    placed = poured(fall, *calls(4, version=0), *calls(1, version=1))
-    assert placed == {"v0-0": "other", "v0-1": "other", "v0-2": "other"}
-    fall.drop("v0-3")
-    assert poured(fall) == {"v1-0": "aside"}
-
-
 def test_what_was_placed_counts_whatever_a_late_snapshot_says() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(3))
@@ -189,29 +170,10 @@ def test_the_rule_cached_chooses_as_the_plain_policy_does(
     assert poured(fall, request)["call"] == choose(loads, frozenset(avoid))
 
 
-def test_while_no_engine_is_set_aside_what_waits_of_either_kind_waits_before_what_is_younger() -> None:
-    """A long call of V = 1 has no room; a short tail of V = 2 would have, and waits behind it."""
-    for aside in (False, True):
-        engines = Engines(GAIN)
-        engines.opened("a", 2, EngineModel(k1=0.01, k2=1.0, k3=0.5, k4=1.0))
-        engines.opened("t", 2, EngineModel(k1=0.01, k2=1.0, k3=0.5, k4=1.0))
-        engines.set_aside(["t"] if aside else [])
-        fall = Waterfall(engines)
-        for name in ("a", "a", "t"):
-            engines.begun(name, 2, 10)
-        if not aside:
-            engines.begun("t", 2, 10)
-        tail = Arrived("tail", 2, 10, expected=100, tail=True)
-        assert poured(fall, Arrived("long", 1, 10_000), tail) == ({"tail": "t"} if aside else {})
-
-
-def test_a_cached_prefix_does_not_lead_below_v_nor_where_tails_are_apart() -> None:
+def test_a_cached_prefix_does_not_lead_below_v() -> None:
     for rule in (GAIN, Choice("cached")):
         fall = waterfall(rule, old=0, new=1)
         assert poured(fall, Arrived("call", 1, 2000, near="old", cached=1900)) == {"call": "new"}
-        fall = waterfall(rule, apart=1, other=1)
-        fall.engines.set_aside(["apart"])
-        assert poured(fall, Arrived("call", 1, 2000, near="apart", cached=1900)) == {"call": "other"}
 
 
 def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:

@@ -129,8 +129,8 @@ def happen(field: Field, what: str, name: str, number: int) -> None:
             field.closes(name)
         case "arrive":
             field.placed.pop(name, None)  # if it is inside, it arrives anew
-            tail = number == 3
-            field.arrive(Arrived(name, number, 10 * (number + 1), 100 * tail, tail, "a", 5, ("b",)))
+            expected = 100 if number == 3 else 0
+            field.arrive(Arrived(name, number, 10 * (number + 1), expected, "a", 5, ("b",)))
         case "leave":
             field.leave(name)
         case "seen":

@@ -166,35 +166,18 @@ def test_a_pinned_call_never_moves() -> None:
     assert field.moves == []
 
 
-def test_with_tails_engines_are_set_aside_in_proportion() -> None:
-    field = Field(tails=True, slots=4).opens(**{f"e{i}": 0 for i in range(4)})
-    short = [Arrived(f"s{i}", 0, 10, expected=10) for i in range(16)]
-    long = [Arrived(f"l{i}", 0, 10, expected=1000, tail=True) for i in range(4)]
-    field.arrive(*short, *long)
-    for _ in range(11):
-        field.second()
-    aside = {name for name, engine in field.reactor._engines.open.items() if engine.aside}
-    assert 1 <= len(aside) <= 3
-    while field.placed:
-        field.leave(*field.placed)
-    field.arrive(Arrived("tail", 0, 10, expected=1000, tail=True), *calls("other"))
-    assert field.placed["tail"] in aside
-    assert field.placed["other"] not in aside
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     st.sampled_from(["cached", "gain"]),
     st.sampled_from(["rolling", "pull"]),
-    st.booleans(),
     st.sampled_from([1.0, 16.0]),
     st.lists(HAPPENS, max_size=40),
 )
 def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v(
-    rule: str, order: str, tails: bool, urgency: float, events: list[tuple[str, str, int]]
+    rule: str, order: str, urgency: float, events: list[tuple[str, str, int]]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and nobody waits for ever."""
-    field = Field(order, rule=rule, tails=tails, urgency=urgency)
+    field = Field(order, rule=rule, urgency=urgency)
     for event in events:
         happen(field, *event)
         known = field.reactor.waiting

@@ -105,7 +105,7 @@ class Follower:
     """The program of a process that follows."""
 
     def __init__(self, **given: object) -> None:
-        values = {"rule": "gain", "mu": 0.3, "pull": True, "tails": True, "engine": ENGINE, **given}
+        values = {"rule": "gain", "mu": 0.3, "pull": True, "engine": ENGINE, **given}
         self.program = FollowerProgram(PlacementSettings.of(values))
         self.reactor = self.program.placement
         self.runtime = Runtime(self.program, VirtualClock())
@@ -151,14 +151,6 @@ def test_a_process_that_follows_leaves_alone_what_was_told_to_pull_and_tells_nob
     assert follower.moved == [], "nobody else has room"
     follower.second(Plan(1, pulling=("three",)), crowded)
     assert (sorted(follower.moved), follower.pulled) == (["b", "c"], [])
-
-
-def test_a_process_that_follows_keeps_engines_for_tails_as_the_coordinator_says() -> None:
-    follower = Follower().opens(one=0, two=0).second(Plan(0, aside=("one",)))
-    follower.arrive(*calls("short"), *calls("long", tail=True))
-    assert follower.placed == {"short": "two", "long": "one"}
-    follower.second(Plan(0)).arrive(*calls("other"))
-    assert follower.placed["other"] == "one", "both are for all again, and it comes first"
 
 
 def test_the_newest_version_is_what_the_coordinator_says_also_if_it_is_withdrawn() -> None:

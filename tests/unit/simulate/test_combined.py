@@ -112,13 +112,13 @@ def test_a_call_that_was_given_up_says_nothing_of_lengths() -> None:
 
 def test_foresight_knows_what_has_ended_and_nothing_else() -> None:
     foresight = Foresight(least=3, window=5)
-    assert foresight.expect(0.99) == (0, False)
+    assert foresight.expect(0.99) == 0
     for tokens in (10, 20, 30):
         foresight.learn(tokens)
-    assert foresight.expect(0.0) == (10, False)
-    assert foresight.expect(0.5) == (20, False)
-    assert foresight.expect(1.0) == (30, True)
+    assert foresight.expect(0.0) == 10
+    assert foresight.expect(0.5) == 20
+    assert foresight.expect(1.0) == 30
     for tokens in (100, 200, 300, 400, 500):
         foresight.learn(tokens)
-    assert foresight.expect(0.0) == (100, False)
-    assert foresight.expect(0.8) == (500, True)
+    assert foresight.expect(0.0) == 100
+    assert foresight.expect(0.8) == 500
