@@ -154,7 +154,9 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
     calls = (await admin("GET", f"/episodes/{opened['episode_id']}"))["calls"]
     lease = await admin("POST", "/leases", json={"consumer": name, "model": model})
     image = {"hash": sha256(name.encode()).hexdigest(), "media_type": "image/png", "data": name.encode()}
-    await gateway.services.database.submit(lambda c: images.keep(c, opened["episode_id"], [image]))
+    await gateway.services.database.submit(
+        lambda c: images.keep(c, opened["episode_id"], {image["hash"]}, [image], 2**20)
+    )
     names = {
         "model": model,
         "agent": f"{name}-agent",
