@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+_NESTED = (dict, list)
 MAX_DEPTH = 100
 """The deepest nesting of objects and arrays in a body, and in the text of a tool call's arguments."""
 MAX_SAMPLED_DEPTH = 90
@@ -22,13 +23,13 @@ class TooDeep(ValueError):
 
 def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
     """Raises TooDeep if objects and arrays are nested deeper than `most`."""
-    level = [value] if isinstance(value, dict | list) else []
+    level = [value] if isinstance(value, _NESTED) else []
     for _ in range(most):
         level = [
             inner
             for outer in level
             for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
+            if isinstance(inner, _NESTED)
         ]
         if not level:
             return

@@ -128,10 +128,11 @@ def unkeyed(
     found: Int32Array, names: Iterable[str], vision: Vision | None
 ) -> tuple[Int32Array, tuple[ImageSpan, ...]]:
     """The inverse of `keyed`: the placeholders, and the images, which are among `names`. Raises ValueError for any other."""
+    if vision is None:
+        return found, ()
     hidden = found < 0
     if not hidden.any():
         return found, ()
-    assert vision is not None
     edges = np.flatnonzero(np.diff(np.concatenate([[False], hidden, [False]])))
     images = []
     for start, stop in edges.reshape(-1, 2).tolist():

@@ -18,6 +18,9 @@ _LONG = 4_000
 _LONG_BODY = 64_000
 """Bytes of a body from which on reading it leaves the event loop."""
 _THREADS = 2
+_SEQUENCES = (list, tuple)
+_SIZED = (str, bytes, dict, *_SEQUENCES)
+"""Named once: a union that is written where it is used is made at every use, and these are used for every value of a body."""
 
 
 async def offload(measured: Any, work: Callable[[], T]) -> T:
@@ -35,13 +38,12 @@ def is_long(value: Any, most: int = _LONG) -> bool:
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        sized = isinstance(item, str | bytes | dict | list | tuple)
-        most -= 1 + (len(item) if sized else 0)
+        most -= 1 + (len(item) if isinstance(item, _SIZED) else 0)
         if most < 0:
             return True
         if isinstance(item, dict):
             waiting += item.values()
-        elif isinstance(item, list | tuple):
+        elif isinstance(item, _SEQUENCES):
             waiting += item
     return False
 

@@ -137,5 +137,8 @@ class TokenTree:
 def _common(left: Int32Array, right: Int32Array) -> int:
     """The length of the longest common prefix."""
     size = min(len(left), len(right))
-    differs = np.flatnonzero(left[:size] != right[:size])
-    return int(differs[0]) if len(differs) else size
+    if not size:
+        return 0
+    differs = left[:size] != right[:size]
+    first = int(differs.argmax())
+    return first if differs[first] else size
