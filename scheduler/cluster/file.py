@@ -27,7 +27,7 @@ LabelKey = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
-_TRAIN = "train"
+TRAIN = "train"
 """The gateway's tag for a node that a trainer claims."""
 
 
@@ -191,10 +191,12 @@ class RayTable(Section):
 
 
 class ElasticTable(Section):
-    """`[elastic]`: spare nodes are used once generation is the bottleneck (StreamRL). Without it, every node is used at once."""
+    """`[elastic]`: spare nodes are used once generation is the bottleneck (StreamRL), and given back once training is.
+
+    Without it, every node is used at once."""
 
     steps: int = Field(3, ge=1, le=1000)
-    """Training steps in a row that must say so."""
+    """Training steps in a row that must say so before a node is added or given back."""
 
 
 class ClusterFile(Section):
@@ -227,6 +229,8 @@ class ClusterFile(Section):
                 raise ValueError(f"[nodes.{name}] cpus, gpus, memory_gb: Ray knows them; leave them out")
             if node.spare and self.elastic is None:
                 raise ValueError(f"[nodes.{name}] spare: nothing would ever use it without [elastic]")
+            if node.spare and not self._engines(node.engines, node.tags):
+                raise ValueError(f"[nodes.{name}] spare: it has no engines, and [elastic] adds nothing else")
         names = [*self.nodes, *(group.name for group in self.groups)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"[[groups]]: {', '.join(twice)} would mean two")
@@ -283,9 +287,9 @@ class ClusterFile(Section):
     def unlent(self) -> frozenset[str]:
         """Tags that are kept from the gateway: no trainer claims such nodes, so their engines must not wait for a claim."""
         if self.trainer is None:
-            return frozenset({_TRAIN})
+            return frozenset({TRAIN})
         claims = self.trainer.config is not None if self.trainer.claims is None else self.trainer.claims
-        return frozenset() if claims else frozenset({_TRAIN})
+        return frozenset() if claims else frozenset({TRAIN})
 
     @property
     def engine_need(self) -> Need:

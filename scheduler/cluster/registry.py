@@ -67,6 +67,13 @@ class Registry:
         except httpx.HTTPError:
             return False
 
+    async def has_none(self, engines: Collection[str]) -> bool:
+        """True if the gateway has none of these engines; False also if it does not answer."""
+        try:
+            return not (await self._known()).keys() & set(engines)
+        except httpx.HTTPError:
+            return False
+
     async def status(self) -> dict[str, Any] | None:
         """The state of training; None if the gateway did not answer."""
         try:

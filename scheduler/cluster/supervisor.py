@@ -26,12 +26,23 @@ from processes.ports import url_of
 from processes.supervised import Budget, Child, Say, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.errors import ClusterError, Unsatisfied
-from scheduler.cluster.file import ClusterFile, TrainerTable, check_trainer, memory_of
+from scheduler.cluster.file import TRAIN, ClusterFile, TrainerTable, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.growth import Growth
 from scheduler.cluster.launch import Job, Launcher, Running, filled
 from scheduler.cluster.registry import Address, Registry
-from scheduler.cluster.tags import Assignment, Capacity, Node, Place, assign, check_counts, match, unmatched
+from scheduler.cluster.tags import (
+    Assignment,
+    Capacity,
+    Node,
+    Place,
+    assign,
+    beyond,
+    check_counts,
+    last_spare,
+    match,
+    next_spare,
+)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 Show = Callable[[Sequence[Node], Assignment], None]
@@ -64,6 +75,7 @@ class Supervisor:
         self._all: WeakSet[SupervisedProcess[Any]] = WeakSet()
         """Whatever is kept, those that are on their way out too."""
         self._names: dict[str, str] = {}
+        """The names of the nodes that are used, by id, in the order in which they joined."""
         self._nodes: list[Node] = []
         self._assignment = Assignment((), ())
         self._growth = Growth(file.elastic) if file.elastic is not None else None
@@ -189,12 +201,19 @@ class Supervisor:
         ranks = file.trainer.ranks if file.trainer else 1
         self._assignment = assign(nodes, file.engine_need, file.trainer_need, ranks)
         self._nodes = nodes
-        self._names = {node.seen.id: node.name for node in nodes}
+        self._names = self._in_order(nodes)
 
-    async def _look(self) -> list[Node]:
-        """Notes which nodes joined and left; reports processes that cannot be placed any more, and goes on with the rest."""
-        seen = await self._launcher.seen()
-        nodes = match(self._groups, seen, self._names, self._spare)
+    def _in_order(self, nodes: Sequence[Node]) -> dict[str, str]:
+        """The names of nodes by id, those that joined first before others."""
+        names = {node.seen.id: node.name for node in nodes}
+        return {id_: names[id_] for id_ in (*self._names, *names) if id_ in names}
+
+    async def _look(self) -> None:
+        """Notes which nodes joined and left."""
+        self._use(match(self._groups, await self._launcher.seen(), self._names, self._spare))
+
+    def _use(self, nodes: list[Node]) -> None:
+        """Uses these nodes from now on; reports processes that cannot be placed any more, and goes on with the rest."""
         now = {node.seen.id: node.name for node in nodes}
         joined = sorted(name for id_, name in now.items() if id_ not in self._names)
         left = sorted(name for id_, name in self._names.items() if id_ not in now)
@@ -205,19 +224,18 @@ class Supervisor:
             self._say("; ".join(told))
             self._trouble = ""
         elif not self._trouble:
-            return nodes
+            return
         try:
             self._place(nodes)
             self._show(self._nodes, self._assignment)
             self._trouble = ""
         except Unsatisfied as error:
-            self._nodes, self._names = nodes, now
+            self._nodes, self._names = nodes, self._in_order(nodes)
             there = [p for p in self._assignment.engines if p.node.seen.id in self._names]
             self._assignment = Assignment(tuple(there), self._assignment.ranks)
             if str(error) != self._trouble:
                 self._say(f"{error}; what is left goes on")
             self._trouble = str(error)
-        return nodes
 
     # Engines
 
@@ -233,7 +251,8 @@ class Supervisor:
             if known and not told and await registry.answers("/readyz"):
                 told = True
                 self._say(self._where())
-            await self._grow(registry)
+            if self._growth is not None:
+                await self._rescale(registry, self._growth)
             await asyncio.sleep(self._file.cluster.look_s)
 
     async def _tend_engines(self, http: httpx.AsyncClient) -> None:
@@ -265,12 +284,15 @@ class Supervisor:
         await asyncio.gather(*(_ended(engine.task) for engine in engines))
 
     def _addresses(self) -> dict[str, Address]:
+        """The engines that the gateway should have."""
+        leaving = self._growth.leaving if self._growth is not None else None
         return {
             name: Address(
                 url_of(engine.kept.running[0].host, engine.kept.running[0].port), engine.place.node.name
             )
             for name, engine in self._engines.items()
             if engine.kept.up.is_set() and engine.kept.running
+            if leaving is None or engine.place.node.seen.id != leaving.seen.id
         }
 
     def _engine(self, place: Place, http: httpx.AsyncClient) -> SupervisedProcess[Running]:
@@ -297,15 +319,40 @@ class Supervisor:
             stop_s=engine.stop_s,
         )
 
-    async def _grow(self, registry: Registry) -> None:
-        """Adds a spare node, if there is one and StreamRL's rule is for it."""
-        if self._growth is None:
-            return
-        seen = await self._launcher.seen()
-        free = unmatched(self._groups, seen, self._nodes)
-        status, now = await registry.status(), asyncio.get_running_loop().time()
-        if status is not None and (why := self._growth.look(now, status, len(self._addresses()), bool(free))):
-            self._say(why)
+    async def _rescale(self, registry: Registry, growth: Growth) -> None:
+        """Adds a spare node or gives one back, if StreamRL's rule is for it. The processes of one that is given back end once the
+        gateway has none of its engines any more, so their calls go on elsewhere."""
+        leaving = growth.leaving
+        if leaving is None:
+            if why := await self._change(registry, growth):
+                self._say(why)
+        elif last_spare(self._nodes, [leaving.seen.id], self._trainers) is None:
+            growth.left(beyond(self._nodes))  # it is gone, or has to stand in for a node that is
+        elif await registry.has_none(self._engines_on(leaving)):
+            rest = [node for node in self._nodes if node.seen.id != leaving.seen.id]
+            growth.left(beyond(rest))
+            self._use(rest)
+
+    async def _change(self, registry: Registry, growth: Growth) -> str:
+        seen, status = await self._launcher.seen(), await registry.status()
+        if status is None:
+            growth.forget()
+            return ""
+        return growth.look(
+            asyncio.get_running_loop().time(),
+            status,
+            [name for name, engine in self._engines.items() if not engine.task.done()],
+            next_spare(self._groups, seen, self._names, growth.spare),
+            last_spare(self._nodes, list(self._names), self._trainers),
+        )
+
+    @property
+    def _trainers(self) -> frozenset[str]:
+        """The tags of nodes that a trainer may have."""
+        return frozenset(self._file.trainer.tags if self._file.trainer is not None else (TRAIN,))
+
+    def _engines_on(self, node: Node) -> set[str]:
+        return {name for name, engine in self._engines.items() if engine.place.node.seen.id == node.seen.id}
 
     # Gateway and trainer
 

@@ -8,6 +8,7 @@ so each needs no more than the whole node for itself. The same nodes always give
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -167,11 +168,34 @@ def match(
     return [Node(_name(group, s), group, s) for group in groups for s in chosen[group.name][: group.most]]
 
 
-def unmatched(groups: Sequence[Group], seen: Sequence[Seen], nodes: Sequence[Node]) -> list[Seen]:
-    """Nodes that are used for nothing, and that a group with room would have."""
-    used = {node.seen.id for node in nodes}
-    open_ = [g for g in groups if sum(node.group == g for node in nodes) < g.most]
-    return [s for s in seen if s.id not in used and any(group.wants(s) for group in open_)]
+def next_spare(
+    groups: Sequence[Group], seen: Sequence[Seen], kept: Mapping[str, str], spare: int
+) -> tuple[int, int]:
+    """How many nodes beyond `spare` must be used for there to be more engines, and how many more there are then; 0 and 0 if no
+    number of nodes brings any."""
+    for more in range(1, len(seen) + 1):
+        nodes = match(groups, seen, kept, spare + more)
+        if engines := sum(node.group.engines for node in nodes if node.seen.id not in kept):
+            return more, engines
+    return 0, 0
+
+
+def beyond(nodes: Sequence[Node]) -> int:
+    """The number of nodes that are more than their groups need."""
+    groups = {node.group.name: node.group for node in nodes}
+    have = Counter(node.group.name for node in nodes)
+    return sum(max(have[name] - group.count, 0) for name, group in groups.items())
+
+
+def last_spare(nodes: Sequence[Node], joined: Sequence[str], trainer: frozenset[str]) -> Node | None:
+    """The node with engines that joined last, of those of which their groups have more than they need.
+
+    `joined`: ids, in order. `trainer`: the tags of the trainer's nodes, which are never given back.
+    """
+    have = Counter(node.group.name for node in nodes)
+    more = {n.seen.id: n for n in nodes if have[n.group.name] > n.group.count and n.group.engines}
+    free = (more[id_] for id_ in reversed(joined) if id_ in more)
+    return next((node for node in free if not trainer <= node.tags), None)
 
 
 def check_counts(groups: Sequence[Group], seen: Sequence[Seen], nodes: Sequence[Node]) -> None:

@@ -1,82 +1,141 @@
-"""StreamRL's elastic rule (arXiv 2504.15930), pure: decides whether one more rollout node is worth its cost.
+"""StreamRL's elastic rule (arXiv 2504.15930) and its way back, pure: decides whether one more unit of rollout is worth its cost,
+and whether one can be given back at no cost.
 
-With delta = T_gen - T_train, the seconds by which generating a batch takes longer than training on it, and delta' the seconds
-that one more unit of rollout would save, a unit is added while delta >= delta': then nothing of what it saves is lost to waiting
-for the trainer. Generation is divided evenly, so with n units delta' = T_gen / (n + 1).
+Generation and training of successive batches overlap, so a step takes as long as the longer of T_gen and T_train. Generation is
+divided evenly: with n engines a batch is W = n T_gen seconds of engines, and m more make it W / (n + m). StreamRL adds a unit
+while delta >= delta', where delta = T_gen - T_train and delta' = T_gen - W / (n + m) is what the unit saves:
 
-Both times are measured at the trainer's end alone. Between one version and the next the trainer first waits for its batch, and
-then trains: if it waits, generation was at work all the time, so T_gen is the whole step and T_train what is left of it. If it
-does not wait, generation is no bottleneck, and T_gen is not known, only that it is no more than T_train. A batch that nobody saw
-complete was trained between two looks: T_train is no more than that, and counts as 0.
+    add a unit of m engines while           W / (n + m) >= T_train: all that it saves is saved, as training is still no longer;
+    give back a unit of m engines while     W / (n - m) <  T_train: T_train - T_gen is more than what that adds to generation,
+                                            so training is still the longer, and a step takes no longer than before.
+
+At constant W and T_train the two never alternate if the unit that was added last is the first to be given back. After an addition
+there are N = n + m engines, and W / (N - m) = W / n > W / (n + m) >= T_train: not given back. Once one is given back W / n <
+T_train for the n that are left, and a unit of any size makes that less: none is added. Between the two lies a whole unit.
+
+T_train is how long the trainer says that it was busy with the batch, not what waiting leaves of the step: a trainer that takes
+groups as they come trains while it waits. T_gen is the part of the step, from one version to the next, in which some batch that
+may be filled was not full; once all that the bound of staleness admits are full, engines wait for the trainer. n is the mean
+number of engines in that part, so an engine on a lent node counts for the share in which it samples. That share grows when others
+are given back and shrinks when some are added, so the above holds all the more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
+
+Change = Literal["add", "give back"]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One training step: seconds of generation and of training for one batch."""
+    """One step: seconds of generation and of training for one batch, and the mean number of engines that generated."""
 
     generation_s: float
     training_s: float
+    engines: float
 
-    @property
-    def delta_s(self) -> float:
-        """The seconds by which generation is the bottleneck."""
-        return self.generation_s - self.training_s
+    def generation_with(self, more: int) -> float:
+        """Seconds that generation would take with so many more engines, or, if negative, so many fewer."""
+        return self.generation_s * self.engines / (self.engines + more)
 
-    def gain_s(self, units: int) -> float:
-        """Seconds that one more unit than these would save."""
-        return self.generation_s / (units + 1)
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The trainer was busy for so long with a batch."""
+
+    batch: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is seen at one time. `now` is of any one clock, in seconds."""
+
+    now: float
+    version: int
+    filling: bool
+    """A batch that may be filled is not full."""
+    engines: int
+    """Engines that are at work, or would be if there was any."""
+    trained: Trained | None = None
+    """The newest batch of which the trainer has said how long it was busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A step that is over: the trainer made of its batch the next version."""
+
+    batch: int
+    seconds: float
+    engines: float
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Observations of the running step. Times are seconds of any one clock."""
+    """Observations of the running step."""
 
-    version: int = -1
-    began: float | None = None
-    """The time at which the version became live; None if nobody saw it."""
-    ready: float | None = None
-    """The time at which its batch was complete."""
-
-
-def watched(watch: Watch, now: float, version: int, ready: bool) -> tuple[Watch, Measured | None]:
-    """The next state, and the step that ended, if one did and its begin was seen.
-
-    `ready`: the batch that the trainer at `version` trains is complete.
-    """
-    if version != watch.version:
-        seen = watch.version >= 0 and version == watch.version + 1
-        measured = _measured(watch, now) if seen else None
-        return Watch(version, now if seen else None, now if ready else None), measured
-    if ready and watch.ready is None:
-        return replace(watch, ready=now), None
-    return watch, None
+    last: Look | None = None
+    whole: bool = False
+    """The begin of the step was seen."""
+    filling_s: float = 0.0
+    engine_s: float = 0.0
+    """Seconds of engines in `filling_s`."""
+    over: Generated | None = None
+    """The step before, of which the trainer has not spoken yet."""
 
 
-def _measured(watch: Watch, now: float) -> Measured | None:
-    if watch.began is None:
-        return None
-    whole = now - watch.began
-    training = 0.0 if watch.ready is None else now - watch.ready
-    return Measured(whole, training) if training < whole else Measured(training, training)
+def watched(watch: Watch, look: Look) -> tuple[Watch, Measured | None]:
+    """The next state, and a step if all is known of it now: its begin and its end were seen, and the trainer has spoken of it."""
+    last = watch.last
+    if last is None:
+        return Watch(look), None
+    if last.filling:
+        passed = look.now - last.now
+        watch = replace(
+            watch, filling_s=watch.filling_s + passed, engine_s=watch.engine_s + passed * last.engines
+        )
+    if look.version != last.version:
+        follows = look.version == last.version + 1
+        over = _over(watch, last) if follows and watch.whole else None
+        watch = Watch(look, whole=follows, over=over)
+    watch = replace(watch, last=look)
+    if watch.over is None or look.trained is None or look.trained.batch != watch.over.batch:
+        return watch, None
+    step = Measured(watch.over.seconds, look.trained.seconds, watch.over.engines)
+    return replace(watch, over=None), step
+
+
+def _over(watch: Watch, last: Look) -> Generated:
+    """The version is the number of the batch that is trained on it."""
+    engines = watch.engine_s / watch.filling_s if watch.filling_s else float(last.engines)
+    return Generated(last.version, watch.filling_s, engines)
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """`steps` in a row must say the same before a unit is added; after that, counting starts again."""
+    """`steps` in a row must say the same before anything is changed; after that, counting starts again."""
 
     steps: int = 3
+    change: Change | None = None
     agreed: int = 0
 
 
-def decide(state: Elastic, step: Measured, units: int) -> tuple[Elastic, bool]:
-    """The next state, and whether one more unit shall be added to `units`."""
-    worth = step.delta_s > 0 and step.delta_s >= step.gain_s(units)
-    agreed = state.agreed + 1 if worth else 0
-    if agreed >= state.steps:
-        return replace(state, agreed=0), True
-    return replace(state, agreed=agreed), False
+def decide(state: Elastic, step: Measured, more: int, fewer: int) -> tuple[Elastic, Change | None]:
+    """The next state, and what shall be changed. The unit that can be added has `more` engines, and the one that can be given
+    back `fewer`; 0: there is none."""
+    change = _wanted(step, more, fewer)
+    agreed = state.agreed + 1 if change == state.change else 1
+    if change is None or agreed >= state.steps:
+        return Elastic(state.steps), change
+    return Elastic(state.steps, change, agreed), None
+
+
+def _wanted(step: Measured, more: int, fewer: int) -> Change | None:
+    longer = step.generation_s > step.training_s
+    if longer and more and step.generation_with(more) >= step.training_s:
+        return "add"
+    if 0 < fewer < step.engines and step.generation_with(-fewer) < step.training_s:
+        return "give back"
+    return None

@@ -15,9 +15,11 @@ from scheduler.cluster.tags import (
     Node,
     Seen,
     assign,
+    beyond,
     check_counts,
+    last_spare,
     match,
-    unmatched,
+    next_spare,
 )
 
 ENGINE = Need("engines", frozenset({"rollout"}))
@@ -170,7 +172,6 @@ def test_spare_nodes_are_used_only_when_they_may_be() -> None:
     there = seen("a", "b", "c", rollout="true")
     none = match(groups, there, {}, spare=0)
     assert [one.seen.id for one in none] == ["a"]
-    assert [s.id for s in unmatched(groups, there, none)] == ["b", "c"]
     kept = {one.seen.id: one.name for one in none}
     assert [one.seen.id for one in match(groups, there, kept, spare=1)] == ["a", "b"]
     lost = match(groups, seen("b", "c", rollout="true"), kept, spare=0)
@@ -205,8 +206,6 @@ def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
     there = seen("a", "b", "c", rollout="true")
     nodes = match(groups, there, {})
     assert [one.seen.id for one in nodes] == ["a", "b"]
-    assert unmatched(groups, there, nodes) == []
-    assert [s.id for s in unmatched(groups, there, nodes[:1])] == ["b", "c"]
     check_counts(groups, there, nodes[:1])
 
 
@@ -233,3 +232,38 @@ def test_a_node_is_in_one_group_although_the_names_of_two_begin_alike() -> None:
     assert {one.name: one.seen.id for one in first} == {"gpu-big": "x", "gpu-y": "y"}
     later = match(groups, there, {one.seen.id: one.name for one in first})
     assert later == first
+
+
+def test_the_next_spare_node_is_the_next_that_brings_engines() -> None:
+    groups = [Group("t", ("train",), zone="z", count=0, most=9), Group("g", ("rollout",), engines=3, most=2)]
+    there = [*seen("a", "b", "c", rollout="true"), *seen("t", train="true", zone="z")]
+    kept = {one.seen.id: one.name for one in match(groups, there, {}, spare=0)}
+    assert list(kept) == ["a"]
+    assert next_spare(groups, there, kept, 0) == (2, 3), "t comes first, and has none"
+    full = {one.seen.id: one.name for one in match(groups, there, kept, spare=2)}
+    assert next_spare(groups, there, full, 2) == (0, 0)
+
+
+def test_only_a_node_that_its_group_does_not_need_is_given_back_the_last_first() -> None:
+    need = Group("need", ("rollout",), engines=1, count=2, most=9)
+    spare = Group("spare", ("rollout",), engines=1, count=0)
+    both = Group("both", ("rollout", "train"), engines=1, count=0)
+    none = Group("none", ("rollout",), count=0)
+    nodes = [
+        Node(name, group, *seen(name))
+        for name, group in (("a", need), ("b", need), ("c", need), ("s", spare))
+    ]
+    nodes += [Node("l", both, *seen("l")), Node("n", none, *seen("n"))]
+    trainer, order = frozenset({"train"}), ["a", "c", "s", "b", "l", "n"]
+
+    def given(nodes: list[Node]) -> list[str]:
+        found = []
+        while (last := last_spare(nodes, order, trainer)) is not None:
+            found.append(last.name)
+            nodes = [node for node in nodes if node != last]
+        return found
+
+    assert given(nodes) == ["b", "s"], "l may be the trainer's, and n has no engines"
+    assert given([node for node in nodes if node.name != "c"]) == ["s"], "its group has no more than it needs"
+    assert beyond(nodes) == 4
+    assert beyond(nodes[:1]) == 0
