@@ -79,14 +79,53 @@ class RunningCluster:
         await self.admin.abandon(opened.episode_id, "it was only asked once")
         return said
 
-    async def chat_of(self, opened: EpisodeOpened) -> str:
+    async def chat_of(self, opened: EpisodeOpened, max_tokens: int = 8) -> str:
         """Returns the answer to a call of an episode."""
-        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        return (await self._ask(opened, max_tokens))["choices"][0]["message"]["content"]
+
+    async def usage_of(self, opened: EpisodeOpened, max_tokens: int) -> dict[str, Any]:
+        """Returns the usage of a call of an episode."""
+        return (await self._ask(opened, max_tokens))["usage"]
+
+    async def _ask(self, opened: EpisodeOpened, max_tokens: int) -> dict[str, Any]:
+        body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], "max_tokens": max_tokens}
         async with httpx.AsyncClient(timeout=UP_S) as http:
             headers = {"Authorization": f"Bearer {opened.api_key}"}
             answer = await http.post(f"{self.url}/v1/chat/completions", json=body, headers=headers)
         answer.raise_for_status()
-        return answer.json()["choices"][0]["message"]["content"]
+        return answer.json()
+
+    async def fake(self, url: str, **faults: Any) -> None:
+        """Sets the misbehaviour of the fake engine at an address."""
+        async with httpx.AsyncClient(timeout=10.0) as http:
+            (await http.post(f"{url}/fake/faults", json=faults)).raise_for_status()
+
+    async def until_in(self, call: str, engine: str) -> None:
+        """Waits until a call runs in an engine."""
+
+        async def there() -> bool:
+            return any(row["call_id"] == call and row["engine"] == engine for row in await self.admin.calls())
+
+        await until(there, f"{call} is in {engine}", UP_S)
+
+    async def has_calls(self) -> bool:
+        """True if a call runs or waits."""
+        return bool(await self.admin.calls())
+
+    async def has_nodes(self, *names: str) -> bool:
+        """True if the gateway knows these nodes, and no other."""
+        return {node["name"] for node in await self.admin.nodes()} == set(names)
+
+    async def until_looked(self, node: str, tags: list[str]) -> None:
+        """Waits until `scheduler run` has looked at everything once more: a look puts right what the gateway knows of a node, and
+        with the second that does so the one before is over."""
+
+        async def right() -> bool:
+            return (await self.admin.node(node))["tags"] == tags
+
+        for _ in range(2):
+            await self.admin.add_node(node, [*tags, "wrong"])
+            await until(right, f"{node} is put right", UP_S)
 
     def processes(self) -> dict[int, str]:
         """Whatever runs now with this test's folder in its command line or environment: its pid, and its command line."""

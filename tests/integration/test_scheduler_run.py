@@ -6,11 +6,10 @@ import asyncio
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
-from tests.harness.scheduler_process import KEY, UP_S, run_cluster, run_to_end, trainer
-from tests.harness.waiting import until
+from tests.harness.scheduler_process import KEY, UP_S, RunningCluster, run_cluster, run_to_end, trainer
+from tests.harness.waiting import result_of, until
 from tests.harness.weights import fake_weights, publish
 
 
@@ -97,32 +96,69 @@ async def test_check_shows_places_and_starts_nothing(tiny_model: Path, tmp_path:
     assert "there is no place for the trainer: no node has the tag train" in said
 
 
-async def test_a_spare_node_is_used_once_generation_is_the_bottleneck(
+class Steps:
+    """This test is the trainer and its agent: it says how long it was busy, whatever it took."""
+
+    def __init__(self, cluster: RunningCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._weights = fake_weights(folder / "weights", "some")
+        self._version = 0
+
+    async def step(self, busy_s: float, call: str = "") -> None:
+        """Trains a batch, which `scheduler run` has seen the end of. The trainer speaks once `call` is in the spare engine."""
+        admin, version = self._cluster.admin, self._version
+        path = publish(self._weights, self._folder / f"v{version + 1}", version + 1, version)
+        opened = await admin.open_episode("task", group_size=1, wait_s=UP_S)
+        await self._cluster.chat_of(opened, max_tokens=1)
+        await admin.reward(opened.episode_id, 1.0)
+        lease = await admin.lease("test")
+        assert (await admin.leased_groups(lease, 0, wait_s=UP_S)).complete
+        assert (await admin.publish(version + 1, str(path), wait_s=UP_S))["state"] == "live"
+        await admin.ack(lease, "none")
+        if call:
+            await admin.move_call(call, "spare-0")
+            await self._cluster.until_in(call, "spare-0")
+        await admin.release("t", busy_s=busy_s)
+        await self._cluster.until_looked("t", ["train"])
+        self._version += 1
+
+
+async def test_a_spare_node_is_used_given_back_and_used_again_by_what_the_trainer_says(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """This test is trainer and agent; it trains in no time, so that generation is the bottleneck."""
-    nodes = '[nodes.a]\ntags = ["rollout"]\n[nodes.spare]\ntags = ["rollout"]\nspare = true\n[elastic]\nsteps = 1\n'
-    weights = fake_weights(tmp_path / "weights", "some")
+    """The call that runs there when the node is given back goes on elsewhere from its last token."""
+    nodes = '[nodes.a]\ntags = ["rollout"]\n[nodes.spare]\ntags = ["rollout"]\nspare = true\n'
+    nodes += '[nodes.t]\ntags = ["train"]\n[elastic]\nsteps = 1\n' + trainer(tmp_path, 1, claims="true")
     async with run_cluster(tmp_path, tiny_model, "[cluster]\n" + nodes) as cluster:
         await cluster.until_open("a-0")
-        trained_s = 0.0
-        for version in range(40):
-            if "spare joined" in cluster.said:
-                break
-            path = publish(weights, tmp_path / f"v{version + 1}", version + 1, version)
-            # A generation that is longer than a look, and than a training; if it was not, there is the next
-            await asyncio.sleep(0.5 + 2 * trained_s)
-            opened = await cluster.admin.open_episode("task", group_size=1, wait_s=UP_S)
-            await cluster.chat_of(opened)
-            await cluster.admin.reward(opened.episode_id, 1.0)
-            rewarded_at = time.monotonic()
-            lease = await cluster.admin.lease("test")
-            groups = await cluster.admin.leased_groups(lease, 0, wait_s=UP_S)
-            assert groups.complete
-            record = await cluster.admin.publish(version + 1, str(path), wait_s=UP_S)
-            assert record["state"] == "live"
-            trained_s = time.monotonic() - rewarded_at
-            await cluster.admin.ack(lease, "none")
-        assert "one more rollout node" in cluster.said
+        await cluster.until_looked("t", ["train"])
+        steps = Steps(cluster, tmp_path)
+        await steps.step(busy_s=1e-6)  # nobody saw its begin
+        await steps.step(busy_s=1e-6)
+        engines = await cluster.until_open("a-0", "spare-0")
+        assert cluster.said.count("one more rollout node") == 1
+        await cluster.until_looked("t", ["train"])
+
+        pid = cluster.engine_pid(engines["spare-0"])
+        for url in engines.values():
+            await cluster.fake(url, endless=True, hold_after=1)
+        opened = await cluster.admin.open_episode("task", mode="eval")
+        asked = asyncio.create_task(cluster.usage_of(opened, max_tokens=40), name="call")
+        await until(cluster.has_calls, "the call runs", UP_S)
+        (call,) = await cluster.admin.calls()
+        await steps.step(busy_s=1e6, call=call["call_id"])
+        await cluster.until_in(call["call_id"], "a-0")
+        await cluster.until_open("a-0")
+        await until(lambda: "spare left" in cluster.said, "its node is spare again", UP_S)
+        await until(lambda: not os.path.exists(f"/proc/{pid}"), "its process is gone", UP_S)
+        await until(lambda: cluster.has_nodes("a", "t"), "the gateway knows it no more", UP_S)
+        await cluster.fake(engines["a-0"], endless=True, hold_after=None)
+        assert (await result_of(asked, "the call ends", UP_S))["completion_tokens"] == 40
+        assert cluster.said.count("spare is given back") == 1
+
+        await cluster.until_looked("t", ["train"])
+        await steps.step(busy_s=1e-6)
+        await steps.step(busy_s=1e-6)
         await cluster.until_open("a-0", "spare-0")
         assert await cluster.stop() == 0
