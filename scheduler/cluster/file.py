@@ -231,6 +231,10 @@ class ClusterFile(Section):
                 raise ValueError(f"[nodes.{name}] spare: nothing would ever use it without [elastic]")
             if node.spare and not self._engines(node.engines, node.tags):
                 raise ValueError(f"[nodes.{name}] spare: it has no engines, and [elastic] adds nothing else")
+        if self.elastic is not None and self.trainer is not None and self.unlent:
+            raise ValueError(
+                "[elastic] needs a trainer that says how long it was busy when it releases its nodes: [trainer] claims = true"
+            )
         names = [*self.nodes, *(group.name for group in self.groups)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"[[groups]]: {', '.join(twice)} would mean two")

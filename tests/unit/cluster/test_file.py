@@ -47,6 +47,7 @@ def load(folder: Path, text: str) -> ClusterFile:
         (RAY + GATEWAY + '[[groups]]\nname = "a"\ntags = ["x"]\ncount = 3\nmost = 2', "most = 2 is less than count"),
         (GATEWAY + NODE + "spare = true", "[nodes.a] spare: nothing would ever use it without [elastic]"),
         (GATEWAY + '[nodes.a]\ntags = ["train"]\nspare = true\n[elastic]\n', "[nodes.a] spare: it has no engines"),
+        (GATEWAY + NODE + '[trainer]\ncommand = ["x"]\n[elastic]\n', "[elastic] needs a trainer that says how long"),
         (GATEWAY + NODE + "[trainer]\nranks = 2", "exactly one of `config` and `command` is needed"),
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\ncommand = ["x"]', "exactly one of `config` and `command`"),
     ],
