@@ -57,7 +57,7 @@ class VerifiersDemo(EnvironmentDemo):
         python = ".venv-environments/verifiers/bin/python"
         return [
             *("--env", "verifiers:till", "--env-python", python, "--env-args", json.dumps(block)),
-            *("--mode", "eval", "--limit", str(LOOKED_AT), "--url", self.url),
+            *("--mode", "eval", "--limit", str(LOOKED_AT), "--gateway", self.url),
         ]
 
 
