@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -204,7 +205,7 @@ async def _is_ready(http: httpx.AsyncClient) -> bool:
 
 
 def _shown(argv: list[str]) -> str:
-    return " ".join(["python", *argv[1:]])
+    return shlex.join(["python", *argv[1:]])
 
 
 def main(job: Job = SUMS, description: str | None = __doc__) -> None:
