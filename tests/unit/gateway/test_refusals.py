@@ -13,6 +13,7 @@ from prometheus_client import Counter
 from gateway.api.errors import NOT_BEGUN, error_response, refusal
 from gateway.errors import BadRequest, EngineError, Fenced, GatewayError, NotBegun, Unavailable
 from gateway.peers.follower import Follower
+from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
 
 BUSY = Unavailable("no engine is ready", retry_after=1.0)
@@ -53,7 +54,7 @@ async def test_what_a_follower_does_beside_its_link_is_told_when_it_fails(
     async def fail() -> None:
         raise RuntimeError("it failed")
 
-    follower = Follower("p", "http://p", "key", {}, [], 60.0)
+    follower = Follower("p", "http://p", "key", {}, [], 60.0, PlacementSettings())
     follower._begin(fail(), "end-ep-1")
     (task,) = follower._ending
     await asyncio.wait({task})

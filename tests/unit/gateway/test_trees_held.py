@@ -15,6 +15,7 @@ from gateway.render.renderer import ChatRenderer
 from gateway.rollout.completion import Completion
 from gateway.store.database import Database
 from gateway.trajectories.recorder import Recorder
+from scheduler.program.placement import PlacementSettings
 
 
 class Trees(Recorder):
@@ -38,7 +39,7 @@ class Link:
 
     def __init__(self) -> None:
         self.trees = Trees()
-        self.follower = Follower("p", "http://p", "key", {}, [self.trees], 60.0)
+        self.follower = Follower("p", "http://p", "key", {}, [self.trees], 60.0, PlacementSettings())
 
     async def shows(self, episode_id: str) -> OpenEpisode:
         """A request asks whose it is, and the coordinator answers; then its prompt is made."""
