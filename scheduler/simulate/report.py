@@ -74,10 +74,17 @@ def _geomean(values: Sequence[float]) -> float | None:
 def main(
     seeds: Annotated[int, typer.Option(min=1, max=20, help="Runs of each policy in each scenario.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="A scenario of the grid; repeatable.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help=f"A policy beside {SYNCHRONOUS}; repeatable. Not said: all.")
+    ] = None,
     own: Annotated[bool, typer.Option(help="Also with everybody's own trainer.")] = True,
     out: Annotated[Path, typer.Option(help="A folder for the JSON and the plot.")] = Path("runs/simulation"),
 ) -> None:
     """Simulates the grid."""
+    if unknown := set(policy or ()) - POLICIES.keys():
+        raise typer.BadParameter(f"no policy {', '.join(sorted(unknown))}; there are: {', '.join(POLICIES)}")
+    ours = {name: make for name, make in POLICIES.items() if not policy or name in (SYNCHRONOUS, *policy)}
+    theirs = {name: make for name, make in RIVALS.items() if name in ours}
     found: Found = {}
     apart: Found = {}
     etas: dict[str, int] = {}
@@ -87,11 +94,11 @@ def main(
             continue
         scenario = Scenario.load(path)
         etas[path.stem] = scenario.eta
-        same = found[path.stem] = run(scenario.model_copy(update=SAME), POLICIES, range(seeds), _begins)
+        same = found[path.stem] = run(scenario.model_copy(update=SAME), ours, range(seeds), _begins)
         _show(f"{path.stem}, the same trainer for all", same, scenario.eta)
         if own:
-            ours = [outcome for outcome in same if outcome.policy not in RIVALS]
-            apart[path.stem] = [*run(scenario, RIVALS, range(seeds), _begins), *ours]
+            mine = [outcome for outcome in same if outcome.policy not in RIVALS]
+            apart[path.stem] = [*run(scenario, theirs, range(seeds), _begins), *mine]
             _show(f"{path.stem}, everybody's own trainer", apart[path.stem], scenario.eta)
     report: dict[str, Any] = {
         "simulated": True,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
 from scheduler.simulate.registry import PLANNED
-from scheduler.simulate.report import goals
+from scheduler.simulate.report import goals, main
 from scheduler.simulate.study import Outcome
 
 
@@ -53,3 +54,8 @@ def test_the_planned_split_is_reported_apart_and_is_no_rival() -> None:
 def test_without_a_policy_of_our_own_there_is_no_figure() -> None:
     told = goals({"a": [outcome("sync_colocated", 10)]}, {"a": 1})
     assert set(told.values()) == {None}
+
+
+def test_a_policy_that_there_is_not_is_refused_before_anything_runs() -> None:
+    with pytest.raises(typer.BadParameter, match="no policy nonsense; there are: sync_colocated, "):
+        main(policy=["combined", "nonsense"])
