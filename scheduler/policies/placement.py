@@ -6,7 +6,8 @@ Two rules say which is best, and whether there is room for the call or it waits 
   engine has room.
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `mu` of what the call would add to an empty engine, and while
-  nothing waits in the engine's own queue.
+  nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays there while
+  there is room: where it goes else, the turns after it have nothing either.
 
 *Late calls* (headgate's addition to `gain`). A group that began under V is trained by V + eta: what of it still runs when newer
 versions are there keeps a batch waiting, and the rest does not. So a call counts `urgency` times as much for each version that
@@ -365,7 +366,7 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        return self._best_of(request, self._candidates(request))
+        return self._kept(request) or self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
         """True if an open engine may sample calls of this V."""
@@ -374,6 +375,15 @@ class Engines:
     def weight(self, version: int) -> float:
         """The present weight of a call of this V."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
+
+    def _kept(self, request: EngineRequest) -> OpenEngine | None:
+        """The engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
+        near = self.open.get(request.near)
+        if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
+            return None
+        legal = near.version >= request.version and near.name not in request.avoid
+        room = legal and self.choice.has_room(near, footprint(request), self.weight(request.version))
+        return near if room else None
 
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:

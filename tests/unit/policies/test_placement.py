@@ -6,6 +6,8 @@ With k2 = k4 = 1 s and k3 = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 toke
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,6 +127,23 @@ def test_a_cached_prefix_counts_as_prefill_that_is_saved() -> None:
     near = Arrived("near", 0, 2000, near="a", cached=1900)
     assert poured(fall, near) == {"near": "a"}
     assert poured(fall, Arrived("far", 0, 2000)) == {"far": "b"}
+
+
+def test_a_later_turn_stays_where_most_of_it_is_cached_as_long_as_there_is_room() -> None:
+    """Engine `b` is empty, so a call adds more there, less of which is prefilled again than `a` would lose."""
+    engines = Engines(Choice("gain", mu=0.2))
+    for name, running in (("a", 3), ("b", 0)):
+        engines.opened(name, 0, EngineModel(k1=0.0, k2=0.0, k3=1e-6, k4=1.0), [(0, 10)] * running)
+    slow = EngineModel(k1=1e-3, k2=0.0, k3=1e-6, k4=1.0)
+    engines.fitted("a", slow)
+    turn = Arrived("turn", 0, 100, near="a", cached=51)
+    assert engines.best(Arrived("first", 0, 100)) is engines.open["b"]
+    assert engines.best(turn) is engines.open["a"]
+    assert engines.best(replace(turn, cached=50)) is engines.open["b"], "half is not most"
+    assert engines.best(replace(turn, avoid=("a",))) is engines.open["b"]
+    assert engines.best(replace(turn, version=1)) is None
+    engines.seen("a", 3, 1, 30)
+    assert engines.best(turn) is engines.open["b"], "calls wait in its queue"
 
 
 def test_an_engine_that_a_call_was_sent_to_takes_it_in_any_case_but_the_version() -> None:
