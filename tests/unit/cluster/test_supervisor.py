@@ -272,10 +272,12 @@ class Gateway:
 class Elastic(Gateway):
     """One that has engines until the test removes them, and whose trainer says how long it was busy."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, http: httpx.AsyncClient) -> None:
         super().__init__()
-        self.cluster, self.has, self.version = cluster, set[str](), 0
+        self.cluster, self.http = cluster, http
+        self.has, self.version = set[str](), 0
         self.status_now: dict[str, Any] = {}
+        self.starting = ""
 
     async def has_none(self, engines: set[str]) -> bool:
         return not self.has & engines
@@ -283,13 +285,14 @@ class Elastic(Gateway):
     async def status(self) -> dict[str, Any]:
         return self.status_now
 
-    async def steps(self, busy_s: float) -> None:
-        """Two steps, of which the second is seen whole, with all engines that should run."""
-        self.has = set(self.cluster.engines)
-        rows = [{"name": name, "model": "demo", "state": "open"} for name in sorted(self.has)]
+    async def steps(self, **busy: float) -> None:
+        """Two steps, with all engines that should run. `busy`: what the trainer says."""
         for _ in range(2):
             self.version += 1
-            said = {"batch": self.version - 1, "busy_s": busy_s, "load_s": 0.0, "rest_s": 0.0}
+            self.has = set(self.cluster.engines)
+            states = {name: "starting" if name == self.starting else "open" for name in sorted(self.has)}
+            rows = [{"name": name, "model": "demo", "state": state} for name, state in states.items()]
+            said = {"batch": self.version - 1, "busy_s": 1e-9, "load_s": 0.0, "rest_s": 0.0, **busy}
             fills = [{"buffer": self.version, "state": "PENDING"}]
             told = {
                 "model": "demo",
@@ -300,6 +303,7 @@ class Elastic(Gateway):
             }
             self.status_now = told
             await self.rescale()
+            await self.cluster.tend(self.http)
 
     async def rescale(self) -> None:
         growth = self.cluster.supervisor._growth
@@ -307,19 +311,19 @@ class Elastic(Gateway):
         await self.cluster.supervisor._rescale(self, growth)  # type: ignore[arg-type]
 
 
-async def grown(cluster: Cluster, http: httpx.AsyncClient) -> Elastic:
+async def grown(cluster: Cluster, http: httpx.AsyncClient, **busy: float) -> Elastic:
     """Of two nodes the second is spare, and used; its engine is to be given back."""
-    gateway = Elastic(cluster)
+    gateway = Elastic(cluster, http)
     await cluster.supervisor._placed_first()
     await cluster.tend(http)
     assert cluster.engines == ["s-x-0"]
-    await gateway.steps(busy_s=1e-9)
-    await gateway.steps(busy_s=1e-9)
-    await cluster.tend(http)
+    await gateway.steps()
+    await gateway.steps()
     assert cluster.engines == ["s-x-0", "s-y-0"]
     for engine in cluster.supervisor._engines.values():
         await result_of(engine.kept.up.wait(), "the engine is up")
-    await gateway.steps(busy_s=1e6)
+    await gateway.steps(**busy)
+    assert any("s-y is given back" in said for said in cluster.said)
     return gateway
 
 
@@ -329,8 +333,7 @@ async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has
     cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
     ended.append(cluster.supervisor)
     async with cluster.http() as http:
-        gateway = await grown(cluster, http)
-        assert any("s-y is given back" in said for said in cluster.said)
+        gateway = await grown(cluster, http, rest_s=1e6)
         await gateway.rescale()
         await cluster.tend(http)
         assert set(cluster.supervisor._addresses()) == {"s-x-0"}, "the gateway is to let it go"
@@ -344,20 +347,32 @@ async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has
         assert cluster.engines == ["s-x-0"], "it is spare"
 
 
+async def test_no_step_counts_until_the_engine_of_a_new_node_has_been_ready(
+    tmp_path: Path, ended: list[Supervisor]
+) -> None:
+    group = GROUP.replace("most = 2", "most = 3") + "[elastic]\nsteps = 1\n"
+    cluster = Cluster(tmp_path, group, x=["rollout"], y=["rollout"], z=["rollout"])
+    ended.append(cluster.supervisor)
+    async with cluster.http() as http:
+        gateway = Elastic(cluster, http)
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        for starting, nodes in (("s-y-0", 1), ("s-y-0", 2), ("s-y-0", 2), ("", 3)):
+            gateway.starting = starting
+            await gateway.steps()
+            assert len(cluster.engines) == nodes
+
+
 async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(
     tmp_path: Path, ended: list[Supervisor]
 ) -> None:
     cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
     ended.append(cluster.supervisor)
     async with cluster.http() as http:
-        gateway = await grown(cluster, http)
+        gateway = await grown(cluster, http, load_s=1e6)
         cluster.machines.remove("x")
-        for _ in range(2):
-            await cluster.tend(http)
-            await gateway.rescale()
-        gateway.has = set()
-        await gateway.rescale()
         await cluster.tend(http)
+        await gateway.rescale()
         assert cluster.engines == list(cluster.supervisor._addresses()) == ["s-y-0"]
         assert cluster.machines.stopped == ["s-x-0"]
 
@@ -365,13 +380,14 @@ async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(
 async def test_a_trainer_that_does_not_say_how_long_it_was_busy_is_named_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
     await cluster.supervisor._placed_first()
-    gateway = Elastic(cluster)
-    for version in range(5):
-        fills = [{"buffer": version, "state": "PENDING"}]
-        row = {"name": "s-x-0", "model": "demo", "state": "open"}
-        told = {"model": "demo", "version": version, "buffers": fills, "engines": [row], "trained": None}
-        gateway.status_now = told
-        await gateway.rescale()
+    async with cluster.http() as http:
+        gateway = Elastic(cluster, http)
+        for version in range(5):
+            fills = [{"buffer": version, "state": "PENDING"}]
+            row = {"name": "s-x-0", "model": "demo", "state": "open"}
+            told = {"model": "demo", "version": version, "buffers": fills, "engines": [row], "trained": None}
+            gateway.status_now = told
+            await gateway.rescale()
     (said,) = [said for said in cluster.said if "busy_s" in said]
     assert "it did not of batch 1" in said
 
