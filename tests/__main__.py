@@ -24,7 +24,7 @@ OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 AT_ONCE = ("-n", str(min(4, len(os.sched_getaffinity(0)) + 1)), "--dist", "worksteal")
 
 # Those with vLLM share one engine, so they come one after the other; the others use the cores that it leaves idle.
-TARGETS = {
+TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "test": {
         "without-vllm": ("tests", "-m", "not vllm and not long", *AT_ONCE),
         "vllm": ("tests/acceptance", "-m", "vllm and not long"),

@@ -45,9 +45,9 @@ def test_attention_is_that_of_segments(device: str, dtype: torch.dtype, scoring:
     made = [torch.randn(1, heads, tokens, 64, dtype=torch.float64) for heads in (4, 2, 2)]
     cotangent = torch.randn(1, 4, tokens, 64, dtype=torch.float64)
     exact = [x.to(dtype).double().requires_grad_() for x in made]
-    expected = forward_and_backward(attention.by_span(reference, *exact, scoring), exact, cotangent)
+    expected = forward_and_backward(attention.by_span(reference, *exact, scoring=scoring), exact, cotangent)
     given = [x.to(device, dtype).requires_grad_() for x in made]
-    found = forward_and_backward(attention.attend(forest(device), *given, scoring), given, cotangent)
+    found = forward_and_backward(attention.attend(forest(device), *given, scoring=scoring), given, cotangent)
     for name, ours, theirs in zip(("output", "query", "key", "value"), found, expected, strict=True):
         assert float((ours - theirs).norm() / theirs.norm()) < BOUNDS[dtype], name
 
@@ -62,8 +62,10 @@ def test_what_a_gpu_compiles_is_one_graph_with_gradients(
     tokens = len(forest("cpu").positions)
     made = [torch.randn(1, heads, tokens, 64, requires_grad=True) for heads in (4, 2, 2)]
     given = [x * 1.0 for x in made]  # no leaves, as in a model
-    found = attention.by_flex(forest("cpu"), *given, scoring, backend="aot_eager")
-    torch.testing.assert_close(found, attention.by_span(forest("cpu"), *given, scoring), rtol=1e-4, atol=1e-4)
+    found = attention.by_flex(forest("cpu"), *given, scoring=scoring, backend="aot_eager")
+    torch.testing.assert_close(
+        found, attention.by_span(forest("cpu"), *given, scoring=scoring), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.gpu

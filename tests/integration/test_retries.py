@@ -406,11 +406,11 @@ async def test_metrics_count_a_call_once_however_many_read_it(gateway: RunningGa
     await hold_after(gateway, 1)
     _, headers = await gateway.open("task")
     body, key = lasting(gateway), {"Idempotency-Key": "k1"}
-    calls = asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(3)))
+    sent = asyncio.gather(*(send(gateway, headers, body, **key) for _ in range(3)))
     await arrived(gateway, 1)
     await read_by(gateway, 3)
     await release(gateway)
-    await calls
+    await sent
     lines = (await gateway.http.get("/metrics")).text.splitlines()
     (calls,) = [line for line in lines if line.startswith("headgate_calls_total{")]
     (tokens,) = [line for line in lines if line.startswith("headgate_sampled_tokens_total ")]

@@ -86,10 +86,10 @@ async def tenants(model: Path, work: Path, **more: Any) -> AsyncIterator[Tenants
         for section, given in more.items():
             values[section] = {**values.get(section, {}), **given}
         gateway = await stack.enter_async_context(run_gateway(values, in_process=False))
-        found = [await _fill(gateway, project) for project in PROJECTS]
+        ann, bob = found = [await _fill(gateway, project) for project in PROJECTS]
         waiting = [await _wait(gateway, tenant) for tenant in found]
         try:
-            yield Tenants(gateway, *found, elsewhere)
+            yield Tenants(gateway, ann, bob, elsewhere)
         finally:
             for task in waiting:
                 task.cancel()

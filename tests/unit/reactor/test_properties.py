@@ -64,7 +64,7 @@ OPERATIONS = st.lists(
 @st.composite
 def programs(draw: st.DrawFn) -> dict[str, Any]:
     """A description that builds: cycles get delays."""
-    spec = {"reactors": draw(REACTORS), "links": draw(LINKS)}
+    spec: dict[str, Any] = {"reactors": draw(REACTORS), "links": draw(LINKS)}
     try:
         build(spec)
     except TopologyError:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from gateway.episodes.retention import prune
 from gateway.sections import StoreSettings
@@ -117,7 +117,7 @@ def test_a_member_that_its_batch_left_out_is_not_trained(connection: Connection)
 
 def test_what_nobody_decided_about_stays(connection: Connection) -> None:
     episode(connection, "old", "g")
-    connection.execute(DecisionRow.__table__.delete())
+    connection.execute(delete(DecisionRow))
     decide(connection, Decision("dropped", "g"))
     assert swept(connection).needed == {"unknown": 1}
     assert there(connection) == {"old"}

@@ -21,6 +21,7 @@ from trainer.algorithms import create
 from trainer.algorithms.ppo import PpoSettings
 from trainer.errors import FeedBroken
 from trainer.learner import Learner
+from trainer.model.policy import Policy
 from trainer.settings import Settings
 
 CAP, LOW, HIGH, ENTROPY, KL = 1.5, 0.2, 0.28, 0.03, 0.05
@@ -51,7 +52,7 @@ def learner_of(
     )  # fmt: skip
     torch.manual_seed(7)
     learner.model.double()
-    if learner._reference is not None:
+    if isinstance(learner._reference, Policy):
         learner._reference.double()
     with torch.no_grad():
         for parameter in learner.model.parameters():
