@@ -161,6 +161,8 @@ async def test_an_engine_can_be_added_and_removed_under_load(
         assert (added.status_code, added.json()["state"], added.json()["version"]) == (200, "open", 0)
         extra = gateway.model.pool.slots["extra"]
         await share(gateway, 8, first, extra)
+        calls = gateway.model.pool.calls
+        await until(lambda: all(len(call.turn.ids) >= 2 for call in calls.values()), "tokens have been read")
         await gateway.admin.publish(1, str(versions[1]), wait_s=600)
         assert extra.version == 1
         await arrived(gateway, 8)
