@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gateway.control.following import FollowerPlacement
@@ -17,16 +15,14 @@ from gateway.peers.messages import (
     table_to_json,
     unpack,
 )
-from gateway.rollout.call import Call
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Run, Slot
 from gateway.rollout.tables import CallCounts, Table, others_of
 from gateway.sections import QueueSettings
-from gateway.types import Sampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
 from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
+from tests.unit.gateway.pool_calls import asks, call, inside, opened
 
 ROOM_FOR_3 = EngineModel(0.0, 1.0, 0.5, 1.0)
 
@@ -34,27 +30,6 @@ ROOM_FOR_3 = EngineModel(0.0, 1.0, 0.5, 1.0)
 @pytest.fixture
 async def pool() -> EnginePool:
     return EnginePool("demo", QueueSettings(max_waiting=9), 0.0)
-
-
-def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
-    slot = pool.slots.setdefault(name, Slot(name))
-    slot.confirm(version)
-    pool.notify()
-    return slot
-
-
-def call(name: str, version: int = 0, **sampling: Any) -> Call:
-    prompt = np.arange(10, dtype=np.int32)
-    return Call(name, prompt, Sampling(**sampling), episode_id=f"of-{name}", min_version=version)
-
-
-def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:
-    return asyncio.create_task(pool.acquire(one), name=one.call_id)
-
-
-def inside(slot: Slot, *calls: Call) -> None:
-    for one in calls:
-        slot.runs[one.call_id] = Run(one, slot, one.call_id, 0.0)
 
 
 def follows(pool: EnginePool, rule: str = "cached", **given: Any) -> FollowerPlacement:

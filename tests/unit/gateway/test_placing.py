@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
 
 from gateway.control.host import ControlHost, ModelEngines
@@ -19,14 +18,13 @@ from gateway.rollout.call import Call
 from gateway.rollout.peers import NoPeers
 from gateway.rollout.placing import PlacementRequest
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
 from gateway.settings import Settings
-from gateway.types import Sampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
 from scheduler.reactor import PhysicalAction
 from tests.harness.waiting import turns, until
+from tests.unit.gateway.pool_calls import asks, call, inside, opened
 
 T = TypeVar("T")
 
@@ -34,30 +32,6 @@ T = TypeVar("T")
 @pytest.fixture
 async def pool() -> EnginePool:
     return EnginePool("demo", QueueSettings(max_waiting=2), 0.0)
-
-
-def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
-    """An engine that is open, of which the pool has heard."""
-    slot = pool.slots.setdefault(name, Slot(name))
-    slot.confirm(version)
-    pool.notify()
-    return slot
-
-
-def call(name: str, version: int = 0, **sampling: Any) -> Call:
-    """Ten tokens, in an episode of its own."""
-    prompt = np.arange(10, dtype=np.int32)
-    return Call(name, prompt, Sampling(**sampling), episode_id=f"of-{name}", min_version=version)
-
-
-def inside(slot: Slot, *calls: Call) -> None:
-    """Register the calls as running in the slot."""
-    for one in calls:
-        slot.runs[one.call_id] = Run(one, slot, one.call_id, 0.0)
-
-
-def asks(pool: EnginePool, one: Call) -> asyncio.Task[Slot]:
-    return asyncio.create_task(pool.acquire(one), name=one.call_id)
 
 
 async def test_a_call_goes_where_least_runs_of_what_may_sample_it(pool: EnginePool) -> None:
