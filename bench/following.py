@@ -52,7 +52,7 @@ _PROMPT = np.zeros(512, np.int32)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What happens in every run."""
+    """The engines and calls of every run."""
 
     engines: int
     ticks: int

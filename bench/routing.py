@@ -85,7 +85,7 @@ _ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is the same for every arm."""
+    """The engines and the load, which are the same for every arm."""
 
     launch: str
     engines: int
@@ -98,7 +98,7 @@ class Setup:
     engine_python: Path = ENGINE_PYTHON
 
     def costs(self, number_: int) -> Costs:
-        """Of one engine."""
+        """The seconds that steps and prefills of the engine `number_` take."""
         return MEASURED.times(self.slower * (2.0 if number_ < self.slow else 1.0))
 
     def tables(self, arm: str, urls: Sequence[str]) -> str:

@@ -73,7 +73,7 @@ class Demo:
     port: int = field(default_factory=free_port)
     seconds: dict[str, float] = field(default_factory=dict)
     variables: ClassVar[dict[str, str]] = {}
-    """What the commands find in their environment, beside the shell's."""
+    """Environment variables of the commands, beside those of the shell."""
 
     @property
     def url(self) -> str:
@@ -147,7 +147,7 @@ class Demo:
         return process
 
     async def try_out(self) -> None:
-        """What a demo does with its gateway before all else; here nothing."""
+        """Tries the demo's gateway before anything is sampled; does nothing unless a demo overrides it."""
 
     async def evaluate(self, name: str) -> dict[str, Any]:
         """Greedy replies to the held-out tasks, in eval episodes, which are never trained."""

@@ -39,7 +39,7 @@ async def image(name: str, access: Admin) -> Response:
 
 
 def image_support(model: ServedModel) -> ImageSupport:
-    """Whether `[models.NAME] images` gives a model images, and its name."""
+    """A model's name, and whether `[models.NAME] images` lets it have images."""
     return ImageSupport(model.name, model.settings.images)
 
 

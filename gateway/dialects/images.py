@@ -23,7 +23,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 
 @dataclass(frozen=True, slots=True)
 class ImageSupport:
-    """Whether the model of a request takes images, and its name, for errors."""
+    """The name of a request's model, for errors, and whether it takes images."""
 
     model: str = ""
     enabled: bool = False

@@ -78,7 +78,7 @@ class Follower:
         self._recorders = recorders
         self._routing = routing
         self._placements: dict[str, FollowerPlacement] = {}
-        """What places the calls of this link, from the model's first table on."""
+        """The placement of each model's calls over this link, from the model's first table on."""
         self._by_key: dict[str, OpenEpisode] = {}
         self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
         """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
