@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import traceback
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
@@ -14,6 +13,7 @@ from sqlalchemy import text
 from gateway.sections import StoreSettings
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date, newest_revision
+from tests.harness.forks import forks, keep_what_is_loaded
 from tests.harness.servers import PostgresServer
 
 TRIES = 6
@@ -21,7 +21,8 @@ LIMIT_S = 120.0
 
 
 def start(urls: list[str], together: Barrier, said: Queue[str]) -> None:
-    """The body of each process, in a module other than the test's."""
+    """The body of each process."""
+    keep_what_is_loaded()
     for url in urls:
         engine = connect(url, 1)
         together.wait(LIMIT_S)
@@ -43,9 +44,9 @@ def test_two_processes_that_start_at_once_make_the_tables_once(
     urls = [postgres.url(name) for name in names] or [
         f"sqlite:///{tmp_path}/{number}.db" for number in range(TRIES)
     ]
-    spawning = multiprocessing.get_context("spawn")
-    together, said = spawning.Barrier(2), spawning.Queue()
-    processes = [spawning.Process(target=start, args=(urls, together, said), daemon=True) for _ in range(2)]
+    forking = forks()
+    together, said = forking.Barrier(2), forking.Queue()
+    processes = [forking.Process(target=start, args=(urls, together, said), daemon=True) for _ in range(2)]
     for process in processes:
         process.start()
     try:

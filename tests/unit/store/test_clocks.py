@@ -4,7 +4,6 @@ this one judges."""
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -19,6 +18,7 @@ from gateway.sections import FeedSettings, RetentionSettings, StoreSettings
 from gateway.store import clock, decisions, episodes, turns
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
+from tests.harness.forks import forks, keep_what_is_loaded
 from tests.harness.waiting import LONG_S
 from tests.unit.store.rows import MINE, NAME, episode, leases_of, record, turn
 
@@ -32,13 +32,14 @@ Work = Callable[[Database], Coroutine[Any, Any, object]]
 
 def elsewhere(url: str, apart_s: float, work: Work) -> None:
     """Runs `work` on the store in another process, by whose clocks it is `apart_s` later than it is."""
-    other = multiprocessing.get_context("spawn").Process(target=_shifted, args=(url, apart_s, work))
+    other = forks().Process(target=_shifted, args=(url, apart_s, work), daemon=True)
     other.start()
     other.join(LONG_S)
     assert other.exitcode == 0
 
 
 def _shifted(url: str, apart_s: float, work: Work) -> None:
+    keep_what_is_loaded()
     wall, steady = time.time, time.monotonic
     time.time = lambda: wall() + apart_s  # type: ignore[method-assign]
     time.monotonic = lambda: steady() + abs(apart_s)  # type: ignore[method-assign]
