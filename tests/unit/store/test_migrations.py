@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ from gateway.feed.ledger import StoredLedger
 from gateway.sections import FeedSettings, StalenessSettings, StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import coordination, decisions, ledger, schema, turns
-from gateway.store.connections import driver
+from gateway.store.connections import connect, driver
 from gateway.store.database import Database
 from gateway.store.models import Base, DecisionRow
+from tests.harness.forks import forks, keep_what_is_loaded, say_to
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store
-from tests.harness.waiting import until
+from tests.harness.waiting import LONG_S, until
 
 MIGRATIONS = Path(__file__).parents[3] / "migrations"
 
@@ -64,14 +64,11 @@ def drift(connection: Connection) -> list[object]:
     return compare_metadata(context, Base.metadata)
 
 
-def test_upgrading_from_nothing_gives_the_tables_of_the_models(connection: Connection) -> None:
-    command.upgrade(config(connection), "head")
-    assert tables(connection) == set(Base.metadata.tables)
-    assert drift(connection) == []
-
-
-def test_everything_can_be_taken_back_and_made_again(connection: Connection) -> None:
-    command.upgrade(config(connection), "head")
+def test_upgrading_gives_the_tables_of_the_models_and_can_be_taken_back(connection: Connection) -> None:
+    for _ in range(2):  # to do it twice changes nothing
+        command.upgrade(config(connection), "head")
+        assert tables(connection) == set(Base.metadata.tables)
+        assert drift(connection) == []
     command.downgrade(config(connection), "base")
     assert tables(connection) == set()
     command.upgrade(config(connection), "head")
@@ -86,12 +83,6 @@ def test_every_single_step_can_be_taken_back(connection: Connection) -> None:
         command.downgrade(config(connection), "-1")
         command.upgrade(config(connection), revision.revision)
         assert tables(connection) == before
-
-
-def test_upgrading_twice_changes_nothing(connection: Connection) -> None:
-    command.upgrade(config(connection), "head")
-    command.upgrade(config(connection), "head")
-    assert drift(connection) == []
 
 
 def test_the_history_has_one_end() -> None:
@@ -299,26 +290,30 @@ def test_text_is_ordered_by_its_code_points_in_every_column(postgres: PostgresSe
     assert other == []
 
 
-async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServer) -> None:
+def _bring_up_to_date(url: str, log: Path) -> None:
+    keep_what_is_loaded()
+    say_to(log)
+    schema.bring_up_to_date(connect(url, 1), StoreSettings(url=url))
+
+
+async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServer, tmp_path: Path) -> None:
     """Without the lock, all but one would fail at the first table."""
     name = postgres.new_database()
     url = postgres.url(name)
-    start = (
-        "from gateway.sections import StoreSettings as S; from gateway.store import connections, schema;"
-        f"schema.bring_up_to_date(connections.connect({url!r}, 1), S(url={url!r}))"
-    )
+    starting = [
+        forks().Process(target=_bring_up_to_date, args=(url, tmp_path / "said"), daemon=True)
+        for _ in range(2)
+    ]
     with psycopg.connect(url) as held:  # all of them wait at the first step, so that they meet there
         held.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
-        starting = [
-            await asyncio.create_subprocess_exec(sys.executable, "-c", start, stderr=asyncio.subprocess.PIPE)
-            for _ in range(2)
-        ]
+        for process in starting:
+            process.start()
         waits = f"SELECT count(*) FROM pg_stat_activity WHERE datname = '{name}' AND application_name = 'headgate'"
         await until(lambda: postgres.execute(waits) == [(2,)], "both wait at the first step")
         held.rollback()
     for process in starting:
-        _, said = await process.communicate()
-        assert process.returncode == 0, said.decode()
+        await asyncio.to_thread(process.join, LONG_S)
+        assert process.exitcode == 0, (tmp_path / "said").read_text()
     database = await Database.open(StoreSettings(url=url))
     await database.submit(lambda c: ledger.insert_event(c, "m", {}, []))
     await database.close()
