@@ -33,7 +33,7 @@ from scheduler.policies.staleness_events import (
     event_to_json,
 )
 from scheduler.policies.staleness_state import LedgerSettings
-from tests.harness.states import state_of
+from tests.harness.states import Snapshot, state_of
 from tests.unit.scheduler.staleness_model import QueueModel, Run
 
 
@@ -53,11 +53,11 @@ class RuleMachine(RuleBasedStateMachine):
         return f"n{self.names}"
 
     def apply(self, event: Event) -> list[Command]:
-        before = state_of(self.rule)
+        before = Snapshot(self.rule)
         commands = self.rule.apply(event)
         if any(isinstance(command, Refuse) for command in commands):
             assert len(commands) == 1
-            assert state_of(self.rule) == before
+            assert before.is_of(self.rule)
             return commands
         self.events.append(event)
         if isinstance(event, Leased | Returned):
@@ -152,7 +152,7 @@ class RuleMachine(RuleBasedStateMachine):
 
     @rule(ahead=st.integers(1, 3))
     def impossible(self, ahead: int) -> None:
-        before = state_of(self.rule)
+        before = Snapshot(self.rule)
         other = self.model.next_buffer + ahead
         known = next(iter(self.model.underway()), "?")
         for event in (
@@ -169,7 +169,7 @@ class RuleMachine(RuleBasedStateMachine):
         ):
             with pytest.raises(ValueError, match=r"\w"):
                 self.rule.apply(event)
-        assert state_of(self.rule) == before
+        assert before.is_of(self.rule)
 
     @invariant()
     def the_model_agrees(self) -> None:

@@ -36,7 +36,7 @@ from scheduler.policies.staleness_events import (
     event_to_json,
 )
 from scheduler.policies.staleness_state import LedgerSettings
-from tests.harness.states import state_of
+from tests.harness.states import Snapshot, state_of
 from tests.unit.scheduler.staleness_model import LedgerModel, ReservedRun
 
 PLAIN = st.builds(LedgerSettings, st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
@@ -84,13 +84,13 @@ class LedgerMachine(RuleBasedStateMachine):
         return f"n{self.names}"
 
     def apply(self, event: Event) -> list[Command]:
-        before = state_of(self.ledger)
+        before = Snapshot(self.ledger)
         commands = self.ledger.apply(event)
         for command in commands:
             assert json.dumps(command_to_json(command))
         if any(isinstance(command, Refuse) for command in commands):
             assert len(commands) == 1
-            assert state_of(self.ledger) == before
+            assert before.is_of(self.ledger)
             return commands
         self.events.append(event)
         if isinstance(event, Leased):
@@ -234,7 +234,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.model.empty(buffer) == (action == "retry")
 
     def impossible(self, rng: Random) -> None:
-        before = state_of(self.ledger)
+        before = Snapshot(self.ledger)
         other = self.model.next_buffer + rng.randint(1, 4)
         named: list[Event] = [
             Reward("?"),
@@ -252,7 +252,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ):
             with pytest.raises(ValueError, match=r"\w"):
                 self.ledger.apply(event)
-        assert state_of(self.ledger) == before
+        assert before.is_of(self.ledger)
 
     def the_model_agrees(self) -> None:
         ledger, model = self.ledger, self.model
