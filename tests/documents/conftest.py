@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.cli.demo import demo_settings
 from processes.ports import free_port
 from tests.harness.gateway_command import write_toml
 from tests.harness.gateways import RunningGateway, run_gateway
+from tests.harness.typed import typed
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -23,3 +25,10 @@ async def demo(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Runnin
     async with run_gateway(values) as gateway:
         write_toml({**values, "engine": {"launch": "fake"}}, folder / "gateway.toml")
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def typed_commands() -> Iterator[Path]:
+    """A folder for PATH that has `gateway`, without the seconds of its start."""
+    with tempfile.TemporaryDirectory(prefix="typed-") as folder, typed(Path(folder)) as commands:
+        yield commands
