@@ -13,10 +13,12 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from gateway.client import GatewayClient
 from gateway.grading import grading as gateway_grading
+from gateway.grading import judge as gateway_judge
 from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, serve
 from tests.harness.records import nodes_of
 from tests.harness.upstream import WHOLE, Elsewhere, behind
+from tests.harness.waiting import TimeLimits
 
 WAIT_S = 60.0
 
@@ -136,24 +138,31 @@ async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
 
 
 @pytest.mark.parametrize(
-    ("says", "timeout_s", "reason", "said"),
+    ("says", "reason", "said"),
     [
-        (lambda: StreamingResponse(never()), 3.0, "judge_late", "was not done within 3 s"),
-        (lambda: PlainTextResponse("overloaded", 503), 60.0, "judge_failed", "503"),
-        (lambda: JSONResponse({"choices": []}), 60.0, "judgement_unreadable", "no chat completion"),
+        (None, "judge_late", "was not done within 60 s"),
+        (lambda question: PlainTextResponse("overloaded", 503), "judge_failed", "503"),
+        (lambda question: JSONResponse({"choices": []}), "judgement_unreadable", "no chat completion"),
     ],
     ids=["late", "refused", "empty"],
 )
 async def test_a_judge_that_gives_no_reply_ends_its_own_episode_with_the_reason(
-    says: Callable[[], Response],
-    timeout_s: float,
+    says: Callable[[str], Response] | None,
     reason: str,
     said: str,
     tiny_model: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grader = {"criteria": {"short": "It is short."}, "timeout_s": timeout_s}
-    async with judged(tiny_model, tmp_path, lambda question: says(), **grader) as (gateway, _):
+    limits = TimeLimits(monkeypatch, gateway_judge)
+
+    def late(question: str) -> Response:
+        """The time is over when the judge was asked, and no sooner, however slow the machine is."""
+        limits.end()
+        return StreamingResponse(never())
+
+    grader = {"criteria": {"short": "It is short."}, "timeout_s": 60}
+    async with judged(tiny_model, tmp_path, says or late, **grader) as (gateway, _):
         episode, fate = await close(gateway, {})
         assert fate["reason"] == "grading_failed"
         assert said in (await gateway.admin.episode(episode))["error"]
