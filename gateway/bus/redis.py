@@ -1,7 +1,8 @@
 """A bus in a Redis server.
 
 Owns the connections, and knows when the server cannot be reached: after a failure every operation fails at once for a while, so
-that callers do not wait during an outage. One warning reports the outage, one line its end.
+that callers do not wait during an outage. One warning reports the outage, one line its end. A connection
+that listens and breaks is no outage.
 """
 
 from __future__ import annotations
@@ -111,13 +112,19 @@ class RedisBus:
         await self._do(lambda: self._redis.publish(f"{self._prefix}topic:{topic}", message))
 
     async def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
+        heard_last = True
         while True:
             try:
                 async with aclosing(self._messages(topics)) as heard:
                     async for news in heard:
+                        heard_last = True
                         yield news
             except (RedisError, OSError, TimeoutError) as error:
-                self._missed(error)
+                # Not `_missed`: the server drops a listener that was too slow, too, and operations find out whether it is away.
+                self._failed_at = time.monotonic()
+                if heard_last:
+                    log.warning("[bus] url: other processes' news are missed: %s", error or "no answer")
+                heard_last = False
                 await asyncio.sleep(_AGAIN_S)
 
     async def _messages(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
+from redis.asyncio import Redis
 
 from gateway.bus.base import Bus
 from gateway.bus.opening import open_bus
@@ -137,3 +138,20 @@ async def test_who_listens_hears_of_a_gap(own: tuple[RedisServer, Bus]) -> None:
         await until(lambda: back(bus), "it is used again")
         await bus.publish("ledger", b"7")
         assert await anext(news) == ("ledger", b"7")
+
+
+async def test_a_listener_that_the_server_drops_is_no_outage(
+    own: tuple[RedisServer, Bus], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it does with one that stood still while much was published. Operations would fail for half a second else."""
+    server, bus = own
+    async with aclosing(bus.listen("ledger")) as news, Redis.from_url(server.url) as other:
+        assert await anext(news) == ("ledger", b"")
+        assert await other.client_kill_filter(_type="pubsub") == 1
+        again = asyncio.ensure_future(anext(news))
+        await until(
+            lambda: bus.unbroken_s < 60, "it has noticed: another process may have shown what is not logged"
+        )
+        assert await bus.write(A, [BEGUN]) == ["written"]
+        assert await again == ("ledger", b"")
+    assert len(warnings(caplog)) == 1 and "news are missed" in warnings(caplog)[0]
