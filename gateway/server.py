@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOPBACK = ("127.0.0.1", "localhost")
-_CLOSE_S = 2
+_CLOSE_S = 5
 """Seconds that connections may take to close once nothing is served any more."""
 
 

@@ -19,7 +19,8 @@ from gateway.peers.election import Election
 from gateway.peers.follower import Follower
 
 log = logging.getLogger(__name__)
-_RESIGN_S = 2.0
+_RESIGN_S = 8.0
+"""Seconds for the last write of a coordinator: without it, the next one waits for the lease's end."""
 
 RoleName = Literal["alone", "starting", "follower", "coordinator"]
 Lead = Callable[[int], AbstractAsyncContextManager[None]]
