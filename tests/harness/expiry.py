@@ -30,6 +30,12 @@ def end_lease(store: str, pid: int) -> None:
         connection.execute(_OVERDUE, [f"%-{pid}-%"])
 
 
+def lives(bus: BusSettings, pid: int) -> bool:
+    """Returns whether a process counts as alive on the bus."""
+    with Redis.from_url(bus.url) as redis:
+        return any(redis.scan_iter(f"{bus.prefix}:process:*-{pid}-*"))
+
+
 def end_life(bus: BusSettings, pid: int) -> None:
     """A process counts as dead on the bus from now on."""
     with Redis.from_url(bus.url) as redis:

@@ -29,7 +29,7 @@ from gateway.rollout.logged import TOKEN_BYTES
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
-from tests.harness.expiry import LEASE_S, end_lease, end_life, patient_bus
+from tests.harness.expiry import LEASE_S, end_lease, end_life, lives, patient_bus
 from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
 from tests.harness.handovers import Answer, mark
@@ -39,8 +39,6 @@ from tests.harness.servers import PostgresServer, RedisServer, redis_server
 from tests.harness.waiting import until
 
 LIMIT_S = 300.0
-CLIENT_S = 5.0
-"""Seconds that a retry waits for the next part of a stream: it may have been sent on to a stopped process."""
 HELD_AT = 40
 """The engine stops there in every reply, until a test that kills or stops a process has done so."""
 
@@ -74,13 +72,12 @@ class World:
         member: GatewayProcess,
         body: dict[str, Any],
         answer: Answer,
-        patience_s: float = LIMIT_S,
         **more: str,
     ) -> None:
         """Reads a streamed reply to its end, whatever that is."""
         try:
             async with (
-                httpx.AsyncClient(base_url=member.url, timeout=patience_s) as http,
+                httpx.AsyncClient(base_url=member.url, timeout=LIMIT_S) as http,
                 http.stream(
                     "POST",
                     "/v1/chat/completions",
@@ -112,7 +109,7 @@ class World:
         async def answered() -> bool:
             nonlocal answer
             answer = Answer()
-            await self.stream(member, body, answer, CLIENT_S, **RETRY)
+            await self.stream(member, body, answer, **RETRY)
             return answer.finish is not None
 
         await until(answered, "the retry has the whole stream", LIMIT_S)
@@ -308,6 +305,8 @@ async def test_a_process_that_slept_too_long_gives_no_second_reply(
         seen, reading = world.begin(first, world.asked)
         await world.shown(seen, 15)
         os.kill(first.pid, signal.SIGSTOP)
+        # A retry before that would be sent on to it, and wait.
+        await until(lambda: not lives(world.settings.bus, first.pid), "it counts as dead", LIMIT_S)
         world.engine.release()
         again = await world.retry(second, world.asked)
         os.kill(first.pid, signal.SIGCONT)
