@@ -51,7 +51,7 @@ def settings_of(
 ) -> Settings:
     return Settings.parse({
         "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **run},
-        "gateway": {"url": gateway.url, "answer_s": 10, "model": name, "nodes": nodes},
+        "gateway": {"url": gateway.url, "answer_s": 300, "model": name, "nodes": nodes},
         "model": {"path": model},
         "optimizer": {"lr": 1e-3},
         "checkpoint": {"every": every},
