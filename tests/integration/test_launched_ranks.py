@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from gateway.client import GatewayClient, GatewayUnreachable
 from processes.child import LocalProcess
 from processes.ports import free_port
-from tests.harness.killed_ranks import Victim, happened, planned
+from tests.harness.killed_ranks import Victim, forking, happened, planned
 from tests.harness.killed_runs import TRAINER, straight_on_two, world
 from tests.harness.ranks import on_ranks
 from tests.harness.scheduler_process import KEY, RunningCluster, run_cluster
@@ -30,7 +30,8 @@ FIRST: tuple[Victim, ...] = ((0, "some groups accumulated"), (1, "writing shards
 SECOND: tuple[Victim, ...] = ((1, "gradient whole"), (0, "checkpoint aside"), (1, "gathered"))
 """In a step, at the checkpoint and at publishing: between them, either rank at each. Each life costs two imports of torch."""
 
-LONG = [pytest.param(victims, marks=pytest.mark.long) for victims in (FIRST, SECOND)]
+LONG = [pytest.param(victims, False, marks=pytest.mark.long) for victims in (FIRST, SECOND)]
+"""All programs are started as they are for a user; in `make test`, those that import torch are forked."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +40,13 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(False)
     torch.set_num_threads(threads)
+
+
+@asynccontextmanager
+async def launching(work: Path, victims: Sequence[Victim], forked: bool) -> AsyncIterator[dict[str, str]]:
+    """The environment of a launcher whose ranks are killed as planned."""
+    async with forking() if forked else nullcontext({}) as environ:
+        yield planned(work / "plan", victims) | environ
 
 
 def write_config(work: Path, model: Path, url: str, steps: int) -> Path:
@@ -68,19 +76,19 @@ async def check_weights(config: Path, batches: Sequence[Any]) -> None:
         assert (manifest["files"], manifest["probe"]) == expected, version
 
 
-@pytest.mark.parametrize("victims", [FIRST[:1], *LONG])
+@pytest.mark.parametrize(("victims", "forked"), [(FIRST[:1], True), *LONG])
 async def test_torchrun_starts_killed_ranks_again(
-    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...]
+    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...], forked: bool
 ) -> None:
     steps, log = len(victims) + 1, tmp_path / "torchrun.log"
-    async with world(tiny_model, tmp_path) as (gateway, _):
+    async with launching(tmp_path, victims, forked) as environ, world(tiny_model, tmp_path) as (gateway, _):
         config = write_config(tmp_path, tiny_model, gateway.url, steps)
         argv = [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
             *("--master-port", str(free_port()), "--max-restarts", str(len(victims))),
             *("-m", "trainer.cli", "run", str(config)),
         ]
-        process = await LocalProcess.start("torchrun", argv, log, planned(tmp_path / "plan", victims))
+        process = await LocalProcess.start("torchrun", argv, log, environ)
         try:
             status = await result_of(process.wait(), "torchrun ends", LIMIT_S)
         finally:
@@ -92,11 +100,11 @@ async def test_torchrun_starts_killed_ranks_again(
 
 
 @asynccontextmanager
-async def its_gateway(cluster: RunningCluster) -> AsyncIterator[None]:
+async def its_gateway(cluster: RunningCluster, environ: Mapping[str, str]) -> AsyncIterator[None]:
     """The gateway of a cluster that has ended, on the same store."""
     argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(cluster.folder / "gateway.toml")]
     log = cluster.folder / "gateway.log"
-    process = await LocalProcess.start("gateway", argv, log, {"HEADGATE_ADMIN_KEY": KEY})
+    process = await LocalProcess.start("gateway", argv, log, {**environ, "HEADGATE_ADMIN_KEY": KEY})
 
     async def answers() -> bool:
         try:
@@ -112,9 +120,9 @@ async def its_gateway(cluster: RunningCluster) -> AsyncIterator[None]:
         await process.stop(10.0)
 
 
-@pytest.mark.parametrize("victims", [SECOND[1:2], *LONG])
+@pytest.mark.parametrize(("victims", "forked"), [(SECOND[1:2], True), *LONG])
 async def test_scheduler_run_starts_killed_ranks_again(
-    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...]
+    tiny_model: Path, tmp_path: Path, victims: tuple[Victim, ...], forked: bool
 ) -> None:
     steps, port = len(victims) + 1, free_port()
     config = write_config(tmp_path, tiny_model, f"http://127.0.0.1:{port}", steps)
@@ -123,13 +131,15 @@ async def test_scheduler_run_starts_killed_ranks_again(
         f'[cluster]\n[nodes.a]\ntags = ["rollout"]\n[nodes.b]\ntags = ["train"]\n[engine]\ncommand = {engine}\n'
         f'[trainer]\nconfig = "{config}"\nranks = 2\n'
     )
-    plan = planned(tmp_path / "plan", victims)
-    async with run_cluster(tmp_path, tiny_model, cluster, plan, port) as running:
+    async with (
+        launching(tmp_path, victims, forked) as environ,
+        run_cluster(tmp_path, tiny_model, cluster, environ, port) as running,
+    ):
         await running.until_open("a-0")
         async with episodes(running, open_wait_s=20.0):
             status = await result_of(running.process.wait(), "the trainer is done", LIMIT_S)
         assert status == 0, running.said + running.tails()
-        async with its_gateway(running):
+        async with its_gateway(running, environ):
             batches = await batches_of(running.admin, steps)
     assert happened(tmp_path / "plan") == [*victims]
     await check_weights(config, batches)
