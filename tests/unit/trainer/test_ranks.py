@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
 
 from tests.harness.ranks import DIED, on_new_ranks, on_ranks
 from tests.unit.trainer.learning import STEPS, Curve, assert_close, groups_of, learn, settings_of
@@ -60,9 +62,7 @@ def assert_learnt(found: Learnt, expected: Learnt) -> None:
     [
         ("grpo", 2, 1),
         ("with a reference", 3, 1),
-        ("kl in the reward", 3, 1),
         ("grpo", 2, 2),
-        ("with a reference", 4, 2),
         ("kl in the reward", 4, 2),
     ],
 )
@@ -167,7 +167,9 @@ def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
     if mine == victim:
         return over.read_text()  # a pipe: silent, and there, until the others are done
     if not ends:
+        assert ranks._talk._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
         ranks._settings = ranks._settings.model_copy(update={"timeout_s": 0.5})
+        set_timeout(timedelta(seconds=0.5), ranks._talk)  # a rank that follows waits for as long
     try:
         with pytest.raises(RankLost) as lost:
             beat_on(learner) if ranks.leads else follow(learner)
