@@ -40,7 +40,10 @@ lr = 1e-3
 tokens = 64
 [checkpoint]
 every = {every}
+[report]
+to = []
 """
+"""No tracker: each life of a trainer would start a process for it, and no test here looks at what that does."""
 
 
 class ScoringEngine(FakeEngine):
