@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,12 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
 @asynccontextmanager
 async def launching(work: Path, victims: Sequence[Victim], forked: bool) -> AsyncIterator[dict[str, str]]:
     """The environment of a launcher whose ranks are killed as planned."""
-    async with forking() if forked else nullcontext({}) as environ:
-        yield planned(work / "plan", victims) | environ
+    environ = planned(work / "plan", victims)
+    if not forked:
+        yield environ
+        return
+    async with forking() as more:
+        yield environ | more
 
 
 def write_config(work: Path, model: Path, url: str, steps: int) -> Path:
