@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.distributed.distributed_c10d import _set_pg_timeout as set_timeout
+from torch import Tensor, distributed
 
 from tests.harness.ranks import DIED, on_new_ranks, on_ranks
 from tests.unit.trainer.learning import STEPS, Curve, assert_close, groups_of, learn, settings_of
@@ -162,14 +161,15 @@ def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
     ranks, mine = learner.ranks, learner.ranks.rank
     for _ in range(2):
         beat(learner) if ranks.leads else ranks.order()
+    if not ends:  # whoever follows waits for as long as its group does, which was settled when it was made
+        assert ranks._talk._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
+        ranks._talk = distributed.new_group(backend="gloo", timeout=timedelta(seconds=10))
     if mine == victim and ends:
         os.kill(os.getpid(), signal.SIGKILL)
     if mine == victim:
         return over.read_text()  # a pipe: silent, and there, until the others are done
     if not ends:
-        assert ranks._talk._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
         ranks._settings = ranks._settings.model_copy(update={"timeout_s": 0.5})
-        set_timeout(timedelta(seconds=0.5), ranks._talk)  # a rank that follows waits for as long
     try:
         with pytest.raises(RankLost) as lost:
             beat_on(learner) if ranks.leads else follow(learner)
