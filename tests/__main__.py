@@ -54,7 +54,7 @@ def run(parts: dict[str, tuple[str, ...]]) -> list[int]:
     for name, options in parts.items():
         argv = [sys.executable, "-m", "pytest", *options, "--junitxml", str(REPORTS / f"{name}.xml")]
         output = tempfile.TemporaryFile() if running else None  # noqa: SIM115
-        running.append((subprocess.Popen(argv, stdout=output, stderr=output), output))
+        running.append((subprocess.Popen(argv, stdout=output, stderr=output, env=_environment()), output))
     for process, output in running:
         process.wait()
         if output is not None:
@@ -62,6 +62,11 @@ def run(parts: dict[str, tuple[str, ...]]) -> list[int]:
             sys.stdout.flush()
             shutil.copyfileobj(output, sys.stdout.buffer)
     return [process.returncode for process, _ in running]
+
+
+def _environment() -> dict[str, str]:
+    """This process's, but bytecode is kept: or each of hundreds of processes would compile what it imports."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def tests_of(report: Path) -> list[Test]:
