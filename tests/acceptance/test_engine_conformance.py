@@ -66,26 +66,37 @@ def counted(chunks: Sequence[TokenChunk]) -> int:
     return sum(count for _, count in chunks[-1].labels)
 
 
-async def quiet(chunks: list[TokenChunk]) -> int:
-    """Waits until nothing more comes of what was on its way; answers the number of tokens."""
-    for _ in range(100):
-        before = len(chunks)
-        await asyncio.sleep(0.3)
-        if len(chunks) == before:
-            return len(ids_of(chunks))
-    raise AssertionError("a paused engine goes on")
+async def sampled_by(engine: Engine) -> int:
+    """The number of tokens that the engine has sampled since its start, by its own count."""
+    load = await engine.read_load()
+    assert load is not None
+    return load.sampled
+
+
+async def settled(engine: Engine, before: int, *requests: list[TokenChunk]) -> int:
+    """The tokens of requests that began when the engine had sampled `before`: it samples no more of them, and all have come."""
+    last = -1
+    async with within("a paused engine samples nothing more, and what it has sampled comes", PATIENCE_S):
+        while True:
+            sampled = await sampled_by(engine) - before
+            if sampled == last == sum(len(ids_of(chunks)) for chunks in requests):
+                return sampled
+            last = sampled
+            await asyncio.sleep(0.3)
 
 
 async def frozen(
     engine: Engine, name: str, clear_cache: bool
-) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk], int]:
-    """A request of WHOLE tokens that a pause froze before its end, and how many tokens had come when the pause was sent."""
+) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk], int, int]:
+    """A request of WHOLE tokens that a pause froze before its end, how many had come when the pause was sent, and how many the
+    engine had sampled before the request."""
     for attempt in range(20):
+        before = await sampled_by(engine)
         task, chunks = await begun(engine, ask(f"{name}.{attempt}", max_tokens=WHOLE))
         arrived = len(ids_of(chunks))
         await engine.pause(keep=True, clear_cache=clear_cache)
-        if await quiet(chunks) < WHOLE:
-            return task, chunks, arrived
+        if await settled(engine, before, chunks) < WHOLE:
+            return task, chunks, arrived, before
         await engine.resume()
     raise AssertionError("the engine is always faster")
 
@@ -127,15 +138,10 @@ async def test_a_pause_gives_back_what_was_sampled_and_nothing_more_is(engine: E
         sampled = ids_of(chunks)
         assert 3 <= len(sampled) < LONG
         late = asyncio.create_task(answer(engine, ask("late", max_tokens=4)), name="late")
-        done, _ = await asyncio.wait({late}, timeout=1.0)
-        if done:
-            assert ids_of(late.result()) == [], "it was given back at once"
-        else:
-            for _ in range(50):
+        async with within("the late request is given back, at once or by a pause after it", PATIENCE_S):
+            while not (await asyncio.wait({late}, timeout=0.5))[0]:
                 await engine.pause()
-                if (await asyncio.wait({late}, timeout=0.2))[0]:
-                    break
-        given_back = await result_of(late, "the late request is given back", PATIENCE_S)
+        given_back = late.result()
         assert (ids_of(given_back), given_back[-1].finish) == ([], "abort")
     finally:
         await engine.resume()
@@ -164,13 +170,13 @@ async def test_a_frozen_request_goes_on_under_the_next_weights(
 ) -> None:
     old, new = (20, 21) if clear_cache else (30, 31)
     await engine.label(old)
-    task, chunks, arrived = await frozen(engine, f"frozen-{clear_cache}", clear_cache)
+    task, chunks, arrived, start = await frozen(engine, f"frozen-{clear_cache}", clear_cache)
     try:
-        silent = await quiet(chunks)
+        silent = len(ids_of(chunks))
         assert not task.done()
         await engine.load(str(models[1]))
         await engine.label(new)
-        assert await quiet(chunks) == silent
+        assert await settled(engine, start, chunks) == silent
     finally:
         await engine.resume()
     await result_of(task, "the request ends", PATIENCE_S)
@@ -187,6 +193,7 @@ async def test_a_frozen_request_goes_on_under_the_next_weights(
 async def test_one_request_is_given_back_and_another_is_not(engine: Engine, state: str) -> None:
     """Even if the other's id begins alike."""
     name = state.replace(" ", "-")
+    start = await sampled_by(engine)
     task, chunks = await begun(engine, ask(f"{name}.1", max_tokens=LONG))
     other, others = await begun(engine, ask(f"{name}.10", max_tokens=LONG))
     if state != "running":
@@ -194,7 +201,9 @@ async def test_one_request_is_given_back_and_another_is_not(engine: Engine, stat
     try:
         await engine.abort([f"{name}.1", "nobody"])
         await result_of(task, "the request ends", PATIENCE_S)
-        before = await quiet(others) if state != "running" else len(ids_of(others))
+        if state != "running":
+            await settled(engine, start, chunks, others)
+        before = len(ids_of(others))
         assert not other.done()
     finally:
         await engine.resume()
