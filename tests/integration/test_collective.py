@@ -88,7 +88,7 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
                 "restart_window_s": 86_400,
                 "start_s": 120,
             },
-            weights={"sources": [sender.url], "transfer_s": 20},
+            weights={"sources": [sender.url], "transfer_s": 300},
         )
         gateway = await stack.enter_async_context(run_gateway(values, in_process=False))
         yield World(gateway, work / "trainer", work / "sent", sender, engines, model)
