@@ -22,7 +22,11 @@ from trainer.settings import Settings
 ARCHITECTURES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
-MODELS = [(architecture, tied) for architecture in ARCHITECTURES for tied in (False, True)]
+MODELS = [
+    ("llama", False),
+    ("qwen3", True),
+    *(pytest.param(other, marks=pytest.mark.long) for other in (("llama", True), ("qwen3", False))),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -90,7 +94,7 @@ def test_two_ranks_that_share_matrices_learn_what_one_learns(
 
 
 @pytest.mark.parametrize("model", [("qwen3", True)], indirect=True)
-@pytest.mark.parametrize("sizes", [{"shard": 2}, {"replicate": 2}])
+@pytest.mark.parametrize("sizes", [{"shard": 2}, pytest.param({"replicate": 2}, marks=pytest.mark.long)])
 def test_matrices_that_ranks_share_are_sharded_and_copied_as_well(
     model: Path, tmp_path: Path, alone: Learnt, sizes: dict[str, int]
 ) -> None:
