@@ -2,6 +2,8 @@
 
 Owns every child, in a session of its own. A process that ends by itself is started again, as its supervisor would, unless it was
 told to end; each such start is a fact that the journal of faults has.
+
+A run may have its Python programs forked from a process that has imported everything, so that a start costs no seconds.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import orjson
 from examples.service.programs import find_program
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from gateway.sections import EngineSettings, ModelSettings
+from tests.harness.forks import Forked
 from tests.harness.transports import server_argv
 from tests.harness.vllm import PYTHON, vllm_settings
 
@@ -35,6 +38,8 @@ class Process:
         self, name: str, command: Callable[[], Sequence[str]], log: Path, env: dict[str, str] | None = None
     ) -> None:
         """`command` is asked at each start."""
+        self.forked = False
+        """True: `python -m MODULE` is forked (`tests.harness.forks`)."""
         self.name = name
         self.starts = 0
         self.paused = False
@@ -43,7 +48,7 @@ class Process:
         self._command = command
         self._log = log
         self._env = {**os.environ, **(env or {})}
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: asyncio.subprocess.Process | Forked | None = None
         self._killed = False
         self._ending = False
         self._held = asyncio.Event()
@@ -124,9 +129,13 @@ class Process:
     async def _spawn(self) -> None:
         self.starts += 1
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        argv = self._command()
+        if self.forked and [*argv[:2]] == [sys.executable, "-m"]:
+            self._child = await asyncio.to_thread(Forked, argv[2:], self._log, self._env)
+            return
         with self._log.open("ab") as log:
             self._child = await asyncio.create_subprocess_exec(
-                *self._command(), stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL,
+                *argv, stdout=log, stderr=log, stdin=asyncio.subprocess.DEVNULL,
                 env=self._env, start_new_session=True,
             )  # fmt: skip
 

@@ -81,6 +81,8 @@ class Plan:
     """Faults; empty: all that there are."""
     gateway: tuple[str, ...] = ()
     """A command in place of `python -m gateway.cli`: a mutant."""
+    forked: bool = False
+    """Python programs are forked from one process that has imported everything, which is half of what they cost otherwise."""
 
     @property
     def present(self) -> set[str]:
@@ -185,7 +187,7 @@ class System:
         self._way = way_of(self.plan.transport, self.folder, link.url)
 
     async def _started(self, process: Process) -> None:
-        process.on_exit = self._exited
+        process.on_exit, process.forked = self._exited, self.plan.forked
         await process.start()
 
     def _exited(self, name: str, code: int) -> None:

@@ -58,7 +58,7 @@ async def test_a_fault_waits_for_its_victim_and_is_named_if_it_cannot_be_done(
 
 
 async def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:
-    values = await play(small(Plan(seed=1)), tmp_path, print)
+    values = await play(small(Plan(seed=1, forked=True)), tmp_path, print)
     found = {count: values[count] for count in COUNTS}
     assert found == dict.fromkeys(COUNTS, 0), values["findings"]
     assert values["problems"] == []

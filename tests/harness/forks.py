@@ -7,8 +7,10 @@ import gc
 import importlib
 import multiprocessing
 import os
+import runpy
 import signal
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -92,6 +94,53 @@ class GatewayCommand:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await self.wait()
+
+
+class Forked:
+    """`python -m MODULE ARGUMENTS`, forked: the head of a session of its own, with what a subprocess of asyncio has."""
+
+    def __init__(self, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
+        """`argv`: the module and its arguments. Its output is appended to `log`."""
+        self._process = forks().Process(target=_module, args=([*argv], log, {**environ}), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or None while it runs."""
+        return self._process.exitcode
+
+    async def wait(self) -> int:
+        """Waits until it ends; answers its exit status."""
+        watched, ended, loop = os.dup(self._process.sentinel), asyncio.Event(), asyncio.get_running_loop()
+        try:
+            loop.add_reader(watched, ended.set)
+            await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+        self._process.join()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Sends a signal to it alone."""
+        os.kill(self.pid, number)
+
+
+def _module(argv: list[str], log: Path, environ: dict[str, str]) -> None:
+    os.setsid()
+    keep_what_is_loaded()
+    say_to(log)
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = argv
+    runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
 
 
 def _lead(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
