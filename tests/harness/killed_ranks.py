@@ -30,14 +30,20 @@ Victim = tuple[int, str]
 
 def planned(folder: Path, victims: Sequence[Victim]) -> dict[str, str]:
     """Writes a plan; the environment under which ranks heed it."""
+    environ = left_to_forks(folder)
+    with folder.joinpath("sitecustomize.py").open("a") as file:
+        file.write("from tests.harness import killed_ranks\n\nkilled_ranks.arm()\n")
+    folder.joinpath("plan.json").write_text(json.dumps(victims))
+    return {**environ, _FOLDER: str(folder)}
+
+
+def left_to_forks(folder: Path) -> dict[str, str]:
+    """Makes a folder; the environment under which programs are left to `forking`, if its variable is there too."""
     folder.mkdir()
     folder.joinpath("sitecustomize.py").write_text(
         "from tests.harness.stand_in import stand_in\n\nstand_in()\n"
-        "from tests.harness import killed_ranks\n\nkilled_ranks.arm()\n"
     )
-    folder.joinpath("plan.json").write_text(json.dumps(victims))
-    root = Path(tests.__file__).parents[1]
-    return {"PYTHONPATH": f"{folder}:{root}", _FOLDER: str(folder)}
+    return {"PYTHONPATH": f"{folder}:{Path(tests.__file__).parents[1]}"}
 
 
 def happened(folder: Path) -> list[Victim]:

@@ -16,6 +16,7 @@ from gateway.client import GatewayClient
 from gateway.types import EpisodeOpened
 from processes.child import LocalProcess
 from processes.ports import free_port
+from tests.harness.killed_ranks import forking, left_to_forks
 from tests.harness.waiting import LONG_S, result_of, until
 
 UP_S = LONG_S
@@ -141,9 +142,10 @@ class RunningCluster:
         return {pid: line for pid, line in found.items() if pid != os.getpid()}
 
     def engine_pid(self, url: str) -> int:
-        """Returns the process id of the engine at an address."""
+        """Returns the process id of the engine at an address, which the gateway's command may still stand in for."""
         port = url.rpartition(":")[2]
-        (pid,) = [p for p, line in self.processes().items() if f"--port {port}" in line]
+        running = self.processes().items()
+        (pid,) = [p for p, line in running if f"--port {port}" in line and "gateway.cli" not in line]
         return pid
 
     def tails(self) -> str:
@@ -193,6 +195,16 @@ recording = "{folder}/control.jsonl"
         cluster = cluster.replace(table, f"{table}\n{keys}")
     path.write_text(cluster)
     return path, port
+
+
+@asynccontextmanager
+async def run_forked(folder: Path, model: Path, cluster: str) -> AsyncIterator[RunningCluster]:
+    """`run_cluster`, whose programs have their process ids and ends, and are forked from one that has imported everything."""
+    async with (
+        forking() as environ,
+        run_cluster(folder, model, cluster, left_to_forks(folder / "forks") | environ) as running,
+    ):
+        yield running
 
 
 @asynccontextmanager

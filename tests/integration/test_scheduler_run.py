@@ -8,14 +8,14 @@ import signal
 import sys
 from pathlib import Path
 
-from tests.harness.scheduler_process import KEY, UP_S, RunningCluster, run_cluster, run_to_end, trainer
+from tests.harness.scheduler_process import KEY, UP_S, RunningCluster, run_forked, run_to_end, trainer
 from tests.harness.waiting import result_of, until
 from tests.harness.weights import fake_weights, publish
 
 
 async def test_everything_is_started_tended_and_ended(tiny_model: Path, tmp_path: Path) -> None:
     nodes = '[nodes.a]\ntags = ["rollout"]\n[nodes.b]\ntags = ["rollout", "train"]\n'
-    async with run_cluster(tmp_path, tiny_model, "[cluster]\n" + nodes + trainer(tmp_path, 2)) as cluster:
+    async with run_forked(tmp_path, tiny_model, "[cluster]\n" + nodes + trainer(tmp_path, 2)) as cluster:
         before = await cluster.until_open("a-0", "b-0")
         assert isinstance(await cluster.chat(), str)
         await until(lambda: len(list(tmp_path.glob("rank-*.json"))) == 2, "both ranks run", UP_S)
@@ -53,7 +53,7 @@ async def test_the_end_of_the_trainer_is_the_end_and_one_rank_ends_all(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     nodes = '[nodes.one]\ntags = ["rollout", "train"]\n'
-    async with run_cluster(tmp_path, tiny_model, "[cluster]\n" + nodes + trainer(tmp_path, 2)) as cluster:
+    async with run_forked(tmp_path, tiny_model, "[cluster]\n" + nodes + trainer(tmp_path, 2)) as cluster:
         await cluster.until_open("one-0")
         await until(lambda: len(list(tmp_path.glob("rank-*.json"))) == 2, "both ranks run", UP_S)
         first = {path.name for path in tmp_path.glob("rank-*.json")}
@@ -130,7 +130,7 @@ async def test_a_spare_node_is_used_given_back_and_used_again_by_what_the_traine
     """The call that runs there when the node is given back goes on elsewhere from its last token."""
     nodes = '[nodes.a]\ntags = ["rollout"]\n[nodes.spare]\ntags = ["rollout"]\nspare = true\n'
     nodes += '[nodes.t]\ntags = ["train"]\n[elastic]\nsteps = 1\n' + trainer(tmp_path, 1, claims="true")
-    async with run_cluster(tmp_path, tiny_model, "[cluster]\n" + nodes) as cluster:
+    async with run_forked(tmp_path, tiny_model, "[cluster]\n" + nodes) as cluster:
         await cluster.until_open("a-0")
         await cluster.until_looked("t", ["train"])
         steps = Steps(cluster, tmp_path)
