@@ -18,7 +18,7 @@ import pytest
 from gateway.api.console import BUILT
 
 pytest.importorskip("playwright", reason="the tests of the console need Playwright: run `make setup`")
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import Browser, Page, async_playwright, expect
 
 AXE = Path(__file__).parents[2] / "console" / "node_modules" / "axe-core" / "axe.min.js"
 _PATIENCE_MS = 100_000.0
@@ -80,21 +80,32 @@ class Tab:
 
 
 @asynccontextmanager
-async def tab(url: str, *, dark: bool = False, width: int = 1280, height: int = 800) -> AsyncIterator[Tab]:
-    """A tab of a fresh browser. Raises AssertionError at its end if the page complained of anything."""
+async def run_browser() -> AsyncIterator[Browser]:
+    """A browser for as many tabs as follow one another; to start it costs more than what a tab shows."""
     program = needed()
     expect.set_options(timeout=_PATIENCE_MS)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=program, args=_FLAGS, timeout=_PATIENCE_MS)
-        context = await browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            reduced_motion="reduce",
-        )
-        context.set_default_timeout(_PATIENCE_MS)
-        opened = Tab(await context.new_page(), url)
         try:
-            yield opened
+            yield browser
         finally:
             await browser.close()
-        assert opened.wrong == [], opened.wrong
+
+
+@asynccontextmanager
+async def tab(
+    browser: Browser, url: str, *, dark: bool = False, width: int = 1280, height: int = 800
+) -> AsyncIterator[Tab]:
+    """A tab that shares nothing with others. Raises AssertionError at its end if the page complained of anything."""
+    context = await browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+    )
+    context.set_default_timeout(_PATIENCE_MS)
+    opened = Tab(await context.new_page(), url)
+    try:
+        yield opened
+    finally:
+        await context.close()
+    assert opened.wrong == [], opened.wrong

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gateway.archive import create_archive, find_run
 from processes.ports import free_port
-from tests.harness.browser import Tab, expect, tab
+from tests.harness.browser import Tab, expect, run_browser, tab
 from tests.harness.gateways import serve
 
 OUT = Path(__file__).parents[2] / "docs" / "pictures"
@@ -29,10 +29,10 @@ async def take(run: Path, out: Path = OUT) -> list[Path]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     taken: list[Path] = []
-    async with serve(create_archive(find_run(run)), port):
+    async with serve(create_archive(find_run(run)), port), run_browser() as browser:
         episode = await _telling(url)
         for theme in ("light", "dark"):
-            async with tab(url, dark=theme == "dark", width=WIDTH, height=HEIGHT) as shown:
+            async with tab(browser, url, dark=theme == "dark", width=WIDTH, height=HEIGHT) as shown:
                 await shown.show("run", "Run")
                 taken.append(await _picture(shown, out / f"run-{theme}.png"))
                 await shown.show("episodes", "Episodes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,3 +36,12 @@ async def relayed(
 def versions(tmp_path: Path, tiny_model: Path) -> dict[int, Path]:
     """The weights of versions 0 to 4, of which no two sample alike."""
     return unlike(tmp_path, tiny_model)
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Any]:
+    """A browser for a module whose tests run in one event loop."""
+    from tests.harness.browser import run_browser
+
+    async with run_browser() as running:
+        yield running

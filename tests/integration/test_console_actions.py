@@ -10,19 +10,21 @@ import pytest
 
 from gateway.client import GatewayClient
 from tests.harness.barrier import arrived, hold_after, release
-from tests.harness.browser import Tab, expect, tab
+from tests.harness.browser import Browser, Tab, expect, tab
 from tests.harness.gateways import gateway_of, run_gateway, settings_for, slots, two_engines
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ANN, BOB = "the key of the project ann", "the key of the project bob"
 
 
 @pytest.mark.long  # once in 5,400 tests in random order the page showed no call for 100 s: not understood
 async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
-    tiny_model: Path, tmp_path: Path
+    browser: Browser, tiny_model: Path, tmp_path: Path
 ) -> None:
     async with (
         run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway,
-        tab(gateway.url) as shown,
+        tab(browser, gateway.url) as shown,
     ):
         page, dialog = shown.page, shown.page.get_by_role("dialog")
         episode, headers = await gateway.open(mode="eval")
@@ -57,10 +59,12 @@ async def test_a_question_comes_before_a_call_is_moved_and_an_engine_drained(
         assert (record["engine"], record["pauses"]) == (call["engine"], 2)
 
 
-async def test_an_engine_is_paused_and_resumed_after_a_question(tiny_model: Path, tmp_path: Path) -> None:
+async def test_an_engine_is_paused_and_resumed_after_a_question(
+    browser: Browser, tiny_model: Path, tmp_path: Path
+) -> None:
     async with (
         run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway,
-        tab(gateway.url) as shown,
+        tab(browser, gateway.url) as shown,
     ):
         page, dialog = shown.page, shown.page.get_by_role("dialog")
         first, _ = slots(gateway)
@@ -87,7 +91,9 @@ async def test_an_engine_is_paused_and_resumed_after_a_question(tiny_model: Path
         assert (first.state, first.paused) == ("open", False)
 
 
-async def test_a_projects_key_shows_what_is_its_own_alone(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_projects_key_shows_what_is_its_own_alone(
+    browser: Browser, tiny_model: Path, tmp_path: Path
+) -> None:
     projects = {name: {"key": key, "models": [f"{name}s"]} for name, key in (("ann", ANN), ("bob", BOB))}
     models: dict[str, dict[str, Any]] = {"anns": {}, "bobs": {}}
     root = {"key": "the key of the root, which reaches everything"}
@@ -95,7 +101,7 @@ async def test_a_projects_key_shows_what_is_its_own_alone(tiny_model: Path, tmp_
         gateway_of(tiny_model, tmp_path, models, projects=projects, admin=root) as (gateway, _),
         GatewayClient(gateway.url, ANN) as ann,
         GatewayClient(gateway.url, BOB) as bob,
-        tab(gateway.url) as shown,
+        tab(browser, gateway.url) as shown,
     ):
         await ann.open_episode("a task of ann", model="anns")
         hidden = await bob.open_episode("a task of bob", model="bobs")
@@ -119,8 +125,8 @@ async def _enter(shown: Tab, key: str) -> None:
     await shown.page.keyboard.press("Enter")
 
 
-async def test_two_runs_lie_over_one_another(tiny_model: Path, tmp_path: Path) -> None:
-    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway, tab(gateway.url) as shown:
+async def test_two_runs_lie_over_one_another(browser: Browser, tiny_model: Path, tmp_path: Path) -> None:
+    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway, tab(browser, gateway.url) as shown:
         for run, reward in (("first", 0.25), ("second", 0.5)):
             for step in (1, 2, 3):
                 await gateway.admin.post_step(step, {"reward_mean": reward + step / 100}, step, run=run)

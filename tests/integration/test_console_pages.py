@@ -11,9 +11,11 @@ import pytest
 
 from gateway.archive import create_archive, find_run
 from processes.ports import free_port
-from tests.harness.browser import expect, needed, tab
+from tests.harness.browser import Browser, expect, needed, tab
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.recorded_run import STEPS, Recorded, record
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 VIEWS = {
     "run": "Run",
@@ -31,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     return asyncio.run(record(tmp_path_factory.mktemp("run")))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def url(run: Recorded) -> AsyncIterator[str]:
     """The run, shown."""
     port = free_port()
@@ -41,10 +43,10 @@ async def url(run: Recorded) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 async def test_every_view_of_a_recorded_run_is_whole_and_open_to_all(
-    url: str, run: Recorded, dark: bool
+    browser: Browser, url: str, run: Recorded, dark: bool
 ) -> None:
     found: dict[str, list[str]] = {}
-    async with tab(url, dark=dark) as shown:
+    async with tab(browser, url, dark=dark) as shown:
         page = shown.page
         for place, heading in VIEWS.items():
             await shown.show(place, heading)
@@ -60,8 +62,10 @@ async def test_every_view_of_a_recorded_run_is_whole_and_open_to_all(
     assert {place: wrong for place, wrong in found.items() if wrong} == {}
 
 
-async def test_the_views_say_what_was_recorded_and_offer_no_action(url: str, run: Recorded) -> None:
-    async with tab(url) as shown:
+async def test_the_views_say_what_was_recorded_and_offer_no_action(
+    browser: Browser, url: str, run: Recorded
+) -> None:
+    async with tab(browser, url) as shown:
         page = shown.page
         await shown.show("run", "Run")
         await expect(page.get_by_role("main")).to_contain_text(f"Last step{STEPS}")
@@ -81,8 +85,10 @@ async def test_the_views_say_what_was_recorded_and_offer_no_action(url: str, run
         assert await page.get_by_role("button", name="Drain").count() == 0
 
 
-async def test_the_keyboard_alone_reaches_every_view_and_an_episode(url: str, run: Recorded) -> None:
-    async with tab(url) as shown:
+async def test_the_keyboard_alone_reaches_every_view_and_an_episode(
+    browser: Browser, url: str, run: Recorded
+) -> None:
+    async with tab(browser, url) as shown:
         page = shown.page
         await shown.show("run", "Run")
         for keys, heading in (
@@ -107,8 +113,8 @@ async def test_the_keyboard_alone_reaches_every_view_and_an_episode(url: str, ru
         await expect(page.get_by_text("1 episode matches", exact=True)).to_be_visible()
 
 
-async def test_a_part_of_the_time_is_chosen_by_dragging(url: str) -> None:
-    async with tab(url) as shown:
+async def test_a_part_of_the_time_is_chosen_by_dragging(browser: Browser, url: str) -> None:
+    async with tab(browser, url) as shown:
         page = shown.page
         await shown.show("episodes", "Episodes")
         box = page.get_by_role("region", name="Episodes over time").locator(".histogram-box")
@@ -121,8 +127,8 @@ async def test_a_part_of_the_time_is_chosen_by_dragging(url: str) -> None:
         await expect(page).not_to_have_url(re.compile("since="))
 
 
-async def test_a_record_is_copied_as_a_command_and_as_json(url: str, run: Recorded) -> None:
-    async with tab(url) as shown:
+async def test_a_record_is_copied_as_a_command_and_as_json(browser: Browser, url: str, run: Recorded) -> None:
+    async with tab(browser, url) as shown:
         page = shown.page
         await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         await shown.show(f"episodes/{run.trained[3]}", run.trained[3])
@@ -134,10 +140,10 @@ async def test_a_record_is_copied_as_a_command_and_as_json(url: str, run: Record
         assert run.trained[3] in await page.evaluate("navigator.clipboard.readText()")
 
 
-async def test_a_live_view_follows_what_happens(tiny_model: Path, tmp_path: Path) -> None:
+async def test_a_live_view_follows_what_happens(browser: Browser, tiny_model: Path, tmp_path: Path) -> None:
     values = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 1, "min_members": 1})
     values["admin"] = {"key": "the-key-of-the-root"}
-    async with run_gateway(values) as gateway, tab(gateway.url) as shown:
+    async with run_gateway(values) as gateway, tab(browser, gateway.url) as shown:
         page = shown.page
         shown.expect_refusals(401)  # the page's first question is without a key
         await page.goto(f"{gateway.url}/console/#/episodes")
