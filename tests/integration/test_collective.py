@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.agents import agent
+from tests.harness.agents import agent, finished, start_held
+from tests.harness.barrier import release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_everything
 from tests.harness.senders import Program, fake_engine, sender_of
@@ -128,8 +129,7 @@ async def test_an_engine_that_is_killed_in_a_transfer_takes_no_other_along(
     tiny_model: Path, tmp_path: Path, fault: dict[str, Any]
 ) -> None:
     async with world(tiny_model, tmp_path, owned=True) as w:
-        done = asyncio.Event()
-        agents = [asyncio.create_task(agent(w.gateway, done, i), name=f"agent-{i}") for i in range(2)]
+        agents, done = await start_held(w.gateway, 2, 2)
         written = {0: tiny_model.resolve(), 1: w.write(1)}
         await w.faults("demo-0", **fault)
         publishing = asyncio.create_task(
@@ -144,7 +144,8 @@ async def test_an_engine_that_is_killed_in_a_transfer_takes_no_other_along(
             await w.runs(name, 1)
         assert (await w.state("demo-1"))["received_frames"] > 0
         done.set()
-        await check_everything(w.gateway, written, list(await asyncio.gather(*agents)))
+        await release(w.gateway)
+        await check_everything(w.gateway, written, await finished(agents, done))
 
 
 async def test_an_engine_elsewhere_that_missed_a_version_is_sent_it_alone(
