@@ -1,17 +1,25 @@
-"""`trainer run` as a user starts it: it brings up the gateway before real vLLM and the agents, trains, and stops them."""
+"""`trainer run` as a user starts it: it brings up the gateway before real vLLM and the agents, trains, and stops them.
+
+Trainer and gateway are forked from a process that has imported what they do.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from examples.demo.task_file import write_tasks
+from examples.demo.tasks import tasks
 from processes.ports import free_port
 from tests.harness import uneven_agent
+from tests.harness.forks import command
+from tests.harness.killed_ranks import forking, left_to_forks
 from tests.harness.vllm import SharedEngine
 
 pytestmark = pytest.mark.vllm
@@ -57,16 +65,8 @@ concurrency = 16
 """
 
 
-def command(*arguments: str) -> None:
-    """Runs `python -m ...`; a failure shows what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-
-
-def test_a_run_from_the_command_line_trains_on_what_was_sampled(
-    vllm: SharedEngine, tiny_model: Path, tmp_path: Path
+async def test_a_run_from_the_command_line_trains_on_what_was_sampled(
+    vllm: SharedEngine, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {
         "agent": f"{uneven_agent.__name__}:solve",
@@ -78,9 +78,15 @@ def test_a_run_from_the_command_line_trains_on_what_was_sampled(
     }
     (tmp_path / "gateway.toml").write_text(GATEWAY.format(**names))
     (tmp_path / "trainer.toml").write_text(TRAINER.format(**names))
-    tasks = str(tmp_path / "tasks.jsonl")
-    command("examples.demo.tasks", "--split", "train", "--count", "64", "--out", tasks)
-    command("trainer.cli", "run", f"{tmp_path}/trainer.toml")
+    asked = ("--split", "train", "--count", "64", "--out", f"{tmp_path}/tasks.jsonl")
+    monkeypatch.setattr(sys, "argv", ["tasks", *asked])
+    write_tasks("The demo's tasks", tasks)
+    async with forking() as more:
+        environ = left_to_forks(tmp_path / "forks") | more
+        arguments = ("run", f"{tmp_path}/trainer.toml")
+        running = partial(command, "trainer.cli", *arguments, folder=tmp_path, environ=environ)
+        status, said = await asyncio.to_thread(running)
+    assert status == 0, said[-6000:]
 
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["version"] for record in records] == [1, 2, 3]

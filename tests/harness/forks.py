@@ -51,11 +51,18 @@ def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
     return command("gateway.cli", *arguments, folder=folder)
 
 
-def command(module: str, *arguments: str, folder: Path, missing: str = "") -> tuple[int | None, str]:
-    """`python -m MODULE ARGUMENTS`, as `gateway_command` does; it cannot import what is `missing`."""
+def command(
+    module: str,
+    *arguments: str,
+    folder: Path,
+    missing: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> tuple[int | None, str]:
+    """`python -m MODULE ARGUMENTS`, as `gateway_command` does; it cannot import what is `missing`, and has `environ` too."""
     log = folder / "command.log"
     log.unlink(missing_ok=True)
-    process = forks().Process(target=_command, args=(module, arguments, folder, log, missing), daemon=True)
+    given = (module, arguments, folder, log, missing, environ or {})
+    process = forks().Process(target=_command, args=given, daemon=True)
     process.start()
     process.join(LIMIT_S)
     process.kill()
@@ -145,14 +152,21 @@ def _module(argv: list[str], log: Path, environ: dict[str, str]) -> None:
 
 def _lead(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
     os.setsid()
-    _command("gateway.cli", arguments, folder, log, "")
+    _command("gateway.cli", arguments, folder, log, "", {})
 
 
-def _command(module: str, arguments: tuple[str, ...], folder: Path, log: Path, missing: str) -> None:
+def _command(
+    module: str,
+    arguments: tuple[str, ...],
+    folder: Path,
+    log: Path,
+    missing: str,
+    environ: Mapping[str, str],
+) -> None:
     keep_what_is_loaded()
     say_to(log)
     os.chdir(folder)
-    os.environ["COLUMNS"] = "200"
+    os.environ.update(environ, COLUMNS="200")
     sys.argv = [module, *arguments]
     if missing:
         sys.modules[missing] = None  # type: ignore[assignment]
