@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.harness.forks import LIMIT_S, forks
 from tests.harness.wandb_files import history, runs
 from trainer.errors import ConfigError
 from trainer.report.episodes import episodes_of
@@ -127,28 +128,36 @@ def test_wandb_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
     assert rows_of(json.loads(table.read_text())) == [EPISODE]
 
 
-def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
+def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path, tmp_path: Path) -> None:
     """Read by MLflow's own reader of tables."""
-    read = subprocess.run(
-        [sys.executable, "-c", MLFLOW_READS, f"sqlite:///{two_starts}/mlflow.db"],
-        capture_output=True,
-        text=True,
+    assert in_a_process(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
+    samples, episodes = (
+        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("samples", "episodes")
     )
-    samples, episodes = (json.loads(line) for line in read.stdout.splitlines()[-2:])
     assert_is_the_sample(samples)
     assert rows_of(episodes) == [EPISODE]
 
 
-MLFLOW_READS = """
-import os, sys
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-import mlflow
-mlflow.set_tracking_uri(sys.argv[1])
-client = mlflow.MlflowClient()
-experiment = client.get_experiment_by_name("headgate").experiment_id
-for name in ("samples", "episodes"):
-    print(client.load_table(experiment, f"{name}/step-000002.json").to_json(orient="split"))
-"""
+def mlflow_reads(uri: str, folder: Path) -> None:
+    """Writes each table of the second step to a file: the reader keeps state in the process that imports it."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    client = mlflow.MlflowClient()
+    experiment = client.get_experiment_by_name("headgate").experiment_id
+    for name in ("samples", "episodes"):
+        table = client.load_table(experiment, f"{name}/step-000002.json")
+        (folder / f"{name}.json").write_text(table.to_json(orient="split"))
+
+
+def in_a_process(work: Callable[..., None], *arguments: Any) -> int | None:
+    """The exit status of a process that does only this, forked from one that has imported the trainer."""
+    process = forks().Process(target=work, args=arguments, daemon=True)
+    process.start()
+    process.join(LIMIT_S)
+    process.kill()
+    return process.exitcode
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -208,28 +217,20 @@ def test_a_tracker_that_was_away_gets_what_it_missed(tmp_path: Path, monkeypatch
     assert [row["version"] for row in history(file)] == [1, 2, 3]
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from tests.unit.trainer.test_trackers import measured, settings_of
-from trainer.report.metrics import Metrics
-from trainer.report.senders import Senders
-
-sys.executable = sys.argv[2]
-
-settings = settings_of(Path(sys.argv[1]), {"finish_s": 300})
-with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
-    for version in range(2):
-        metrics.trained(version, measured(version + 1), {"idle": 0.5}, 1.0)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+def train_and_die(directory: Path, python: str) -> None:
+    """Two steps, then SIGKILL; the program `python` runs the sender."""
+    sys.executable = python
+    settings = settings_of(directory, {"finish_s": 300})
+    with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
+        for version in range(2):
+            metrics.trained(version, measured(version + 1), {"idle": 0.5}, 1.0)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("python", [sys.executable, "true"], ids=["sends", "dies first"])
 def test_the_figures_of_a_killed_trainer_arrive_once(python: str, tmp_path: Path) -> None:
     """The sender was at work, or had not read a line: `true` is a sender that never does."""
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), python], capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    assert in_a_process(train_and_die, tmp_path, python) == -signal.SIGKILL
     assert "warning" not in train(settings_of(tmp_path, {"finish_s": 300}), range(2, 3))
     test_tensorboard_has_each_step_once(tmp_path)
 
