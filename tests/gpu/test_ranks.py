@@ -1,30 +1,41 @@
-"""Two ranks that torchrun starts, over NCCL on GPUs and gloo on CPUs, make the steps of one rank on the CPU."""
+"""Two ranks that torchrun starts, over NCCL on GPUs and gloo on CPUs, make the steps of one rank on the CPU.
+
+On CPUs they are forked; who starts them as a user would is `tests/integration/test_launched_ranks.py`, in its long form.
+"""
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 
+from processes.child import LocalProcess
 from tests.gpu.learners import distance, learn, save_tiny, settings_of
+from tests.harness.killed_ranks import forked
+from tests.harness.waiting import result_of
 
-ROOT = Path(__file__).parents[2]
 BOUND = 5e-3
 """The greatest difference, as a share of the steps' norm: that of TF32 at most."""
 
 
-def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> None:
+async def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("NCCL wants a GPU for each rank, and there is one")
     model = save_tiny(tmp_path / "model")
     start, one = (learn(settings_of(model, tmp_path / f"one-{steps}", "cpu"), steps) for steps in (0, 2))
+    environ = forked(tmp_path / "forked") if device == "cpu" else nullcontext({})
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = ["-m", "tests.gpu.rank", str(model), str(tmp_path / "two"), device, str(tmp_path / "two.pt")]
-    done = subprocess.run([*launch, *program], cwd=ROOT, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr
+    async with environ as more:
+        process = await LocalProcess.start("torchrun", [*launch, *program], tmp_path / "log", more)
+        try:
+            status = await result_of(process.wait(), "torchrun ends", 600.0)
+        finally:
+            await process.stop(10.0)
+    assert status == 0, process.said()
     assert distance(_of(tmp_path / "two.pt", one), one, over=start) < BOUND
 
 

@@ -13,6 +13,7 @@ import runpy
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -76,10 +77,21 @@ def arm() -> None:
 @asynccontextmanager
 async def forking() -> AsyncIterator[dict[str, str]]:
     """Forks what a launcher starts (`stand_in.FORKED`) under the environment that is given, so that a start costs no seconds."""
+    # It keeps the environment that it starts with, which must not be one that names this server.
+    forks()
+    await asyncio.to_thread(forkserver.ensure_running)
     address = f"headgate-{uuid4().hex}"
     server = await asyncio.start_unix_server(_fork, "\0" + address, limit=2**22)
     async with server:
         yield {ADDRESS: address}
+
+
+@asynccontextmanager
+async def forked(folder: Path) -> AsyncIterator[dict[str, str]]:
+    """The environment under which programs are forked, and nobody is killed."""
+    environ = planned(folder, ())
+    async with forking() as more:
+        yield environ | more
 
 
 async def _fork(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

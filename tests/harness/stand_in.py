@@ -14,7 +14,10 @@ from types import FrameType
 
 ADDRESS = "TESTS_FORKS"
 """The variable that names the socket of the test, which forks. Engines see it too, as they see none that is headgate's own."""
-FORKED = ("gateway.cli", "gateway.engines.fake", "scheduler.cli", "trainer.cli", "tests.harness.killed_runs")
+FORKED = (
+    *("gateway.cli", "gateway.engines.fake", "scheduler.cli", "trainer.cli", "bench.gpu.alone"),
+    *("tests.harness.killed_runs", "tests.gpu.rank"),
+)
 
 
 def stand_in() -> None:

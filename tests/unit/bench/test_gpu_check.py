@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +29,7 @@ from gateway.engines.fake import create_fake_app
 from gateway.sections import EngineSettings
 from processes.ports import free_port
 from tests.harness.gateways import serve
+from tests.harness.killed_ranks import forked
 from tests.harness.model_engine import ModelEngine
 from tests.harness.vllm import SharedEngine
 
@@ -42,15 +44,35 @@ TESTS = {
 }
 
 
-@pytest.mark.parametrize("command", [["-S", "-m", "bench.gpu.machine"], ["-m", "bench.gpu"]])
-def test_without_a_gpu_it_refuses_in_one_paragraph(command: list[str], tmp_path: Path) -> None:
+def test_without_a_gpu_the_interpreter_alone_refuses_in_one_paragraph(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "PATH"} | {"PATH": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-S", "-m", "bench.gpu.machine"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 1
-    assert done.stdout == ""
-    (paragraph,) = done.stderr.strip().splitlines()
+    assert_refused(done.stdout, done.stderr)
+
+
+def test_without_a_gpu_it_refuses_in_one_paragraph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
+    monkeypatch.setattr(sys, "argv", ["bench.gpu"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "bench/gpu/__main__.py"), run_name="__main__")
+    assert ended.value.code == 1
+    assert_refused(*capfd.readouterr())
+
+
+def assert_refused(out: str, err: str) -> None:
+    assert out == ""
+    (paragraph,) = err.strip().splitlines()
     assert "an NVIDIA GPU (there is no `nvidia-smi`" in paragraph
 
 
@@ -137,13 +159,19 @@ def checked(folder: Path, engine: Engine) -> dict[str, Any]:
 
 
 async def test_the_whole_check_runs_on_the_cpu_in_a_tiny_shape(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its programs are forked; as a user's they are started beside vLLM, below."""
     torch.set_num_threads(1)
     write_model(tmp_path / "first", tiny())
     port = free_port()
     engine = Engine({"launch": "external", "url": f"http://127.0.0.1:{port}", "health_s": 60, "stall_s": 600})
-    async with serve(create_fake_app(ModelEngine(str(tmp_path / "first"))), port):
+    async with (
+        serve(create_fake_app(ModelEngine(str(tmp_path / "first"))), port),
+        forked(tmp_path / "forked") as environ,
+    ):
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
         report = await asyncio.to_thread(checked, tmp_path / "run", engine)
     assert_whole(report)
     write(report, tmp_path)

@@ -99,7 +99,7 @@ async def played(
 
 
 @each
-async def test_it_trains_a_model_on_its_own_tasks_and_rewards(
+async def test_it_trains_a_model_and_a_scorer_that_errs_fails_its_episode_alone(
     case: Case, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staleness = {"batch": 2, "eta": 1, "min_members": 2}
@@ -121,27 +121,24 @@ async def test_it_trains_a_model_on_its_own_tasks_and_rewards(
         rewards = {outcome.reward for outcome in outcomes if outcome.reward is not None}
         assert len(rewards) > 1
         assert rewards <= case.rewards
+        if case.installed:
+            await assert_a_scorer_that_errs_fails_its_episode_alone(gateway, engine, agent)
 
 
-@pytest.mark.clients
-@pytest.mark.parametrize("case", CASES[2:], ids=["inspect", "verifiers"])
-async def test_a_scorer_that_errs_fails_its_episode_and_no_other(
-    case: Case, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def assert_a_scorer_that_errs_fails_its_episode_alone(
+    gateway: RunningGateway, engine: ScriptedEngine, agent: EnvironmentAgent
 ) -> None:
-    async with (
-        scripted_gateway(tiny_model, tmp_path) as (gateway, engine),
-        loaded(case, monkeypatch) as agent,
-    ):
-        crashed, good = await one_after_the_other(gateway, engine, agent, ["crash", EVEN])
-        assert (crashed.reward, good.reward) == (None, 1.0)
-        row = await gateway.admin.episode(str(crashed.episode_id))
-        assert row["reason"] in ("grading_failed", "environment_failed")
-        assert "the scorer is broken" in row["error"]
+    crashed, good = await one_after_the_other(gateway, engine, agent, ["crash", EVEN])
+    assert (crashed.reward, good.reward) == (None, 1.0)
+    row = await gateway.admin.episode(str(crashed.episode_id))
+    assert row["reason"] in ("grading_failed", "environment_failed")
+    assert "the scorer is broken" in row["error"]
 
 
 async def one_after_the_other(
     gateway: RunningGateway, engine: ScriptedEngine, agent: EnvironmentAgent, replies: list[str]
 ) -> list[EpisodeOutcome]:
+    engine.replies.clear()
     engine.replies.extend(replies)
     runner = EpisodeRunner(gateway.admin, agent, concurrency=1, retries=0, mode="eval")
     return await runner.run(await agent.tasks("train", len(replies)))
