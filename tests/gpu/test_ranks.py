@@ -6,7 +6,7 @@ On CPUs they are forked; who starts them as a user would is `tests/integration/t
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,9 @@ async def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> N
         pytest.skip("NCCL wants a GPU for each rank, and there is one")
     model = save_tiny(tmp_path / "model")
     start, one = (learn(settings_of(model, tmp_path / f"one-{steps}", "cpu"), steps) for steps in (0, 2))
-    environ = forked(tmp_path / "forked") if device == "cpu" else nullcontext({})
+    environ: AbstractAsyncContextManager[dict[str, str]] = (
+        forked(tmp_path / "forked") if device == "cpu" else nullcontext({})
+    )
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     program = ["-m", "tests.gpu.rank", str(model), str(tmp_path / "two"), device, str(tmp_path / "two.pt")]
     async with environ as more:

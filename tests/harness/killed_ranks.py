@@ -89,7 +89,7 @@ async def forking() -> AsyncIterator[dict[str, str]]:
 @asynccontextmanager
 async def forked(folder: Path) -> AsyncIterator[dict[str, str]]:
     """The environment under which programs are forked, and nobody is killed."""
-    environ = planned(folder, ())
+    environ = left_to_forks(folder)
     async with forking() as more:
         yield environ | more
 
