@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from gateway.api.console import BUILT
 from tests.families.family import FAMILIES
@@ -150,9 +153,10 @@ def test_vllm_chat(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> None:
-    argv = [sys.executable, "-m", f"bench.{name}", *options]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2
+    bench = typer.Typer()
+    bench.command()(importlib.import_module(f"bench.{name}").main)
+    done = CliRunner().invoke(bench, options)
+    assert done.exit_code == 2
     assert wrong in done.stderr
 
 
