@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from rich.console import Console
 
 from gateway.cli.progress import EpisodeProgress
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
 from gateway.client.failures import LEAST, Crashes, FailureRate, in_a_line, pause_s
+from tests.harness.gateway_command import gateway_command
 from tests.harness.waiting import LONG_S, turns, within
 from tests.unit.client.conftest import FakeGateway
 
 TASKS = [Task(f"t{i}", {"task_id": f"t{i}"}) for i in range(3)]
 BOOM = [
-    sys.executable,
+    "sh",
     "-c",
-    "import sys; print(1); sys.stderr.write('working\\n'); raise ValueError('boom')",
+    r"echo 1; printf 'working\nTraceback (most recent call last):\nValueError: boom\n' >&2; exit 1",
 ]
+"""What a Python program that fails says, without its start."""
 
 
 async def crash(task: dict[str, Any], base_url: str, api_key: str) -> float:
@@ -235,17 +238,19 @@ def test_the_live_view_has_headings_failures_the_last_error_and_what_is_waited_f
     assert "last error: python ended with 1: ValueError: [boom]" in shown
 
 
-# The command line, in a process of its own
+# The command line
+
+
+def episodes_argv(gateway: FakeGateway, tmp_path: Path) -> list[str]:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(json.dumps({"task_id": f"t{i}"}) + "\n" for i in range(40)))
+    return ["episodes", "run", "--tasks", str(tasks), "--gateway", gateway.url]
 
 
 async def episodes_run(gateway: FakeGateway, tmp_path: Path, *options: str) -> tuple[int, str, str]:
-    tasks = tmp_path / "tasks.jsonl"
-    tasks.write_text("".join(json.dumps({"task_id": f"t{i}"}) + "\n" for i in range(40)))
-    argv = [sys.executable, "-m", "gateway.cli", "episodes", "run", "--tasks", str(tasks)]
+    argv = [sys.executable, "-m", "gateway.cli", *episodes_argv(gateway, tmp_path), *options]
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *argv, "--gateway", gateway.url, *options, stdout=pipe, stderr=pipe
-    )
+    process = await asyncio.create_subprocess_exec(*argv, stdout=pipe, stderr=pipe)
     async with within("the command ends"):
         out, err = await process.communicate()
     assert process.returncode is not None
@@ -269,12 +274,16 @@ async def test_the_command_ends_with_one_sentence_when_its_agent_always_fails(
     assert len(gateway.opened) <= LEAST + 8
 
 
-async def test_the_command_ends_at_the_first_404(gateway: FakeGateway, tmp_path: Path) -> None:
+async def refused(gateway: FakeGateway, tmp_path: Path, *options: str) -> Result:
+    """The command, in this process: its gateway answers 404, so it starts no agent and handles no signal."""
     gateway.always = (404, 0.0)
-    options = ["--model", "nobody", "--concurrency", "1", "--", *BOOM]
-    status, out, err = await episodes_run(gateway, tmp_path, *options)
-    assert (status, out) == (1, "")
-    assert err.splitlines()[-1] == "the gateway will not open any episode: 404: refused"
+    return await gateway_command(*episodes_argv(gateway, tmp_path), *options, "--", *BOOM)
+
+
+async def test_the_command_ends_at_the_first_404(gateway: FakeGateway, tmp_path: Path) -> None:
+    done = await refused(gateway, tmp_path, "--model", "nobody", "--concurrency", "1")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "the gateway will not open any episode: 404: refused"
     assert gateway.requests["open"] == 1
 
 
@@ -284,6 +293,5 @@ async def test_the_command_ends_at_the_first_404(gateway: FakeGateway, tmp_path:
 async def test_groups_of_one_are_warned_of(
     gateway: FakeGateway, tmp_path: Path, options: list[str], warned: bool
 ) -> None:
-    gateway.always = (404, 0.0)
-    _, _, err = await episodes_run(gateway, tmp_path, *options, "--", *BOOM)
-    assert (err.count("warning: groups of one episode") == 1) is warned
+    done = await refused(gateway, tmp_path, *options)
+    assert (done.stderr.count("warning: groups of one episode") == 1) is warned
