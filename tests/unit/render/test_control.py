@@ -88,7 +88,7 @@ def spelling(chat: ChatRenderer) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_text_that_spells_no_control_token_is_encoded_as_ever(name: str, data: st.DataObject) -> None:
     chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
@@ -99,7 +99,7 @@ def test_text_that_spells_no_control_token_is_encoded_as_ever(name: str, data: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_what_is_spelled_is_text_and_nothing_else_changes(name: str, data: st.DataObject) -> None:
     chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
@@ -122,7 +122,7 @@ def _without_marks(text: str, chat: ChatRenderer) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_extending_is_rendering_where_text_spells_control_tokens(name: str, data: st.DataObject) -> None:
     chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
