@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -94,6 +95,7 @@ def history(text: str) -> list[dict[str, Any]]:
     ]
 
 
+@cache
 def requests() -> dict[str, tuple[str, dict[str, Any]]]:
     chat = "/v1/chat/completions"
     given = {"type": "tool_use", "id": "c", "name": "add", "input": json.loads(arguments(1.0))}
