@@ -15,6 +15,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.harness.gateways import RunningGateway
+from tests.harness.killed_ranks import forked
 from tests.harness.waiting import until, while_going_on, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, train_one, trainer_of
@@ -32,6 +33,15 @@ def gate(tmp_path: Path) -> Path:
     """A named pipe."""
     os.mkfifo(tmp_path / "gate")
     return tmp_path / "gate"
+
+
+@pytest.fixture
+async def forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
+    """Evaluations are forked. Not for tests that interrupt one: it ends a little after its stand-in."""
+    async with forked(tmp_path / "forked") as environ:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        yield
 
 
 async def let_through(gate: Path, work: asyncio.Task[None]) -> None:
@@ -94,6 +104,7 @@ async def is_rewarded(gateway: RunningGateway, task: str) -> bool:
     return any(episode["task_id"] == task for episode in await evaluated(gateway))
 
 
+@pytest.mark.usefixtures("forks")
 async def test_versions_are_evaluated_before_training_beside_it_and_at_its_end(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +137,7 @@ async def test_versions_are_evaluated_before_training_beside_it_and_at_its_end(
         assert ids.isdisjoint(episode.episode_id for group in groups for episode in group.episodes)
 
 
+@pytest.mark.usefixtures("forks")
 @pytest.mark.parametrize("pinned", [True, False])
 async def test_the_next_version_waits_for_an_evaluation_that_is_pinned_and_for_no_other(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, gate: Path, pinned: bool
