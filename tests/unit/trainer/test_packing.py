@@ -87,6 +87,7 @@ def test_every_trained_token_is_there_once_in_its_context_and_the_budget_is_kept
         micros = cut(groups, Packer(tokens, share=share, whole_episodes=whole))
         assert sum(map(trained_of, micros), Counter()) == expected, (share, whole)
         assert whole or all(len(m) <= tokens or tuple(m.ids.tolist()) in every for m in micros), share
+        assert share or sum(map(len, micros)) == sum(map(len, itertools.chain(*groups)))
 
 
 def test_what_neighbours_share_is_computed_once() -> None:
