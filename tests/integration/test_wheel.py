@@ -66,6 +66,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--python",
         place / "bin" / "python",
         "install",
+        "--no-compile",
         "--no-deps",
         "--no-index",
         wheel,
