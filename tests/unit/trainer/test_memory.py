@@ -31,7 +31,7 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "vocab_size": 1024,
 }  # fmt: skip
 WIDE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "vocab_size": 256}
-HEADED = {"hidden_size": 256, "vocab_size": 65536, "tie_word_embeddings": False}
+HEADED = {"hidden_size": 256, "vocab_size": 32768, "tie_word_embeddings": False}
 BF16 = {"dtype": "bfloat16"}
 
 
