@@ -18,8 +18,8 @@ from examples.demo.task_file import write_tasks
 from examples.demo.tasks import tasks
 from processes.ports import free_port
 from tests.harness import uneven_agent
+from tests.harness.forked_programs import forked
 from tests.harness.forks import command
-from tests.harness.killed_ranks import forking, left_to_forks
 from tests.harness.vllm import SharedEngine
 
 pytestmark = pytest.mark.vllm
@@ -81,8 +81,7 @@ async def test_a_run_from_the_command_line_trains_on_what_was_sampled(
     asked = ("--split", "train", "--count", "64", "--out", f"{tmp_path}/tasks.jsonl")
     monkeypatch.setattr(sys, "argv", ["tasks", *asked])
     write_tasks("The demo's tasks", tasks)
-    async with forking() as more:
-        environ = left_to_forks(tmp_path / "forks") | more
+    async with forked(tmp_path / "forks") as environ:
         arguments = ("run", f"{tmp_path}/trainer.toml")
         running = partial(command, "trainer.cli", *arguments, folder=tmp_path, environ=environ)
         status, said = await asyncio.to_thread(running)

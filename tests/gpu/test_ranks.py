@@ -14,7 +14,7 @@ import torch
 
 from processes.child import LocalProcess
 from tests.gpu.learners import distance, learn, save_tiny, settings_of
-from tests.harness.killed_ranks import forked
+from tests.harness.forked_programs import forked
 from tests.harness.waiting import result_of
 
 BOUND = 5e-3

@@ -10,12 +10,13 @@ import os
 import runpy
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import Any
 
-from tests.harness.waiting import until
+from tests.harness.waiting import result_of
 
 LIMIT_S = 600.0
 GRACE_S = 10.0
@@ -69,46 +70,11 @@ def command(
     return process.exitcode, log.read_text()
 
 
-class GatewayCommand:
-    """`gateway ARGUMENTS` while it runs, the head of a process group. Its output is appended to `log`."""
+class _Running:
+    """A forked process while it runs."""
 
-    def __init__(self, *arguments: str, log: Path) -> None:
-        self.log = log
-        self._process = forks().Process(target=_lead, args=(arguments, Path.cwd(), log), daemon=True)
-        self._process.start()
-
-    @property
-    def pid(self) -> int:
-        """The process's id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit status, or None while it runs."""
-        return self._process.exitcode
-
-    async def wait(self) -> int:
-        """Waits until it ends; answers its exit status."""
-        await until(lambda: self.returncode is not None, "the command ends", LIMIT_S)
-        assert self.returncode is not None
-        return self.returncode
-
-    async def stop(self) -> None:
-        """SIGTERM, then SIGKILL for whatever of the group is left when it has ended or is late."""
-        self._process.terminate()
-        await asyncio.to_thread(self._process.join, GRACE_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        await self.wait()
-
-
-class Forked:
-    """`python -m MODULE ARGUMENTS`, forked: the head of a session of its own, with what a subprocess of asyncio has."""
-
-    def __init__(self, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
-        """`argv`: the module and its arguments. Its output is appended to `log`."""
-        self._process = forks().Process(target=_module, args=([*argv], log, {**environ}), daemon=True)
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._process = forks().Process(target=target, args=arguments, daemon=True)
         self._process.start()
 
     @property
@@ -134,6 +100,34 @@ class Forked:
         self._process.join()
         assert self.returncode is not None
         return self.returncode
+
+
+class GatewayCommand(_Running):
+    """`gateway ARGUMENTS` while it runs, the head of a process group. Its output is appended to `log`."""
+
+    def __init__(self, *arguments: str, log: Path) -> None:
+        self.log = log
+        super().__init__(_lead, arguments, Path.cwd(), log)
+
+    async def wait(self) -> int:
+        """Waits until it ends, ten minutes at most; answers its exit status."""
+        return await result_of(super().wait(), "the command ends", LIMIT_S)
+
+    async def stop(self) -> None:
+        """SIGTERM, then SIGKILL for whatever of the group is left when it has ended or is late."""
+        self._process.terminate()
+        await asyncio.to_thread(self._process.join, GRACE_S)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        await self.wait()
+
+
+class Forked(_Running):
+    """`python -m MODULE ARGUMENTS`, forked: the head of a session of its own, with what a subprocess of asyncio has."""
+
+    def __init__(self, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
+        """`argv`: the module and its arguments. Its output is appended to `log`."""
+        super().__init__(_module, [*argv], log, {**environ})
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal to it alone."""

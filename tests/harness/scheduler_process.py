@@ -16,7 +16,7 @@ from gateway.client import GatewayClient
 from gateway.types import EpisodeOpened
 from processes.child import LocalProcess
 from processes.ports import free_port
-from tests.harness.killed_ranks import forking, left_to_forks
+from tests.harness.forked_programs import forked
 from tests.harness.waiting import LONG_S, result_of, until
 
 UP_S = LONG_S
@@ -201,8 +201,8 @@ recording = "{folder}/control.jsonl"
 async def run_forked(folder: Path, model: Path, cluster: str) -> AsyncIterator[RunningCluster]:
     """`run_cluster`, whose programs have their process ids and ends, and are forked from one that has imported everything."""
     async with (
-        forking() as environ,
-        run_cluster(folder, model, cluster, left_to_forks(folder / "forks") | environ) as running,
+        forked(folder / "forks") as environ,
+        run_cluster(folder, model, cluster, environ) as running,
     ):
         yield running
 

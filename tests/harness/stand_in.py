@@ -1,4 +1,4 @@
-"""What a launcher starts in place of a program that a test forks: it has the process id, and the program's end.
+"""A stand-in: the process that a launcher starts while a test forks the program itself. It ends as the program does.
 
 Imported as Python starts, in whatever the launcher starts: the standard library alone.
 """

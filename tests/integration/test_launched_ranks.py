@@ -17,7 +17,8 @@ import torch
 from gateway.client import GatewayClient, GatewayUnreachable
 from processes.child import LocalProcess
 from processes.ports import free_port
-from tests.harness.killed_ranks import Victim, forking, happened, planned
+from tests.harness.forked_programs import forking
+from tests.harness.killed_ranks import Victim, arm, happened, planned
 from tests.harness.killed_runs import TRAINER, straight_on_two, world
 from tests.harness.ranks import on_ranks
 from tests.harness.scheduler_process import KEY, RunningCluster, run_cluster
@@ -49,7 +50,7 @@ async def launching(work: Path, victims: Sequence[Victim], forked: bool) -> Asyn
     if not forked:
         yield environ
         return
-    async with forking() as more:
+    async with forking(arm) as more:
         yield environ | more
 
 

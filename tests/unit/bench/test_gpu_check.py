@@ -28,8 +28,8 @@ from bench.report import Steps
 from gateway.engines.fake import create_fake_app
 from gateway.sections import EngineSettings
 from processes.ports import free_port
+from tests.harness.forked_programs import forked
 from tests.harness.gateways import serve
-from tests.harness.killed_ranks import forked
 from tests.harness.model_engine import ModelEngine
 from tests.harness.vllm import SharedEngine
 

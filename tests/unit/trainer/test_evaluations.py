@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.harness.forked_programs import forked
 from tests.harness.gateways import RunningGateway
-from tests.harness.killed_ranks import forked
 from tests.harness.waiting import until, while_going_on, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import settings_of, train_one, trainer_of
