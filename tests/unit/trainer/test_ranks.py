@@ -61,7 +61,9 @@ def assert_learnt(found: Learnt, expected: Learnt) -> None:
     [
         ("grpo", 2, 1),
         ("with a reference", 3, 1),
+        ("kl in the reward", 3, 1),
         ("grpo", 2, 2),
+        ("with a reference", 4, 2),
         ("kl in the reward", 4, 2),
     ],
 )
