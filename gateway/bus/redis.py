@@ -1,8 +1,8 @@
 """A bus in a Redis server.
 
 Owns the connections, and knows when the server cannot be reached: after a failure every operation fails at once for a while, so
-that callers do not wait during an outage. One warning reports the outage, one line its end. A connection
-that listens and breaks is no outage.
+that callers do not wait during an outage. One warning reports the outage, one line its end. A listening connection that breaks
+is no outage, and has a warning of its own.
 """
 
 from __future__ import annotations

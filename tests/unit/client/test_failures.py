@@ -28,7 +28,7 @@ BOOM = [
     "-c",
     r"echo 1; printf 'working\nTraceback (most recent call last):\nValueError: boom\n' >&2; exit 1",
 ]
-"""What a Python program that fails says, without its start."""
+"""A command that fails with the output of a Python program; a shell starts in a fraction of the time."""
 
 
 async def crash(task: dict[str, Any], base_url: str, api_key: str) -> float:
