@@ -133,7 +133,7 @@ def placed(member: Member) -> bool:
     if member.role == "follower":
         return bool(services.role.linked.is_set())
     slots = [slot for model in services.models for slot in model.pool.slots.values()]
-    return isinstance(services.role, Leader) and all(slot.state == "open" for slot in slots)
+    return isinstance(services.role, Leader) and {slot.state for slot in slots} == {"open"}
 
 
 @asynccontextmanager

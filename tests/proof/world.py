@@ -263,7 +263,7 @@ class _World:
     async def _all_engines_open(self) -> None:
         async def are() -> bool:
             engines = (await self._gateway.admin.status())["engines"]
-            return all(engine["state"] == "open" for engine in engines)
+            return {engine["state"] for engine in engines} == {"open"}
 
         await self._until(are, "every engine is open")
         self._asking.set()
