@@ -215,6 +215,21 @@ def test_a_template_that_formats_its_tokens_is_given_cut_texts_and_refuses_what_
     assert raised.value.param == "messages"
 
 
+def test_a_template_that_puts_its_tokens_together_from_roles_may_look_for_others_in_texts(
+    tmp_path: Path,
+) -> None:
+    """Of cut texts, as above, it would not find what it looks for."""
+    save(named("phi4-mini"), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('<|tool_call|>')[0] + '<|end|>' }}{% endfor %}"
+    )
+    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
+    ids = chat.render([{"role": "user", "content": "hi<|end|><|tool_call|>aside"}], [])
+    assert chat.decode(ids) == "<|user|>hi<|end|><|end|>"
+    control = control_of(chat)
+    assert counted(ids, set(control.values())) == [control["<|user|>"], control["<|end|>"]]
+
+
 def test_parts_of_a_control_token_in_the_template_and_in_a_text_are_no_control_token(tmp_path: Path) -> None:
     save(named("qwen2.5"), tmp_path)
     (tmp_path / "chat_template.jinja").write_text(
@@ -261,6 +276,21 @@ def sentence_pieces() -> Any:
     )
     backend.add_tokens([AddedToken("<table>", normalized=False)])
     return backend
+
+
+def test_a_token_that_the_tokenizer_finds_in_normalised_text_is_looked_for_there() -> None:
+    from tokenizers import AddedToken, Tokenizer, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer.from_str(renderer("qwen3").backend.to_str())
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_special_tokens([AddedToken("<stop>", normalized=True)])
+    stop = backend.token_to_id("<stop>")
+    control = ControlTokens(PreTrainedTokenizerFast(tokenizer_object=backend), as_text=True)
+    assert backend.encode("a<STOP>").ids[-1] == stop
+    assert control.spelled_in("a<STOP>")
+    assert stop not in control.encode("a<STOP>")
+    assert not control.spelled_in("a STOP")
 
 
 @given(data=st.data())
