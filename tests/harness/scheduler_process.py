@@ -98,7 +98,7 @@ class RunningCluster:
 
     async def fake(self, url: str, **faults: Any) -> None:
         """Sets the misbehaviour of the fake engine at an address."""
-        async with httpx.AsyncClient(timeout=10.0) as http:
+        async with httpx.AsyncClient(timeout=60.0) as http:
             (await http.post(f"{url}/fake/faults", json=faults)).raise_for_status()
 
     async def until_in(self, call: str, engine: str) -> None:

@@ -23,7 +23,7 @@ from tests.compat.suites import CODING, ROOT
 from tests.harness.fences import fences
 
 TIMEOUT_S = 240
-ENDED_S = 20
+ENDED_S = 120
 """Seconds within which the processes that an agent started must have ended: some end a moment after the agent."""
 SAID = "Mended: Grüße, 世界."
 HERE = "<<[Ww]orking (?:in the )?[Dd]irectory: (/[A-Za-z0-9/._-]+)>>"
