@@ -97,7 +97,8 @@ def furnish(folder: Path, demo: RunningGateway) -> None:
         (folder / name).write_text(text)
     database = Path(demo.settings.store.url.removeprefix("sqlite:///"))
     (folder / "runs").mkdir()
-    (folder / "gateway.toml").symlink_to(database.with_name("gateway.toml"))
+    # A copy, because pages have files of that name
+    (folder / "gateway.toml").write_text(database.with_name("gateway.toml").read_text())
     (folder / "runs" / "control.jsonl").symlink_to(database.with_name("control.jsonl"))
 
 
