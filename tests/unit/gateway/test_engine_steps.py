@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from gateway.rollout.call import Call
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import NoPeers, Peers
+from gateway.rollout.placing import SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
 from gateway.rollout.weights_check import Weights
@@ -168,6 +169,19 @@ async def test_other_processes_are_shown_an_engine_when_it_opens() -> None:
     peers = Watching()
     await do("open", Engine(), peers)
     assert peers.seen == [("demo", "e", "open", 3)]
+
+
+@pytest.mark.parametrize(("step", "state"), [("hold", "held"), ("drain", "draining"), ("wake", "held")])
+async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_told_anything(
+    step: Step, state: str
+) -> None:
+    engine, heard, placer = Engine(), [], Mock(SlotPlacer)
+    steps, engine.slot.state = steps_of(engine), "open"
+    steps.register_version(Weights(3, "version-3", probe=PROBE))
+    steps._pool.set_placer(placer)
+    placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.told]))
+    await steps.run(Do("e", step, 3))
+    assert heard[0] == (state, [])
 
 
 async def test_an_engine_of_others_is_only_left() -> None:
