@@ -1,7 +1,7 @@
 """`python -m bench.engine`: a bare mock engine in a process of its own, which costs a few microseconds a chunk.
 
-It speaks vLLM's API on a plain asyncio protocol, samples nothing and reads no prompt: every reply is known beforehand
-(`bench.replies`), and its chunks are ready but for the request's id. What it says:
+It speaks vLLM's API, and Anthropic's messages, on a plain asyncio protocol, samples nothing and reads no prompt: every reply is
+known beforehand (`bench.replies`), and its chunks are ready but for the request's id. What it says:
 
 - a stream: one token a chunk, each `--chunk-ms` after the one before, at the engine's own pace whatever the client does;
 - an answer that is not streamed, or a generation that fits into one chunk (`stream_interval`): at once.
@@ -25,7 +25,15 @@ from urllib.parse import parse_qsl, urlsplit
 import httptools
 import orjson
 
-from bench.frames import Chunks, chat_chunks, chat_whole, generate_chunks, generate_whole
+from bench.frames import (
+    Chunks,
+    chat_chunks,
+    chat_whole,
+    generate_chunks,
+    generate_whole,
+    message_chunks,
+    message_whole,
+)
 from bench.replies import LOGPROB, TOOL_TOKENS, Reply, plain, with_tool
 
 _EVENTS = (
@@ -145,6 +153,8 @@ class Engine:
         gap_s = settings.chunk_ms / 1000
         if form == "chat":
             return chat_chunks(reply, gap_s, usage=bool(extra))
+        if form == "message":
+            return message_chunks(reply, gap_s)
         return generate_chunks(reply, gap_s, interval, str(extra))
 
     def _schedule(self) -> None:
@@ -215,6 +225,8 @@ class Connection(asyncio.Protocol):
                 self._generate(values)
             case "/v1/chat/completions":
                 self._chat(values)
+            case "/v1/messages":
+                self._message(values)
             case _:
                 parts = urlsplit(url)
                 self._answer(*self._engine.control(parts.path, dict(parse_qsl(parts.query)), values))
@@ -244,6 +256,14 @@ class Connection(asyncio.Protocol):
             engine.start(self, f"chatcmpl-{id(values):x}", chunks)
         else:
             self._answer(200, chat_whole(engine.settings.reply(max_tokens)))
+
+    def _message(self, values: dict[str, Any]) -> None:
+        engine, max_tokens = self._engine, values["max_tokens"]
+        if values.get("stream"):
+            self.write(_EVENTS)
+            engine.start(self, "", engine.chunks(engine.settings, "message", max_tokens, 1, ""))
+        else:
+            self._answer(200, message_whole(engine.settings.reply(max_tokens)))
 
     def _answer(self, status: int, value: Any) -> None:
         content = orjson.dumps(value)

@@ -1,4 +1,4 @@
-"""A reply as the bytes in which vLLM's two APIs would send it, ready before anybody asks.
+"""A reply as the bytes in which vLLM's two APIs and Anthropic's Messages API would send it, ready before anybody asks.
 
 Pure. A `Chunks` holds the frames of one stream (HTTP's chunked coding and server-sent events together), all but the request's id.
 """
@@ -6,14 +6,15 @@ Pure. A `Chunks` holds the frames of one stream (HTTP's chunked coding and serve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from bench.replies import LOGPROB, Reply
+from bench.replies import ARGUMENTS, LOGPROB, TOOL, Reply
 
 _CREATED = 1_700_000_000
-_DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+_END = b"0\r\n\r\n"
+_DONE = b"e\r\ndata: [DONE]\n\n\r\n" + _END
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Chunks:
     tails: list[tuple[bytes, ...]]
     gap_s: float
     """Seconds from one to the next."""
+    end: bytes = _DONE
+    """What follows the last one."""
 
     def __len__(self) -> int:
         return len(self.tails)
@@ -31,7 +34,7 @@ class Chunks:
     def frame(self, number: int, name: str) -> bytes:
         """Returns the bytes that are sent at one moment; the last frame ends the answer."""
         frame = b"".join(self._event(tail, name) for tail in self.tails[number])
-        return frame + _DONE if number == len(self.tails) - 1 else frame
+        return frame + self.end if number == len(self.tails) - 1 else frame
 
     def abort(self, sent: int, name: str, label: str) -> bytes:
         """The end of a generation that is given back after `sent` frames."""
@@ -41,7 +44,7 @@ class Chunks:
         return self._event(_generate_tail([], "abort", label, count), name) + _DONE
 
     def _event(self, tail: bytes, name: str) -> bytes:
-        event = b"data: %b%b%b\n\n" % (self.head, name.encode(), tail)
+        event = b"%b%b%b\n\n" % (self.head, name.encode(), tail)
         return b"%x\r\n%b\r\n" % (len(event), event)
 
 
@@ -53,7 +56,7 @@ def generate_chunks(reply: Reply, gap_s: float, interval: int, label: str) -> Ch
         ids = reply.ids[start : start + interval]
         finish = _engine_finish(reply) if start + interval >= size else None
         tails.append((_generate_tail(ids, finish, label, size),))
-    return Chunks(b'{"request_id":"', tails, gap_s * interval)
+    return Chunks(b'data: {"request_id":"', tails, gap_s * interval)
 
 
 def chat_chunks(reply: Reply, gap_s: float, *, usage: bool) -> Chunks:
@@ -70,7 +73,34 @@ def chat_chunks(reply: Reply, gap_s: float, *, usage: bool) -> Chunks:
         if i == last and usage:
             found.append(_tail({**_CHAT_HEAD, "choices": [], "usage": _usage(reply)}))
         tails.append(tuple(found))
-    return Chunks(b'{"id":"', tails, gap_s)
+    return Chunks(b'data: {"id":"', tails, gap_s)
+
+
+def message_chunks(reply: Reply, gap_s: float) -> Chunks:
+    """A message, a token in a chunk; its start comes with the first one, its stop and usage with the last.
+
+    All requests get the same id, so no event waits for one.
+    """
+    start: dict[str, Any] = {**_MESSAGE_HEAD, "content": [], **_stopped(None), "usage": _message_usage(0)}
+    found = [_message_event("message_start", message=start)]
+    tails: list[tuple[bytes, ...]] = []
+    index, opened = -1, ""
+    for delta in reply.deltas:
+        field, text = _piece(delta)
+        if field not in ("", opened):
+            found += _stop_block(index)
+            index, opened = index + 1, field
+            block = _BLOCKS[field].empty
+            found.append(_message_event("content_block_start", index=index, content_block=block))
+        if text:
+            said = {"type": _BLOCKS[field].delta, _BLOCKS[field].text: text}
+            found.append(_message_event("content_block_delta", index=index, delta=said))
+        tails.append(tuple(found))
+        found = []
+    usage = _message_usage(len(reply.ids))
+    stop = _message_event("message_delta", delta=_stopped(reply.finish), usage=usage)
+    tails[-1] += (*_stop_block(index), stop, _message_event("message_stop"))
+    return Chunks(b"", tails, gap_s, _END)
 
 
 def generate_whole(reply: Reply, name: str, label: str) -> dict[str, Any]:
@@ -93,6 +123,61 @@ def chat_whole(reply: Reply) -> dict[str, Any]:
     }
     head = {"id": "chatcmpl-mock", "object": "chat.completion", "created": _CREATED, "model": "bench"}
     return {**head, "choices": [choice], "usage": _usage(reply)}
+
+
+def message_whole(reply: Reply) -> dict[str, Any]:
+    """A message that is not streamed."""
+    said = {field: reply.joined(field) for field in ("reasoning_content", "content")}
+    content = [{**_BLOCKS[field].empty, _BLOCKS[field].text: text} for field, text in said.items() if text]
+    if reply.finish == "tool_calls":
+        content.append({**_BLOCKS["tool_calls"].empty, "input": orjson.loads(ARGUMENTS)})
+    usage = _message_usage(len(reply.ids))
+    return {**_MESSAGE_HEAD, "content": content, **_stopped(reply.finish), "usage": usage}
+
+
+class _Block(NamedTuple):
+    """A message's block before it has text, the type of its deltas, and the name of their text."""
+
+    empty: dict[str, Any]
+    delta: str
+    text: str
+
+
+_BLOCKS = {
+    "reasoning_content": _Block(
+        {"type": "thinking", "thinking": "", "signature": "mock"}, "thinking_delta", "thinking"
+    ),
+    "content": _Block({"type": "text", "text": ""}, "text_delta", "text"),
+    "tool_calls": _Block(
+        {"type": "tool_use", "id": "call-0", "name": TOOL, "input": {}}, "input_json_delta", "partial_json"
+    ),
+}
+"""By the field of a chat's delta."""
+_MESSAGE_HEAD = {"id": "msg_mock", "type": "message", "role": "assistant", "model": "bench"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _piece(delta: dict[str, Any] | None) -> tuple[str, str]:
+    """(its field, the text in that) of a chat's delta."""
+    for field, value in (delta or {}).items():
+        return field, value if isinstance(value, str) else value[0]["function"]["arguments"]
+    return "", ""
+
+
+def _message_event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b" % (kind.encode(), orjson.dumps({"type": kind, **fields}))
+
+
+def _stop_block(index: int) -> list[bytes]:
+    return [_message_event("content_block_stop", index=index)] if index >= 0 else []
+
+
+def _stopped(finish: str | None) -> dict[str, str | None]:
+    return {"stop_reason": finish and _STOP_REASONS[finish], "stop_sequence": None}
+
+
+def _message_usage(tokens: int) -> dict[str, int]:
+    return {"input_tokens": 16, "output_tokens": tokens}
 
 
 _CHAT_HEAD = {"object": "chat.completion.chunk", "created": _CREATED, "model": "bench"}

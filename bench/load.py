@@ -160,8 +160,9 @@ def _at_once(_body: bytes) -> bool:
 
 
 def events_of(body: bytes) -> list[bytes]:
-    """The data of server-sent events, comments left out."""
-    return [event[6:] for event in body.split(b"\n\n") if event.startswith(b"data: ")]
+    """The data of server-sent events, comments and the names of events left out."""
+    events = (event.partition(b"data: ") for event in body.split(b"\n\n") if event[:1] != b":")
+    return [data for _, found, data in events if found]
 
 
 @dataclass(slots=True)

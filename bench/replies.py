@@ -18,17 +18,12 @@ TOOL = "look_up"
 ARGUMENTS = '{"key": "headgate"}'
 LOGPROB = -0.53125
 """The log-probability of every token; exact in 32 bits."""
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": TOOL,
-            "description": "Looks a key up.",
-            "parameters": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
-        },
-    }
-]
+_ABOUT = {"name": TOOL, "description": "Looks a key up."}
+_PARAMETERS = {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]}
+TOOLS = [{"type": "function", "function": {**_ABOUT, "parameters": _PARAMETERS}}]
 """The tools of a request whose reply calls one."""
+MESSAGES_TOOLS = [{**_ABOUT, "input_schema": _PARAMETERS}]
+"""The same in Anthropic's form."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Ways to the same engine, as load targets: its token API, and the chat API of the engine itself or of what stands before it.
+"""Ways to the same engine, as load targets: its token API, and the chat or messages API of it or of what stands before it.
 
 All ask for the same: the direct request carries the token ids that the gateway renders from the same message, and the sampling
 parameters that the gateway passes on. Where it is known what the engine says (`bench.replies`), an answer that lost or changed a
@@ -19,7 +19,7 @@ from typing import Any
 import orjson
 
 from bench.load import RequestFailed
-from bench.replies import ARGUMENTS, TOOLS, Reply
+from bench.replies import ARGUMENTS, MESSAGES_TOOLS, TOOLS, Reply
 from gateway.client import GatewayClient
 from gateway.render.renderer import ChatRenderer
 from gateway.sections import ModelSettings
@@ -96,6 +96,7 @@ class ChatKind:
     logprobs: bool = False
     reply: Callable[[int], Reply] | None = None
     """The engine's reply to a request for a number of tokens, if that is known."""
+    model: str = "bench"
 
 
 class ChatTarget:
@@ -104,6 +105,9 @@ class ChatTarget:
     Requests carry the `keys` in turn. Chunks are events with text, reasoning or a part of a tool call: the first, which names the
     role, is none.
     """
+
+    _path = "/v1/chat/completions"
+    _begun = re.compile(rb'"(?:content|reasoning_content|reasoning|arguments|name)":\s*"[^"]')
 
     def __init__(
         self, name: str, port: int, prompts: Prompts, keys: Sequence[str] = (), kind: ChatKind | None = None
@@ -118,33 +122,57 @@ class ChatTarget:
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
         number = next(self._numbers)
         body: dict[str, Any] = {
-            "model": "bench",
+            "model": self._kind.model,
             "messages": [{"role": "user", "content": self._prompts.texts[number % len(self._prompts.texts)]}],
             "temperature": _TEMPERATURE,
             "max_tokens": max_tokens,
             "stream": streamed,
         }
-        if streamed:
-            body["stream_options"] = {"include_usage": True}
-        if self._kind.tools:
-            body["tools"] = TOOLS
-        if self._kind.logprobs:
-            body["logprobs"] = True
-        return post("/v1/chat/completions", body, self._keys[number % len(self._keys)])
+        return post(self._path, body | self._options(streamed), self._keys[number % len(self._keys)])
 
     def begins(self, body: bytes, streamed: bool) -> bool:
-        return not streamed or _WITH_TEXT.search(body) is not None
+        return not streamed or self._begun.search(body) is not None
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        if streamed:
-            deltas, tokens = _deltas(_whole(events))
-        else:
-            answer = orjson.loads(events[0])
-            deltas, tokens = [answer["choices"][0]["message"]], answer["usage"]["completion_tokens"]
+        deltas, tokens = self._read(events, streamed)
         deltas = [delta for delta in deltas if any(delta.get(field) for field in _TEXT)]
         if self._kind.reply is not None:
             _check(deltas, self._kind.reply(tokens))
-        return len(deltas), tokens
+        return len(deltas) if streamed else min(len(deltas), 1), tokens
+
+    def _options(self, streamed: bool) -> dict[str, Any]:
+        """The part of a request that is this API's own."""
+        options: dict[str, Any] = {}
+        if streamed:
+            options["stream_options"] = {"include_usage": True}
+        if self._kind.tools:
+            options["tools"] = TOOLS
+        if self._kind.logprobs:
+            options["logprobs"] = True
+        return options
+
+    def _read(self, events: list[bytes], streamed: bool) -> tuple[list[dict[str, Any]], int]:
+        """(the answer in the form of a chat's deltas, its tokens)."""
+        if streamed:
+            return _deltas(_whole(events))
+        answer = orjson.loads(events[0])
+        return [answer["choices"][0]["message"]], answer["usage"]["completion_tokens"]
+
+
+class MessagesTarget(ChatTarget):
+    """Anthropic's `/v1/messages`. Chunks are events with text, thinking or a part of a tool's input."""
+
+    _path = "/v1/messages"
+    _begun = re.compile(rb'"(?:text|thinking|partial_json)":\s*"[^"]')
+
+    def _options(self, streamed: bool) -> dict[str, Any]:
+        return {"tools": MESSAGES_TOOLS, "thinking": {"type": "adaptive"}} if self._kind.tools else {}
+
+    def _read(self, events: list[bytes], streamed: bool) -> tuple[list[dict[str, Any]], int]:
+        if streamed:
+            return _block_deltas(events)
+        answer = orjson.loads(events[0])
+        return [_delta_of(block) for block in answer["content"]], answer["usage"]["output_tokens"]
 
 
 class GatewayTarget(ChatTarget):
@@ -162,10 +190,10 @@ class GatewayTarget(ChatTarget):
     @classmethod
     async def open(cls, port: int, prompts: Prompts, kind: ChatKind | None = None) -> GatewayTarget:
         """Opens the episodes."""
-        return cls(port, prompts, await open_episodes(port, _EPISODES), kind)
+        return cls(port, prompts, await open_episodes(port), kind)
 
 
-async def open_episodes(port: int, number: int) -> list[str]:
+async def open_episodes(port: int, number: int = _EPISODES) -> list[str]:
     """The keys of so many new episodes."""
     limit = asyncio.Semaphore(_OPENED_AT_ONCE)
     async with GatewayClient(f"http://127.0.0.1:{port}") as client:
@@ -178,7 +206,6 @@ async def open_episodes(port: int, number: int) -> list[str]:
 
 
 _TEXT = ("content", "reasoning_content", "reasoning", "tool_calls")
-_WITH_TEXT = re.compile(rb'"(?:content|reasoning_content|reasoning|arguments|name)":\s*"[^"]')
 
 
 def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
@@ -193,6 +220,37 @@ def _deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
     if usage is None:
         raise RequestFailed("a stream without its usage")
     return deltas, usage["completion_tokens"]
+
+
+def _block_deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
+    """(the deltas as a chat's, tokens by the answer's usage) of a message's events."""
+    deltas: list[dict[str, Any]] = []
+    tokens, value = None, {}
+    for event in events:
+        value = orjson.loads(event)
+        if "error" in value:
+            raise RequestFailed(event[:200].decode(errors="replace"))
+        if value["type"] == "content_block_delta":
+            deltas.append(_delta_of(value["delta"]))
+        elif value["type"] == "message_delta":
+            tokens = value["usage"]["output_tokens"]
+    if tokens is None or value["type"] != "message_stop":
+        raise RequestFailed(f"a stream ended early, with {value.get('type', 'nothing')}")
+    return deltas, tokens
+
+
+def _delta_of(block: dict[str, Any]) -> dict[str, Any]:
+    """A message's block, or a delta of one, as a chat's delta."""
+    match block:
+        case {"type": "text" | "text_delta", "text": text}:
+            return {"content": text}
+        case {"type": "thinking" | "thinking_delta", "thinking": text}:
+            return {"reasoning_content": text}
+        case {"type": "tool_use", "input": given}:
+            return {"tool_calls": [{"function": {"arguments": orjson.dumps(given).decode()}}]}
+        case {"type": "input_json_delta", "partial_json": text} if text:
+            return {"tool_calls": [{"function": {"arguments": text}}]}
+    return {}
 
 
 def _check(deltas: list[dict[str, Any]], reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""The mock engine speaks vLLM's API as the gateway reads it, and says in both forms what `bench.replies` says."""
+"""The mock engine speaks vLLM's API as the gateway reads it, and Anthropic's; it says in every form what `bench.replies` says."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 import httpx
 import orjson
 import pytest
+from anthropic import AsyncAnthropic
+from anthropic.types import Message
 
 from bench.engine import EngineSettings, serve
 from bench.load import RequestFailed, events_of
 from bench.model import END
 from bench.replies import ARGUMENTS, LOGPROB, TOOL, TOOL_TOKENS, plain, with_tool
-from bench.targets import ChatKind, ChatTarget, Prompts
+from bench.targets import ChatKind, ChatTarget, MessagesTarget, Prompts
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.engines.vllm import VLLMEngine
 from gateway.types import Sampling
@@ -87,23 +89,59 @@ async def test_a_pause_gives_requests_back_or_freezes_them() -> None:
 
 
 @pytest.mark.parametrize("tools", [False, True])
-async def test_a_chat_is_the_reply_whole_and_streamed(tools: bool) -> None:
+@pytest.mark.parametrize("form", [ChatTarget, MessagesTarget])
+async def test_an_answer_is_the_reply_whole_and_streamed(form: type[ChatTarget], tools: bool) -> None:
     settings = EngineSettings(chunk_ms=0.1, tools=tools)
-    target = ChatTarget("mock", 1, PROMPTS, kind=ChatKind(tools, reply=settings.reply))
+    target = form("mock", 1, PROMPTS, kind=ChatKind(tools, reply=settings.reply))
     tokens = TOOL_TOKENS if tools else 12
     async with mock(settings) as (_, http):
         for streamed in (False, True):
             head, _, body = target.request(0, tokens, streamed).partition(b"\r\n\r\n")
-            assert head.startswith(b"POST /v1/chat/completions ")
-            answer = (await http.post("/v1/chat/completions", content=body)).content
+            path = head.split()[1].decode()
+            assert path == ("/v1/messages" if form is MessagesTarget else "/v1/chat/completions")
+            answer = (await http.post(path, content=body)).content
             events = events_of(answer) if streamed else [answer]
             chunks, counted = target.count(events, streamed)
             assert counted == tokens
             expected = sum(1 for delta in settings.reply(tokens).deltas if delta and any(delta.values()))
+            expected -= tools and form is MessagesTarget  # there the name of a call is no delta
             assert chunks == (expected if streamed else 1)
             values = [orjson.loads(event) for event in events if event != b"[DONE]"]
-            said = [choice for value in values for choice in value["choices"] if choice.get("token_ids")]
+            said = [
+                choice for value in values for choice in value.get("choices", ()) if choice.get("token_ids")
+            ]
             assert all(len(c["logprobs"]["content"]) == len(c["token_ids"]) for c in said)
+
+
+def blocks_of(message: Message) -> list[tuple[str, Any]]:
+    fields = {"thinking": "thinking", "text": "text", "tool_use": "input"}
+    return [(block.type, getattr(block, fields[block.type])) for block in message.content]
+
+
+@pytest.mark.parametrize("tools", [False, True])
+async def test_anthropics_client_reads_the_reply_whole_and_streamed(tools: bool) -> None:
+    settings = EngineSettings(chunk_ms=0.1, tools=tools)
+    tokens = TOOL_TOKENS if tools else 12
+    reply = settings.reply(tokens)
+    said = [("thinking", reply.joined("reasoning_content")), ("text", reply.joined("content"))]
+    expected = (
+        [*said, ("tool_use", orjson.loads(ARGUMENTS))] if tools else [("text", reply.joined("content"))]
+    )
+    async with mock(settings) as (_, http):
+        client = AsyncAnthropic(base_url=str(http.base_url), api_key="none", max_retries=0, timeout=LONG_S)
+        asked = {"model": "bench", "max_tokens": tokens, "messages": [{"role": "user", "content": "hi"}]}
+        whole = await client.messages.create(**asked)
+        async with client.messages.stream(**asked) as stream:
+            deltas = [event.delta async for event in stream if event.type == "content_block_delta"]
+            streamed = await stream.get_final_message()
+        await client.close()
+    for message in (whole, streamed):
+        assert blocks_of(message) == expected
+        assert message.stop_reason == ("tool_use" if tools else "max_tokens")
+        assert message.usage.output_tokens == tokens
+    texts = ("thinking", "text", "partial_json")
+    parts = [next(getattr(delta, name) for name in texts if hasattr(delta, name)) for delta in deltas]
+    assert max(map(len, parts)) <= 2, "a token in a chunk"
 
 
 async def test_settings_change_for_what_comes_next() -> None:
@@ -138,6 +176,36 @@ def test_an_answer_that_lost_a_word_is_a_failure() -> None:
     for wrong in (chat(halves[0], tokens=6), chat(*halves, tokens=7), chat(halves[1], halves[0], tokens=6)):
         with pytest.raises(RequestFailed, match="content"):
             target.count(wrong, True)
+
+
+def message(*deltas: dict[str, Any], tokens: int) -> list[bytes]:
+    events = [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]
+    end = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": tokens}}
+    return [orjson.dumps(event) for event in (*events, end, {"type": "message_stop"})]
+
+
+def test_a_message_that_lost_a_word_or_its_end_is_a_failure() -> None:
+    target = MessagesTarget("any", 1, PROMPTS, kind=ChatKind(reply=EngineSettings().reply))
+    text = plain(6, False).joined("content")
+    halves = [{"type": "text_delta", "text": half} for half in (text[:4], text[4:])]
+    signature = {"type": "signature_delta", "signature": "any"}
+    assert target.count(message(*halves, signature, tokens=6), True) == (2, 6)
+    for wrong in (message(halves[0], tokens=6), message(*halves, tokens=7), message(*halves[::-1], tokens=6)):
+        with pytest.raises(RequestFailed, match="content"):
+            target.count(wrong, True)
+    for part in (message(*halves, tokens=6)[:-1], message(*halves, tokens=6)[:2], []):
+        with pytest.raises(RequestFailed, match="early"):
+            target.count(part, True)
+    with pytest.raises(RequestFailed, match="gone"):
+        target.count([orjson.dumps({"type": "error", "error": {"message": "gone"}})], True)
+
+
+def test_the_head_of_a_message_is_no_beginning() -> None:
+    target = MessagesTarget("any", 1, PROMPTS)
+    head = b'data: {"type":"content_block_start","content_block":{"type":"text","text":""}}'
+    assert not target.begins(head, True)
+    assert target.begins(head + b'data: {"delta":{"type":"text_delta","text": "a"}}', True)
+    assert target.begins(b'data: {"delta":{"type":"thinking_delta","thinking":"a"}}', True)
 
 
 def test_the_role_alone_is_no_beginning() -> None:
