@@ -19,7 +19,8 @@ import typer
 
 from bench.model import save_model
 from bench.pair import MAX_TOKENS, PairPlan, measure_pairs, show_pair
-from bench.peers import ROUTERS, TARGETS, PeerPlan, keys_of, measure_peers, show_peers
+from bench.peer_servers import APIS, LITELLMS, ROUTERS, TARGETS
+from bench.peers import PeerPlan, keys_of, measure_peers, show_peers
 from bench.processes import ENGINE_PYTHON, EnginePython, check_installed
 from bench.report import Steps, finish, machine
 from bench.targets import Prompts
@@ -59,10 +60,15 @@ def main(
     ] = "1,8,32,64",
     mock_streams: Annotated[str, typer.Option(help="The same with mock.")] = "64,256",
     targets: Annotated[str, typer.Option(help="With mock: which, with commas.")] = ",".join(TARGETS),
+    apis: Annotated[
+        str, typer.Option(help="With mock: `chat` (OpenAI's), `messages` (Anthropic's) or both.")
+    ] = ",".join(APIS),
     tools: Annotated[bool, typer.Option(help="With mock: also replies that think and call a tool.")] = True,
     logprobs: Annotated[
         bool,
-        typer.Option(help="With mock: the client asks for log-probabilities. headgate records them anyway."),
+        typer.Option(
+            help="With mock: the client of chats asks for log-probabilities. headgate records them anyway."
+        ),
     ] = False,
     seconds: Annotated[
         float,
@@ -86,7 +92,10 @@ def main(
     With `mock`, a bare engine that streams 64 tokens 5 ms apart: requests/s (32 connections and 1) and chunks/s (64 and 256
     streams) of the engine itself, headgate, a ten-line FastAPI pass-through, LiteLLM's proxy and the routers of vLLM and SGLang,
     which are compiled and record nothing, each with its CPU and memory.
+    Then the same by Anthropic's messages, without the routers, and with LiteLLM twice: `litellm-rust` is its proxy started with
+    LITELLM_RUST=1, and the last row says whether that answered in Rust.
     The keys vs_litellm_requests, vs_litellm_chunks_64 and so on are headgate's rate over LiteLLM's, in the same round;
+    vs_litellm_messages_requests, vs_litellm_rust_messages_chunks_64 and so on are those of messages;
     first_p99_ratio_64 is its p99 of the time to a first token over the pass-through's; idle_mib its memory before a call.
 
     With `fake` and `vllm`, every stream sends one request after another to the engine's own token API and to the gateway in turn.
@@ -100,6 +109,8 @@ def main(
 
       python -m bench.gateway --engine mock --targets headgate,passthrough --mock-streams 64 --no-tools
 
+      python -m bench.gateway --engine mock --apis messages --mock-streams 64 --no-tools
+
       python -m bench.gateway --engine vllm --rounds 5
     """
     engines = _engines(engine, engine_python)
@@ -112,9 +123,10 @@ def main(
     )
     peers = None
     if "mock" in engines:
-        programs = {"litellm": litellm} | {name: routers / name for name in ROUTERS}
-        chosen, numbers = _targets(targets, programs), _numbers(mock_streams, "--mock-streams")
-        peers = PeerPlan(chosen, numbers, seconds, rounds, tools, logprobs, programs)
+        programs = dict.fromkeys(LITELLMS, litellm) | {name: routers / name for name in ROUTERS}
+        spoken, numbers = _apis(apis), _numbers(mock_streams, "--mock-streams")
+        chosen = _targets(targets, spoken, programs)
+        peers = PeerPlan(chosen, spoken, numbers, seconds, rounds, tools, logprobs, programs)
     import uvloop
 
     started, before = time.monotonic(), machine()
@@ -164,15 +176,23 @@ def _engines(name: str, python: Path) -> list[str]:
     return names
 
 
-def _targets(text: str, programs: Mapping[str, Path]) -> list[str]:
-    """The targets that there are; the absence of others is said."""
+def _apis(text: str) -> list[str]:
+    names = text.split(",")
+    if set(names) - set(APIS):
+        raise typer.BadParameter(f"{' or '.join(APIS)}, or both with a comma", param_hint="--apis")
+    return names
+
+
+def _targets(text: str, apis: list[str], programs: Mapping[str, Path]) -> list[str]:
+    """The targets that there are and that answer one of these APIs; the absence of others is said."""
     names = text.split(",")
     if set(names) - set(TARGETS) or "headgate" not in names:
         message = f"headgate and any of {', '.join(name for name in TARGETS if name != 'headgate')}"
         raise typer.BadParameter(message, param_hint="--targets")
+    names = [name for name in names if any(name in APIS[api] for api in apis)]
     for name, program in programs.items():
         if name in names and not program.exists():
-            make = "make routers" if name in ROUTERS else f"make {name}"
+            make = "make routers" if name in ROUTERS else "make litellm"
             message = f"{program} is not there (run `{make}`): the comparison goes on without {name}"
             typer.echo(message, err=True)
             names.remove(name)

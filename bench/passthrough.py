@@ -12,12 +12,13 @@ from starlette.background import BackgroundTask
 
 
 def create_app(engine: str) -> FastAPI:
-    """Passes chats on to the engine at `engine` and answers what it answers, as it comes."""
+    """Passes chats and messages on to the engine at `engine` and answers what it answers, as it comes."""
     app = FastAPI()
     limits = httpx.Limits(max_connections=0, max_keepalive_connections=None)
     client = httpx.AsyncClient(base_url=engine, timeout=None, transport=AiohttpTransport(limits=limits))
 
     @app.post("/v1/chat/completions")
+    @app.post("/v1/messages")
     async def chat(request: Request) -> StreamingResponse:
         asked = client.build_request("POST", request.url.path, content=await request.body())
         answer = await client.send(asked, stream=True)

@@ -4,14 +4,16 @@ each, one run.
 All of them stand before the same mock engine and get the same requests. headgate records every call (SQLite), the others record
 nothing. Rounds go through the targets in turn, each beginning with another one; every figure is the median of the rounds. Half of
 the loads are plain text, in the other half every reply thinks and calls a tool. A reply that lost a word is a failed request.
+
+The same loads come by OpenAI's chat completions and by Anthropic's messages. With `LITELLM_RUST=1` LiteLLM answers messages in
+Rust, but falls back to Python without a word; so it is asked after each load, and what it says is shown.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,25 +23,17 @@ import httpx
 from bench.engine import EngineSettings
 from bench.figures import LATENCIES, RATES, describe, figures, median_of, ratio
 from bench.load import Shape, Target, Window, measure
-from bench.processes import Child, run_gateway, run_mock, run_server
+from bench.peer_servers import APIS, LITELLM_RUST, LITELLMS, model_of, start_peer
+from bench.processes import Child, run_mock
 from bench.replies import TOOL_TOKENS
 from bench.report import Spread, Steps, number, show, spread
-from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
+from bench.targets import ChatKind, ChatTarget, MessagesTarget, Prompts, open_episodes
 from processes.errors import ChildDied
-from processes.ports import free_port
 
-ROUTERS = ("vllm-router", "sglang-router")
-TARGETS = ("engine", "headgate", "passthrough", "litellm", *ROUTERS)
 _FIGURES = (*RATES, *LATENCIES, "cpu_us_per_request", "cpu_us_per_chunk", "cpu_cores", "rss_mib")
-_LITELLM_ENV = {
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "LITELLM_TELEMETRY": "False",
-    "LITELLM_MODE": "PRODUCTION",
-    "LITELLM_LOG": "ERROR",
-    "NO_DOCS": "True",
-    "NO_PROXY": "127.0.0.1",
-}
 _WARM_UP_S = 0.5
+_PROBE_S = 120.0
+_JSON = {"content-type": "application/json"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +42,13 @@ class PeerLoad:
 
     shape: Shape
     tools: bool
+    api: str
+    """One of `APIS`."""
 
     @property
     def name(self) -> str:
         """The load's name for people."""
-        return describe(self.shape) + (", tools" if self.tools else "")
+        return f"{self.api}, {describe(self.shape)}{', tools' if self.tools else ''}"
 
     @property
     def settings(self) -> EngineSettings:
@@ -65,6 +61,7 @@ class PeerPlan:
     """The measurements of a run."""
 
     targets: list[str]
+    apis: list[str]
     streams: list[int]
     seconds: float
     rounds: int
@@ -78,12 +75,17 @@ class PeerPlan:
         """One after another."""
         plain = [Shape(32, 8, False), Shape(1, 8, False), *(Shape(n, 64, True) for n in self.streams)]
         tools = [Shape(32, TOOL_TOKENS, False), *(Shape(n, TOOL_TOKENS, True) for n in self.streams)]
-        return [PeerLoad(s, False) for s in plain] + [PeerLoad(s, True) for s in tools if self.tools]
+        shapes = [(s, False) for s in plain] + [(s, True) for s in tools if self.tools]
+        return [PeerLoad(*shape, api) for api in self.apis for shape in shapes]
+
+    def targets_of(self, api: str) -> list[str]:
+        """The targets that answer an API."""
+        return [name for name in self.targets if name in APIS[api]]
 
     @property
     def steps(self) -> int:
         """Steps of the whole, the start included."""
-        return 1 + len(self.loads) * self.rounds * len(self.targets)
+        return 1 + self.rounds * sum(len(self.targets_of(load.api)) for load in self.loads)
 
 
 async def measure_peers(
@@ -95,7 +97,7 @@ async def measure_peers(
         engine = await stack.enter_async_context(run_mock(work))
         children = {}
         for name in plan.targets:
-            started = _start(name, plan, engine, model, work)
+            started = start_peer(name, plan.programs, engine, model, work)
             try:
                 children[name] = await stack.enter_async_context(started)
             except (ChildDied, TimeoutError, OSError) as error:
@@ -105,57 +107,6 @@ async def measure_peers(
         idle_mib = children["headgate"].rss_mib()
         bench = _PeerBench(plan, engine, children, prompts, steps)
         return [await bench.measure(load) for load in plan.loads], idle_mib
-
-
-@asynccontextmanager
-async def _start(name: str, plan: PeerPlan, engine: Child, model: Path, work: Path) -> AsyncIterator[Child]:
-    port = free_port()
-    match name:
-        case "engine":
-            yield engine
-        case "headgate":
-            async with run_gateway(engine, model, work) as child:
-                yield child
-        case "passthrough":
-            argv = [sys.executable, "-m", "bench.passthrough", "--port", str(port), "--engine", engine.url]
-            async with run_server(name, argv, port, "/openapi.json", work) as child:
-                yield child
-        case "litellm":
-            config = work / "litellm.yaml"
-            config.write_text(_litellm_config(engine))
-            argv = [str(plan.programs[name].absolute()), "--config", str(config), "--num_workers", "1"]
-            argv += ["--host", "127.0.0.1", "--port", str(port)]
-            async with run_server(name, argv, port, "/health/liveliness", work, _LITELLM_ENV) as child:
-                yield child
-        case _:
-            argv = [str(plan.programs[name].absolute()), *_router_options(name, engine, port)]
-            async with run_server(name, argv, port, "/health", work) as child:
-                yield child
-
-
-def _router_options(name: str, engine: Child, port: int) -> list[str]:
-    """One worker, the engine, and nothing that a request waits for but it."""
-    options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", engine.url]
-    options += ["--policy", "round_robin", "--prometheus-port", str(free_port())]
-    options += ["--log-level", "warning" if name == "vllm-router" else "warn"]
-    return options if name == "vllm-router" else ["launch", *options]
-
-
-def _litellm_config(engine: Child) -> str:
-    """One model at the engine; no database, no key, no logging."""
-    return (
-        "model_list:\n"
-        "  - model_name: bench\n"
-        "    litellm_params:\n"
-        "      model: openai/bench\n"
-        f"      api_base: {engine.url}/v1\n"
-        "      api_key: none\n"
-        "litellm_settings:\n"
-        "  telemetry: false\n"
-        "  request_timeout: 120\n"
-        "general_settings:\n"
-        "  dangerously_permit_weak_or_unset_master_key: true\n"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +122,33 @@ class _PeerBench:
     async def measure(self, load: PeerLoad) -> dict[str, Any]:
         """All targets by turns."""
         await self._set_engine(load.settings)
-        targets = {name: await self._open(name, load) for name in self.children}
+        names = [name for name in self.plan.targets_of(load.api) if name in self.children]
+        targets = {name: await self._open(name, load) for name in names}
         for target in targets.values():
             warm_up = Shape(4, load.shape.max_tokens, load.shape.streamed)
             await measure(target, warm_up, min(_WARM_UP_S, self.plan.seconds), {})
         rounds = []
-        names = list(targets)
         for i in range(self.plan.rounds):
             turn = names[i % len(names) :] + names[: i % len(names)]
             rounds.append({name: await self._one(targets[name], load, i) for name in turn})
-        return _result(load, rounds)
+        proxies = [targets[name] for name in names if name in LITELLMS and load.api == "messages"]
+        in_rust = {target.name: await self._in_rust(target, load) for target in proxies}
+        return _result(load, rounds, in_rust)
+
+    async def _in_rust(self, target: ChatTarget, load: PeerLoad) -> bool:
+        """Whether LiteLLM's part in Rust answers such a request, as the head of its answer says."""
+        request = target.request(0, load.shape.max_tokens, load.shape.streamed)
+        try:
+            async with httpx.AsyncClient(base_url=self.children[target.name].url, timeout=_PROBE_S) as http:
+                body = request.partition(b"\r\n\r\n")[2]
+                head = (await http.post("/v1/messages", content=body, headers=_JSON)).headers
+        except httpx.HTTPError as error:
+            self.steps.say(f"{target.name} does not say whether it answers in Rust: {error}")
+            return False
+        found = head.get("x-litellm-rust") == "true"
+        if found != (target.name == LITELLM_RUST):
+            self.steps.say(f"{target.name} answers {'with' if found else 'without'} its part in Rust")
+        return found
 
     async def _one(self, target: Target, load: PeerLoad, round_: int) -> tuple[Window, float]:
         """A window, and the target's resident memory (MiB) after it."""
@@ -193,20 +161,20 @@ class _PeerBench:
         return window, child.rss_mib()
 
     async def _open(self, name: str, load: PeerLoad) -> ChatTarget:
-        kind = ChatKind(load.tools, self.plan.logprobs, load.settings.reply)
-        child = self.children[name]
-        if name != "headgate":
-            return ChatTarget(name, child.port, self.prompts, kind=kind)
-        target = await GatewayTarget.open(child.port, self.prompts, kind)
-        target.name = name
-        return target
+        port, model = self.children[name].port, model_of(name, load.api)
+        kind = ChatKind(load.tools, self.plan.logprobs, load.settings.reply, model)
+        keys = await open_episodes(port) if name == "headgate" else ()
+        kind_of_target = MessagesTarget if load.api == "messages" else ChatTarget
+        return kind_of_target(name, port, self.prompts, keys, kind)
 
     async def _set_engine(self, settings: EngineSettings) -> None:
         async with httpx.AsyncClient(base_url=self.engine.url) as http:
             (await http.post("/bench/settings", json={"tools": settings.tools})).raise_for_status()
 
 
-def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> dict[str, Any]:
+def _result(
+    load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]], in_rust: Mapping[str, bool]
+) -> dict[str, Any]:
     """Gathers every target's figures, and headgate's ratios of rate, latency and CPU to each other target, round by round."""
     found = [{name: _figures(*measured) for name, measured in round_.items()} for round_ in rounds]
     names = list(found[0])
@@ -217,6 +185,7 @@ def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> di
     compared = (*RATES, "first_ms_p99", "cpu_us_per_request", "cpu_us_per_chunk")
     return {
         "engine": "mock",
+        "api": load.api,
         "load": load.name,
         "streams": load.shape.streams,
         "streamed": load.shape.streamed,
@@ -224,6 +193,7 @@ def _result(load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]]) -> di
         "targets": {
             name: {key: spread(figures_[name][key] for figures_ in found) for key in _FIGURES}
             | {"requests": sum(round_[name][0].requests for round_ in rounds)}
+            | ({"in_rust": in_rust[name]} if name in in_rust else {})
             for name in names
         },
         "headgate_to": {
@@ -247,36 +217,41 @@ def _figures(window: Window, rss_mib: float) -> dict[str, float | None]:
 
 def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
     """The keys that other programs read: `vs_PEER_requests` (with 32 connections; `_1`: with one), `vs_PEER_chunks_64` and so on;
-    headgate's CPU a chunk; `first_p99_ratio_64`, its p99 of the time to a first token over the pass-through's.
+    headgate's CPU a chunk; `first_p99_ratio_64`, its p99 of the time to a first token over the pass-through's. Those of messages
+    are `vs_PEER_messages_requests` and so on; `litellm-rust` has none where Python answered.
     """
     keys: dict[str, float | None] = {}
     for result in results:
-        end = "_tools" if result["tools"] else ""
+        api = "_messages" if result["api"] == "messages" else ""
+        tools = "_tools" if result["tools"] else ""
+        load = f"{result['streams']}{tools}"
         for peer, ratios in result["headgate_to"].items():
+            if peer == LITELLM_RUST and not result["targets"][peer]["in_rust"]:
+                continue
+            versus = f"vs_{peer.replace('-', '_')}{api}"
             if result["streamed"]:
                 for what in ("chunks", "tokens"):
-                    name = f"vs_{peer.replace('-', '_')}_{what}_{result['streams']}{end}"
-                    keys[name] = _median(ratios[f"{what}_per_s"])
+                    keys[f"{versus}_{what}_{load}"] = _median(ratios[f"{what}_per_s"])
                 if peer == "passthrough":
-                    keys[f"first_p99_ratio_{result['streams']}{end}"] = _median(ratios["first_ms_p99"])
+                    keys[f"first_p99_ratio{api}_{load}"] = _median(ratios["first_ms_p99"])
             else:
                 one = "_1" if result["streams"] == 1 else ""
-                keys[f"vs_{peer.replace('-', '_')}_requests{one}{end}"] = _median(ratios["requests_per_s"])
+                keys[f"{versus}_requests{one}{tools}"] = _median(ratios["requests_per_s"])
         own = result["targets"].get("headgate")
         if own and result["streamed"]:
-            keys[f"cpu_us_per_chunk_{result['streams']}{end}"] = _median(own["cpu_us_per_chunk"])
+            keys[f"cpu_us_per_chunk{api}_{load}"] = _median(own["cpu_us_per_chunk"])
     return keys
 
 
 def show_peers(results: list[dict[str, Any]], logprobs: bool) -> None:
     """A table for each load: one column a target."""
     note = "medians of the rounds; chunks are events with text; a target's CPU is that of its process"
-    note += "; the client asks for log-probabilities" if logprobs else ""
     for result in results:
         names = list(result["targets"])
         failed = sum(result["failures"].values())
         rows = [[label, *cells] for label, cells in _rows(result, names)]
-        show(f"mock: {result['load']}", ["", *names], rows, f"{note}; failed requests: {failed}")
+        asked = "; the client asks for log-probabilities" if logprobs and result["api"] == "chat" else ""
+        show(f"mock: {result['load']}", ["", *names], rows, f"{note}{asked}; failed requests: {failed}")
 
 
 def _rows(result: dict[str, Any], names: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -287,6 +262,9 @@ def _rows(result: dict[str, Any], names: list[str]) -> Iterator[tuple[str, list[
     for key in RATES:
         cells = [number(_median(result["headgate_to"].get(name, {}).get(key))) for name in names]
         yield f"headgate to it, {key.removesuffix('_per_s')}", cells
+    if any("in_rust" in targets[name] for name in names):
+        said = {True: "yes", False: "no", None: ""}
+        yield "answers in Rust", [said[targets[name].get("in_rust")] for name in names]
 
 
 def _median(values: Spread | None) -> float | None:

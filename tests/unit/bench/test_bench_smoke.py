@@ -88,18 +88,19 @@ def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
     small += ["--litellm", str(tmp_path / "none"), "--routers", str(tmp_path)]
     done = run_bench("--engine", "mock", *small, "--out", str(out))
     assert done.returncode == 0, done.stderr
-    for left_out in ("litellm", "vllm-router", "sglang-router"):
+    for left_out in ("litellm", "litellm-rust", "vllm-router", "sglang-router"):
         assert f"goes on without {left_out}" in done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads(out.read_text())
     assert report["failed_requests"] == 0, "every answer says what the engine said"
     for key in ("requests", "chunks_4", "tokens_4", "requests_tools", "chunks_4_tools", "tokens_4_tools"):
         assert report[f"vs_passthrough_{key}"] > 0
-    for key in ("vs_passthrough_requests_1", "first_p99_ratio_4", "cpu_us_per_chunk_4", "idle_mib"):
+        assert report[f"vs_passthrough_messages_{key}"] > 0
+    for key in ("vs_passthrough_requests_1", "first_p99_ratio_4", "cpu_us_per_chunk_messages_4", "idle_mib"):
         assert report[key] > 0
-    assert [(r["streams"], r["streamed"], r["tools"]) for r in report["results"]] == [
-        *((32, False, False), (1, False, False), (4, True, False)),
-        *((32, False, True), (4, True, True)),
+    shapes = [(32, False, False), (1, False, False), (4, True, False), (32, False, True), (4, True, True)]
+    assert [(r["api"], r["streams"], r["streamed"], r["tools"]) for r in report["results"]] == [
+        (api, *shape) for api in ("chat", "messages") for shape in shapes
     ]
     for result in report["results"]:
         assert list(result["targets"]) == ["engine", "headgate", "passthrough"]
@@ -107,6 +108,60 @@ def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
             assert figures["rss_mib"]["median"] > 1
             assert figures["first_ms_p99"]["median"] > 0
     assert "headgate to it, tokens" in done.stdout
+
+
+LITELLM = """#!{python}
+import argparse, os, re, sys
+from pathlib import Path
+import uvicorn
+sys.path[0] = "{root}"
+from bench.passthrough import create_app
+parser = argparse.ArgumentParser()
+for name in ("config", "num_workers", "host", "port"):
+    parser.add_argument(f"--{{name}}")
+options = parser.parse_args()
+app = create_app(re.search(r"http://[^/\\s]+", Path(options.config).read_text()).group())
+app.get("/health/liveliness")(lambda: "alive")
+@app.middleware("http")
+async def mark(request, call_next):
+    answer = await call_next(request)
+    if os.environ["LITELLM_RUST"] == "1" and "event-stream" in answer.headers["content-type"]:
+        answer.headers["x-litellm-rust"] = "true"
+    return answer
+uvicorn.run(app, port=int(options.port), log_level="warning")
+"""
+"""A stand-in for LiteLLM whose part in Rust answers streams alone."""
+
+
+@pytest.mark.long
+def test_what_python_answered_is_not_said_to_be_rusts(tmp_path: Path) -> None:
+    program = tmp_path / "litellm"
+    program.write_text(LITELLM.format(python=sys.executable, root=ROOT))
+    program.chmod(0o755)
+    small = ["--mock-streams", "2", "--seconds", "0.1", "--rounds", "1", "--no-tools", "--apis", "messages"]
+    small += ["--targets", "headgate,litellm,litellm-rust,vllm-router", "--litellm", str(program)]
+    done = run_bench("--engine", "mock", *small, "--out", str(tmp_path / "bench.json"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["failed_requests"] == 0
+    for result in report["results"]:
+        assert result["targets"].keys() == {"headgate", "litellm", "litellm-rust"}, "a router has no messages"
+        assert result["targets"]["litellm-rust"]["in_rust"] == result["streamed"]
+        assert result["targets"]["litellm"]["in_rust"] is False
+    versus = {key for key in report if key.startswith("vs_litellm")}
+    streams = {
+        f"vs_{name}_messages_{what}_2"
+        for name in ("litellm", "litellm_rust")
+        for what in ("chunks", "tokens")
+    }
+    assert versus == {"vs_litellm_messages_requests", "vs_litellm_messages_requests_1", *streams}
+    assert done.stderr.count("litellm-rust answers without its part in Rust") == 2
+    rows = [line.split() for line in done.stdout.splitlines() if "answers in Rust" in line]
+    assert [[word for word in row if word in ("yes", "no")] for row in rows] == [
+        ["no", "no"],
+        ["no", "no"],
+        ["no", "yes"],
+    ]
 
 
 def test_direct_answers_are_counted_by_token() -> None:

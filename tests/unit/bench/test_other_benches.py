@@ -150,6 +150,7 @@ def test_vllm_chat(tmp_path: Path) -> None:
         ("vllm_chat", ["--engine-python", "nowhere"], "--engine-python"),
         ("gateway", ["--engine", "none"], "--engine"),
         ("gateway", ["--engine", "mock", "--targets", "litellm"], "--targets"),
+        ("gateway", ["--engine", "mock", "--apis", "responses"], "--apis"),
     ],
 )
 def test_wrong_options_are_named(name: str, options: list[str], wrong: str) -> None:

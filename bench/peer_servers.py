@@ -1,0 +1,96 @@
+"""The servers that `bench.peers` compares: each one process, started before the same mock engine, and what it answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from bench.processes import Child, run_gateway, run_server
+from processes.ports import free_port
+
+ROUTERS = ("vllm-router", "sglang-router")
+LITELLM_RUST = "litellm-rust"
+"""LiteLLM's proxy with `LITELLM_RUST=1`, which it uses for Anthropic's API alone."""
+LITELLMS = ("litellm", LITELLM_RUST)
+APIS = {
+    "chat": ("engine", "headgate", "passthrough", "litellm", *ROUTERS),
+    "messages": ("engine", "headgate", "passthrough", *LITELLMS),
+}
+"""The targets that answer each API: OpenAI's chat completions, and Anthropic's messages."""
+TARGETS = tuple(dict.fromkeys((*APIS["messages"], *APIS["chat"])))
+_LITELLM_ENV = {
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "LITELLM_TELEMETRY": "False",
+    "LITELLM_MODE": "PRODUCTION",
+    "LITELLM_LOG": "ERROR",
+    "NO_DOCS": "True",
+    "NO_PROXY": "127.0.0.1",
+}
+_ANTHROPIC = "bench-anthropic"
+
+
+def model_of(name: str, api: str) -> str:
+    """The model that a target is asked for; LiteLLM's says by which of its providers it reaches the engine."""
+    return _ANTHROPIC if api == "messages" and name in LITELLMS else "bench"
+
+
+@asynccontextmanager
+async def start_peer(
+    name: str, programs: Mapping[str, Path], engine: Child, model: Path, work: Path
+) -> AsyncIterator[Child]:
+    """A target before `engine`. Raises ChildDied, TimeoutError or OSError if it does not start."""
+    port = free_port()
+    match name:
+        case "engine":
+            yield engine
+        case "headgate":
+            async with run_gateway(engine, model, work) as child:
+                yield child
+        case "passthrough":
+            argv = [sys.executable, "-m", "bench.passthrough", "--port", str(port), "--engine", engine.url]
+            async with run_server(name, argv, port, "/openapi.json", work) as child:
+                yield child
+        case "litellm" | "litellm-rust":
+            config = work / "litellm.yaml"
+            config.write_text(_litellm_config(engine))
+            argv = [str(programs[name].absolute()), "--config", str(config), "--num_workers", "1"]
+            argv += ["--host", "127.0.0.1", "--port", str(port)]
+            env = _LITELLM_ENV | {"LITELLM_RUST": "1" if name == LITELLM_RUST else "0"}
+            async with run_server(name, argv, port, "/health/liveliness", work, env) as child:
+                yield child
+        case _:
+            argv = [str(programs[name].absolute()), *_router_options(name, engine, port)]
+            async with run_server(name, argv, port, "/health", work) as child:
+                yield child
+
+
+def _router_options(name: str, engine: Child, port: int) -> list[str]:
+    """One worker, the engine, and nothing that a request waits for but it."""
+    options = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", engine.url]
+    options += ["--policy", "round_robin", "--prometheus-port", str(free_port())]
+    options += ["--log-level", "warning" if name == "vllm-router" else "warn"]
+    return options if name == "vllm-router" else ["launch", *options]
+
+
+def _litellm_config(engine: Child) -> str:
+    """The engine by OpenAI's API and by Anthropic's; no database, no key, no logging."""
+    return (
+        "model_list:\n"
+        "  - model_name: bench\n"
+        "    litellm_params:\n"
+        "      model: openai/bench\n"
+        f"      api_base: {engine.url}/v1\n"
+        "      api_key: none\n"
+        f"  - model_name: {_ANTHROPIC}\n"
+        "    litellm_params:\n"
+        "      model: anthropic/bench\n"
+        f"      api_base: {engine.url}\n"
+        "      api_key: none\n"
+        "litellm_settings:\n"
+        "  telemetry: false\n"
+        "  request_timeout: 120\n"
+        "general_settings:\n"
+        "  dangerously_permit_weak_or_unset_master_key: true\n"
+    )
