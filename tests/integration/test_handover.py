@@ -298,7 +298,7 @@ async def test_a_process_that_slept_too_long_gives_no_second_reply(
 ) -> None:
     """Its engine has gone on meanwhile: when it wakes, all of its own reply is there. It must know by its own clock that it
     slept, so this one really sleeps for longer than it counts as alive."""
-    async with run_world(postgres, redis, tiny_model, tmp_path, alive_s=1.0) as world:
+    async with run_world(postgres, redis, tiny_model, tmp_path, alive_s=5.0) as world:
         second, first = world.members
         world.hold()
         world.asked = world.question()
