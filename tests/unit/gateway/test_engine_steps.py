@@ -165,10 +165,11 @@ class Watching(NoPeers):
         return super().send_slot(model, slot)
 
 
-async def test_other_processes_are_shown_an_engine_when_it_opens() -> None:
-    peers = Watching()
-    await do("open", Engine(), peers)
-    assert peers.seen == [("demo", "e", "open", 3)]
+async def test_other_processes_are_shown_an_engine_when_it_opens_and_when_it_is_put_to_sleep() -> None:
+    peers, engine = Watching(), Engine()
+    await do("open", engine, peers)
+    await do("sleep", engine, peers)
+    assert peers.seen == [("demo", "e", "open", 3), ("demo", "e", "asleep", 3)]
 
 
 @pytest.mark.parametrize(("step", "state"), [("hold", "held"), ("drain", "draining"), ("wake", "held")])
