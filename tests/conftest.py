@@ -75,9 +75,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     items.sort(key=lambda item: item.get_closest_marker("kills_shared_engine") is not None)
-    for (
-        item
-    ) in items:  # where alone `make test` looks for them: to collect everything twice takes half a minute
+    # There alone `make test` looks for them: to collect everything twice takes half a minute
+    for item in items:
         if item.get_closest_marker("vllm") and not item.get_closest_marker("long"):
             assert "acceptance" in item.path.parts, (
                 f"{item.nodeid} needs vLLM: it belongs into tests/acceptance"
