@@ -109,6 +109,11 @@ async def test_the_last_few_are_counted_among_the_chosen(database: Database, fee
     assert await Watcher(feed, EventFilter(models=("a",)), wait_s=0, last=2).end() == [1, 3]
 
 
+def reads_none(feed: EventFeed) -> bool:
+    """Returns whether no stream reads the database at the moment."""
+    return feed._reading._value == feed_module._READING_AT_ONCE
+
+
 async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choice(
     database: Database, feed: EventFeed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,8 +131,8 @@ async def test_an_event_is_written_once_for_all_and_everyone_gets_their_own_choi
     tasks = [asyncio.create_task(watcher.come_to(8)) for watcher in watchers[:4]]
     silent = asyncio.create_task(watchers[4].end())
     await until(
-        lambda: feed._ring is not None and all(watcher.places for watcher in watchers),
-        "every stream has begun, and the feed is read",
+        lambda: feed._ring is not None and all(watcher.places for watcher in watchers) and reads_none(feed),
+        "every stream has begun, and all read the ring from now on",
     )
     for model in "abab":
         await tell(database, 2, model)
