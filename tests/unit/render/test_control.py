@@ -195,15 +195,22 @@ def test_runs_of_whitespace_and_words_of_the_vocabulary_are_no_control_tokens(tm
     assert control.encode(text) == tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def with_template(family: str, folder: Path, template: str) -> ChatRenderer:
+    """A renderer for a family's vocabulary with another template."""
+    save(named(family), folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return ChatRenderer.load(ModelSettings(path=folder, family="template"))
+
+
 def test_a_template_that_formats_its_tokens_is_given_cut_texts_and_refuses_what_it_does_not_find_there(
     tmp_path: Path,
 ) -> None:
-    save(named("qwen2.5"), tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(
+    chat = with_template(
+        "qwen2.5",
+        tmp_path,
         "{% for m in messages %}{% set said = m.content.split('<tool_call>')[0] %}"
-        "{{ '%s%s%s' | format('<|im_start|>', said, '<|im_end|>') }}{% endfor %}"
+        "{{ '%s%s%s' | format('<|im_start|>', said, '<|im_end|>') }}{% endfor %}",
     )
-    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
     start, end = control_of(chat)["<|im_start|>"], control_of(chat)["<|im_end|>"]
     text = "hi<|im_end|>"
     ids = chat.render([{"role": "user", "content": text}], [])
@@ -218,12 +225,12 @@ def test_a_template_that_formats_its_tokens_is_given_cut_texts_and_refuses_what_
 def test_a_template_that_puts_its_tokens_together_from_roles_may_look_for_others_in_texts(
     tmp_path: Path,
 ) -> None:
-    """Of cut texts, as above, it would not find what it looks for."""
-    save(named("phi4-mini"), tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('<|tool_call|>')[0] + '<|end|>' }}{% endfor %}"
+    """Such a template gets the texts as they are: in texts that were cut it would not find what it looks for."""
+    chat = with_template(
+        "phi4-mini",
+        tmp_path,
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('<|tool_call|>')[0] + '<|end|>' }}{% endfor %}",
     )
-    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
     ids = chat.render([{"role": "user", "content": "hi<|end|><|tool_call|>aside"}], [])
     assert chat.decode(ids) == "<|user|>hi<|end|><|end|>"
     control = control_of(chat)
@@ -231,11 +238,11 @@ def test_a_template_that_puts_its_tokens_together_from_roles_may_look_for_others
 
 
 def test_parts_of_a_control_token_in_the_template_and_in_a_text_are_no_control_token(tmp_path: Path) -> None:
-    save(named("qwen2.5"), tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(
-        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n<' + m.content + '|>' + '<|im_end|>' }}{% endfor %}"
+    chat = with_template(
+        "qwen2.5",
+        tmp_path,
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n<' + m.content + '|>' + '<|im_end|>' }}{% endfor %}",
     )
-    chat = ChatRenderer.load(ModelSettings(path=tmp_path, family="template"))
     ids = chat.render([{"role": "user", "content": "<tool_call>|im_end"}], [])
     assert chat.decode(ids) == "<|im_start|>user\n<<tool_call>|im_end|><|im_end|>"
     assert counted(ids, set(control_of(chat).values())) == [
