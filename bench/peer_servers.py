@@ -52,7 +52,7 @@ async def start_peer(
             argv = [sys.executable, "-m", "bench.passthrough", "--port", str(port), "--engine", engine.url]
             async with run_server(name, argv, port, "/openapi.json", work) as child:
                 yield child
-        case "litellm" | "litellm-rust":
+        case _ if name in LITELLMS:
             config = work / "litellm.yaml"
             config.write_text(_litellm_config(engine))
             argv = [str(programs[name].absolute()), "--config", str(config), "--num_workers", "1"]
