@@ -26,7 +26,7 @@ class Chunks:
     gap_s: float
     """Seconds from one to the next."""
     end: bytes = _DONE
-    """What follows the last one."""
+    """The bytes after the last one."""
 
     def __len__(self) -> int:
         return len(self.tails)
@@ -152,7 +152,7 @@ _BLOCKS = {
         {"type": "tool_use", "id": "call-0", "name": TOOL, "input": {}}, "input_json_delta", "partial_json"
     ),
 }
-"""By the field of a chat's delta."""
+"""The kind of block for each field of a chat's delta."""
 _MESSAGE_HEAD = {"id": "msg_mock", "type": "message", "role": "assistant", "model": "bench"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 

@@ -136,7 +136,7 @@ class _PeerBench:
         return _result(load, rounds, in_rust)
 
     async def _in_rust(self, target: ChatTarget, load: PeerLoad) -> bool:
-        """Whether LiteLLM's part in Rust answers such a request, as the head of its answer says."""
+        """Returns whether LiteLLM's part in Rust answers such a request, by the head of an answer."""
         request = target.request(0, load.shape.max_tokens, load.shape.streamed)
         try:
             async with httpx.AsyncClient(base_url=self.children[target.name].url, timeout=_PROBE_S) as http:
