@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ async def test_streams_cross_three_updates_and_every_token_is_of_its_version(
         agents, done = start_agents(gateway, 32)
         for version in (1, 2, 3):
             await arrived(gateway, 32)
+            began = time.monotonic()
             record = await gateway.admin.publish(version, str(versions[version]), wait_s=LONG_S)
             assert record["state"] == "live"
             (report,) = record["report"]
             assert report["probe"]["verdict"] == "passed"
             assert report["failure"] == ""
             assert {"abort", "settle", "load", "resume", "probe", "label"} <= report["seconds"].keys()
+            assert all(0 <= seconds <= time.monotonic() - began for seconds in report["seconds"].values())
             assert report["streams"] == 32
         await release(gateway)
         assert await check_everything(gateway, versions, await finished(agents, done)) == 96

@@ -104,7 +104,8 @@ async def test_a_stream_is_the_upstreams_own_and_recorded(
     assert [chunk.choices[0].delta.content for chunk in chunks] == [*WORDS, None]
     assert {chunk.id for chunk in chunks} == {"x-1"}
     call, exchange = await call_of(gateway, opened.episode_id)
-    assert (call["stream"], call["finish_reason"]) == (True, "upstream")
+    assert (call["stream"], call["finish_reason"], call["engine"]) == (True, "upstream", "upstream")
+    assert [call[name] for name in ("prompt_tokens", "completion_tokens", "pauses")] == [0, 0, 0]
     assert (exchange["status"], exchange["response"].encode()) == (200, EVENTS)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -297,3 +299,24 @@ async def test_the_log_of_a_call_that_says_nothing_is_kept(one: Handover, bus: B
     await one.flush()
     bus.now = 100.0
     assert (await logged(one)).log.call == "call"
+
+
+async def test_new_tokens_are_logged_and_shown_without_waiting_for_the_next_beat(
+    monkeypatch: pytest.MonkeyPatch, one: Handover
+) -> None:
+    monkeypatch.setattr(one, "_beat", AsyncMock())
+    call = Call()
+    track = await followed(one, call)
+    call.say(1)
+    track.mark()
+    await until(lambda: call.shown == 1, "the token is shown")
+
+
+async def test_other_processes_know_how_long_ago_a_refused_request_came(one: Handover, two: Handover) -> None:
+    before = time.monotonic()
+    one.expect(PLACE, "namebody", "refused", before - 30)
+    after = time.monotonic()
+    await until(lambda: not one.announcing, "it is announced")
+    found = await logged(two)
+    assert found.refused
+    assert 30 <= found.age_s <= 30 + after - before

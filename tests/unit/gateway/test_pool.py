@@ -20,6 +20,7 @@ from gateway.rollout.slot import Run, Slot
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
 from tests.harness.waiting import turns, until, within
+from tests.unit.gateway.pool_calls import call, opened
 
 
 class Wrong(SlotPlacer):
@@ -122,3 +123,13 @@ async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goe
     assert pool.silent(90.0) == [pool.slots["silent"]]
     assert [name for name, run in runs.items() if run.cut_reason] == ["stalled"]
     assert runs["stalled"].call.hints.avoid == {"stalled"}
+
+
+def test_a_pool_remembers_the_episodes_that_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.rollout.pool._REMEMBERED", 2)
+    pool = EnginePool("demo", QueueSettings(), 0.0)
+    engine = opened(pool, "e")
+    a, b, c = (call(name) for name in "abc")
+    for one in (a, b, a, c):
+        pool.remember(one, engine)
+    assert [pool.cached(one) for one in (a, b, c)] == [("e", 10), ("", 0), ("e", 10)]
