@@ -2,9 +2,10 @@
 
 One engine (the mock), one load client, and a gateway of each kind, all of which run while one after the other is measured, round
 after round, so that the noise of the machine hits all of them. `no wait`: nothing waits for a disk (SQLite in files that are in
-memory, PostgreSQL with fsync off). Then a service of two processes with two fake engines loses one part after the other, each to
-SIGKILL; Redis and PostgreSQL are started again at once. It has recovered when each of four clients has a reply that it asked for
-after the kill. Machines with few CPUs share them among all of this: read ratios.
+memory, PostgreSQL with fsync off). Two processes get the streams of one between them, and then as many each. Then a service of
+two processes with two fake engines loses one part after the other, each to SIGKILL; Redis and PostgreSQL are started again at
+once. It has recovered when each of four clients has a reply that it asked for after the kill. Machines with few CPUs share them
+among all of this: read ratios.
 """
 
 from __future__ import annotations
@@ -51,6 +52,12 @@ class Kind:
     bus: str = "memory://"
     workers: int = 1
 
+    @property
+    def loads(self) -> dict[str, int]:
+        """The row of each load, and its streams, in times of those of one process."""
+        alone = {self.name: 1}
+        return alone if self.workers == 1 else alone | {f"{self.name}, streams for each": self.workers}
+
 
 @asynccontextmanager
 async def _gateway(kind: Kind, model: Path, engine: str, work: Path) -> AsyncIterator[Child]:
@@ -71,8 +78,9 @@ async def _throughput(
     kinds: list[Kind], model: Path, work: Path, given: argparse.Namespace, steps: Steps
 ) -> dict[str, dict[str, float | None]]:
     """The median of the rounds, by kind."""
-    prompts, shape = Prompts.load(model), Shape(given.streams, 64, True)
-    rounds: dict[str, list[dict[str, float | None]]] = {kind.name: [] for kind in kinds}
+    prompts = Prompts.load(model)
+    loads = [(kind, row, times) for kind in kinds for row, times in kind.loads.items()]
+    rounds: dict[str, list[dict[str, float | None]]] = {row: [] for _, row, _ in loads}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(run_mock(work, "--chunk-ms", "5"))
         targets, children = {}, {}
@@ -84,14 +92,15 @@ async def _throughput(
             targets[kind.name] = await GatewayTarget.open(child.port, prompts)
             await measure(targets[kind.name], Shape(4, 8, True), 0.5, {})
         for index in range(given.rounds):
-            for kind in kinds if index % 2 == 0 else kinds[::-1]:
-                steps.begin(f"{kind.name}: round {index + 1}")
+            for kind, row, times in loads if index % 2 == 0 else loads[::-1]:
+                steps.begin(f"{row}: round {index + 1}")
                 clocks = {"gateway": partial(_cpu_s, children[kind.name])}
+                shape = Shape(given.streams * times, 64, True)
                 window = await measure(targets[kind.name], shape, given.seconds, clocks)
                 found = figures(window) | {"failed": float(sum(window.failures.values()))}
                 found["cpu_ms_per_request"] = ratio(window.cpu_s["gateway"] * 1e3, window.requests)
-                rounds[kind.name].append(found)
-    return {name: {key: _median(some, key) for key in some[0]} for name, some in rounds.items()}
+                rounds[row].append(found)
+    return {row: {key: _median(some, key) for key in some[0]} for row, some in rounds.items()}
 
 
 def _median(rounds: list[dict[str, float | None]], key: str) -> float | None:
@@ -205,11 +214,9 @@ def _cost(results: dict[str, dict[str, float | None]], durable: str, free: str) 
     return None if not with_it or not without else (1 - with_it / without) * 100
 
 
-def _workers_ratio(results: dict[str, dict[str, float | None]]) -> float | None:
+def _workers_ratio(results: dict[str, dict[str, float | None]], row: str) -> float | None:
     """Returns how many times the requests of one process two would answer, with a core for each: counted by their CPU alone."""
-    one, two = (
-        results[name]["cpu_ms_per_request"] for name in ("postgresql + redis", "postgresql + redis, 2")
-    )
+    one, two = (results[name]["cpu_ms_per_request"] for name in ("postgresql + redis", row))
     return None if not one or not two else 2 * one / two
 
 
@@ -230,7 +237,8 @@ async def _bench(given: argparse.Namespace, model: Path, work: Path) -> dict[str
             Kind("postgresql + redis", postgres.url(postgres.new_database()), redis.url),
             Kind("postgresql + redis, 2", postgres.url(postgres.new_database()), redis.url, 2),
         ]
-        with Steps(len(kinds) * (1 + given.rounds) + kills) as steps:
+        loads = sum(len(kind.loads) for kind in kinds)
+        with Steps(len(kinds) + loads * given.rounds + kills) as steps:
             results = await _throughput(kinds, model, work, given, steps)
             recovery = await _recovery(postgres, redis, model, work, given.repeats, steps) if kills else {}
     return {
@@ -239,7 +247,8 @@ async def _bench(given: argparse.Namespace, model: Path, work: Path) -> dict[str
             "sqlite": _cost(results, "sqlite", "sqlite, no wait"),
             "postgresql": _cost(results, "postgresql", "postgresql, no wait"),
         },
-        "workers_2_ratio": _workers_ratio(results),
+        "workers_2_ratio": _workers_ratio(results, "postgresql + redis, 2, streams for each"),
+        "workers_2_ratio_shared_streams": _workers_ratio(results, "postgresql + redis, 2"),
         "recovery_s": recovery,
     }
 
