@@ -83,20 +83,20 @@ async def _throughput(
     rounds: dict[str, list[dict[str, float | None]]] = {row: [] for _, row, _ in loads}
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(run_mock(work, "--chunk-ms", "5"))
-        targets, children = {}, {}
+        children = {}
         for kind in kinds:
             steps.begin(f"{kind.name}: start")
             external = f"launch = 'external'\nurl = '{engine.url}'"
             child = await stack.enter_async_context(_gateway(kind, model, external, work))
             children[kind.name] = child
-            targets[kind.name] = await GatewayTarget.open(child.port, prompts)
-            await measure(targets[kind.name], Shape(4, 8, True), 0.5, {})
+            await measure(await GatewayTarget.open(child.port, prompts), Shape(4, 8, True), 0.5, {})
         for index in range(given.rounds):
             for kind, row, times in loads if index % 2 == 0 else loads[::-1]:
                 steps.begin(f"{row}: round {index + 1}")
                 clocks = {"gateway": partial(_cpu_s, children[kind.name])}
-                shape = Shape(given.streams * times, 64, True)
-                window = await measure(targets[kind.name], shape, given.seconds, clocks)
+                # new ones, as an episode stays where its agent's connection is, and each round has new connections
+                target = await GatewayTarget.open(children[kind.name].port, prompts)
+                window = await measure(target, Shape(given.streams * times, 64, True), given.seconds, clocks)
                 found = figures(window) | {"failed": float(sum(window.failures.values()))}
                 found["cpu_ms_per_request"] = ratio(window.cpu_s["gateway"] * 1e3, window.requests)
                 rounds[row].append(found)

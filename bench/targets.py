@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +27,8 @@ from gateway.sections import ModelSettings
 
 _PROMPTS = 2048
 _EPISODES = 256
+_STRIDE = 64
+"""So many streams share no episode."""
 _OPENED_AT_ONCE = 16
 _TEMPERATURE = 1.0
 _WITH_TOKENS = re.compile(rb'"token_ids":\s*\[\s*\d')
@@ -102,8 +105,8 @@ class ChatKind:
 class ChatTarget:
     """An OpenAI-compatible `/v1/chat/completions`.
 
-    Requests carry the `keys` in turn. Chunks are events with text, reasoning or a part of a tool call: the first, which names the
-    role, is none.
+    Each stream, which keeps its connection as an agent does, has keys of its own if there are enough, and uses them in turn.
+    Chunks are events with text, reasoning or a part of a tool call: the first, which names the role, is none.
     """
 
     _path = "/v1/chat/completions"
@@ -118,9 +121,12 @@ class ChatTarget:
         self._keys = keys or [""]
         self._kind = kind or ChatKind()
         self._numbers = count()
+        self._turns = Counter[int]()
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
         number = next(self._numbers)
+        key = self._keys[(stream + _STRIDE * self._turns[stream]) % len(self._keys)]
+        self._turns[stream] += 1
         body: dict[str, Any] = {
             "model": self._kind.model,
             "messages": [{"role": "user", "content": self._prompts.texts[number % len(self._prompts.texts)]}],
@@ -128,7 +134,7 @@ class ChatTarget:
             "max_tokens": max_tokens,
             "stream": streamed,
         }
-        return post(self._path, body | self._options(streamed), self._keys[number % len(self._keys)])
+        return post(self._path, body | self._options(streamed), key)
 
     def begins(self, body: bytes, streamed: bool) -> bool:
         return not streamed or self._begun.search(body) is not None
@@ -178,8 +184,8 @@ class MessagesTarget(ChatTarget):
 class GatewayTarget(ChatTarget):
     """The gateway's `/v1/chat/completions`.
 
-    Requests go in turn through so many open episodes that none becomes much longer than an agent's: a gateway's work for a call
-    grows with the calls that its episode has had.
+    There are so many open episodes that none becomes much longer than an agent's: a gateway's work for a call grows with those
+    that its episode has had.
     """
 
     def __init__(
