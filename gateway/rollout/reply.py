@@ -208,5 +208,4 @@ class Choices:
                 raise failure
             if over:
                 return
-            if not news:
-                await self._news.wait()
+            await self._news.wait()
