@@ -65,8 +65,9 @@ async def stream(gateway: RunningGateway, headers: dict[str, str], tokens: int, 
         "stream": True,
     }
     async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
-        async for _ in answer.aiter_lines():
-            begun.set()
+        async for line in answer.aiter_lines():
+            if line.startswith("data:"):
+                begun.set()
 
 
 async def test_calls_end_under_the_adapter_that_they_began_with_to_the_log_probability(

@@ -148,9 +148,10 @@ class _Server(uvicorn.Server):
 
 
 def settings_for(model: Path, work: Path, **overrides: Any) -> dict[str, Any]:
-    """Settings with every path inside the test's folder. Engines that stand at a barrier say nothing, and are well."""
+    """Settings with every path inside the test's folder. Engines that stand at a barrier say nothing, and are well; no keep-alive
+    comes between events, however slow the machine is."""
     values: dict[str, Any] = {
-        "server": {"port": free_port()},
+        "server": {"port": free_port(), "keep_alive_s": 3600.0},
         "models": {"demo": {"path": str(model)}},
         "engine": {"launch": "fake", "log": str(work / "engine.log"), "stall_s": 3600.0},
         "store": {"url": f"sqlite:///{work}/gateway.db"},
