@@ -4,6 +4,7 @@ committed.
 The bus may lose all of its data at any moment without loss of anything committed or acknowledged. Invariants that a bus keeps:
 - each operation is atomic, and all processes see the operations in one order;
 - a log has one owner and one epoch; only the owner writes it, and `take` gives the log of a dead process to one new owner;
+- a process whose log was taken hears so for `[bus] log_s` after the log is over, too: it may have slept meanwhile;
 - the body of a log is a prefix of what its owner wrote: nothing twice, and nothing left out in between;
 - every operation but `listen` raises BusAway within `[bus] timeout_s` if the bus cannot be reached; it may have been done.
 """
@@ -43,7 +44,8 @@ class Entry:
 
 
 Outcome = Literal["written", "gone", "taken"]
-"""`gone`: the log is absent or incomplete; write all of it, with its head. `taken`: another process owns it now."""
+"""`gone`: the log is absent or incomplete; write all of it, with its head. `taken`: another process owns it, or did until it was
+over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class _StoredLog:
     epoch: int
     place: str
     head: bytes
+    """Empty if the log was taken and is over."""
     state: bytes
     body: bytearray
     written_at: float
@@ -66,6 +67,9 @@ class MemoryBus:
             return "taken"
         if entry.over:
             self._logs.pop(entry.call, None)
+            if entry.epoch > 1:
+                left = "", b"", b"", bytearray(), self._clock()
+                self._logs[entry.call] = _StoredLog(process.id, entry.epoch, *left)
         elif entry.head:
             self._logs[entry.call] = _StoredLog(
                 *(process.id, entry.epoch, entry.place, entry.head, entry.state),
@@ -86,14 +90,14 @@ class MemoryBus:
                 *(kept.head, kept.state, bytes(kept.body), self._clock() - kept.written_at),
             )
             for call, kept in sorted(self._logs.items())
-            if kept.place == place
+            if kept.head and kept.place == place
         ]
 
     async def take(self, log: Log, process: Process) -> bool:
         self._expire()
         kept = self._logs.get(log.call)
         alive = await self.address_of(log.owner) is not None
-        if kept is None or alive or (kept.owner, kept.epoch) != (log.owner, log.epoch):
+        if kept is None or not kept.head or alive or (kept.owner, kept.epoch) != (log.owner, log.epoch):
             return False
         await self.announce(process)
         kept.owner, kept.epoch, kept.written_at = process.id, log.epoch + 1, self._clock()

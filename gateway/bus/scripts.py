@@ -1,7 +1,8 @@
 """Lua scripts: operations that a Redis server does in one step.
 
 Keys, all under the prefix: `process:ID` is a URL and lives for `alive_s`; `run:CALL` (a hash), `tokens:CALL` (the body) and
-`place:PLACE` (the ids of its calls) live for `log_s` from the last write. The server must be one, not a cluster of shards.
+`place:PLACE` (the ids of its calls) live for `log_s` from the last write. Of a log that was taken and is over, owner and epoch in
+`run:CALL` are left. The server must be one, not a cluster of shards.
 """
 
 WRITE = """
@@ -18,6 +19,10 @@ for i = 6, #ARGV, 8 do
   elseif over == '1' then
     redis.call('DEL', run, tokens)
     redis.call('SREM', here, call)
+    if tonumber(epoch) > 1 then
+      redis.call('HSET', run, 'owner', me, 'epoch', epoch)
+      redis.call('PEXPIRE', run, keep)
+    end
   elseif head == '' and (not known[1] or redis.call('STRLEN', tokens) < tonumber(at)) then
     outcome = 'gone'
   else
@@ -41,7 +46,7 @@ local p, place, out = ARGV[1], ARGV[2], {}
 local time = redis.call('TIME')
 for _, call in ipairs(redis.call('SMEMBERS', p .. 'place:' .. place)) do
   local h = redis.call('HMGET', p .. 'run:' .. call, 'owner', 'epoch', 'head', 'state', 'seconds', 'micros')
-  if h[1] then
+  if h[3] then
     local url = redis.call('GET', p .. 'process:' .. h[1])
     local age = (time[1] - h[5]) * 1000000 + time[2] - h[6]
     local body = redis.call('GET', p .. 'tokens:' .. call) or ''
@@ -55,7 +60,8 @@ TAKE = """
 local p, me, url, alive, keep, call, owner, epoch = unpack(ARGV)
 local run = p .. 'run:' .. call
 local known = redis.call('HMGET', run, 'owner', 'epoch', 'place')
-if known[1] ~= owner or known[2] ~= epoch or redis.call('EXISTS', p .. 'process:' .. owner) == 1 then
+local same = known[1] == owner and known[2] == epoch and known[3]
+if not same or redis.call('EXISTS', p .. 'process:' .. owner) == 1 then
   return 0
 end
 local time = redis.call('TIME')

@@ -131,6 +131,33 @@ async def test_a_log_that_is_gone_cannot_be_taken(connect: Connect) -> None:
     assert not await bus.take(log, C)
 
 
+async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(connect: Connect) -> None:
+    bus = connect(alive_s=60)
+    await bus.write(A, [BEGUN])
+    await bus.leave(A)
+    assert await bus.take(await only(bus), B)
+    last = await only(bus)
+    assert await bus.write(B, [goes_on(0, b"", epoch=2, over=True)] * 2) == ["written"] * 2
+    for late in (goes_on(4, b"late"), BEGUN, goes_on(0, b"", over=True)):
+        assert await bus.write(A, [late]) == ["taken"]
+    assert await bus.find("place") == []
+    await bus.leave(B)
+    assert not await bus.take(last, C), "nothing is left to go on with"
+
+
+async def test_it_is_forgotten_in_the_end_that_a_log_was_taken(connect: Connect) -> None:
+    bus = connect(log_s=1.0)
+    await bus.write(A, [BEGUN])
+    await bus.leave(A)
+    assert await bus.take(await only(bus), B)
+    await bus.write(B, [replace(BEGUN, epoch=2, over=True, place="", head=b"")])
+
+    async def forgotten() -> bool:
+        return await bus.write(A, [goes_on(0, b"", over=True)]) == ["written"]
+
+    await until(forgotten, "it is forgotten")
+
+
 async def test_a_body_is_always_a_prefix_of_what_its_owner_wrote(connect: Connect) -> None:
     """Batches that are lost, and sent again, in whatever order."""
     bus, dice = connect(), random.Random(7)

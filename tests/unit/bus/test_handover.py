@@ -203,6 +203,18 @@ async def test_a_call_that_was_taken_over_is_neither_shown_nor_recorded_any_more
     assert (await logged(two)).log.owner == "two"
 
 
+async def test_who_slept_until_its_call_was_over_elsewhere_shows_no_more_of_it(
+    one: Handover, two: Handover, bus: Bus
+) -> None:
+    call = Call()
+    track = await followed(one, call)
+    await two.drop(await taken(one, two, bus))
+    call.say(1, 2)
+    track.mark()
+    assert await one.flush() and await one.flush()
+    assert (call.shown, track.taken) == (0, True)
+
+
 async def test_who_slept_asks_before_it_records(one: Handover, two: Handover, bus: Bus) -> None:
     call = Call()
     await followed(one, call)
