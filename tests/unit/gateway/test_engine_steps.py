@@ -57,6 +57,11 @@ class Engine:
     async def wake(self) -> None:
         self.told.append("wake")
 
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        self.told.append(list(request_ids))
+        for name in request_ids:
+            del self.slot.runs[name]
+
     async def close(self) -> None:
         self.told.append("close")
 
@@ -131,6 +136,16 @@ async def test_a_request_that_arrives_after_the_pause_is_given_back_too() -> Non
     engine.slot.runs["late"] = Run(call, engine.slot, "late", 0.0)
     await do("settle", engine)
     assert engine.told == ["pause"]
+
+
+async def test_requests_that_can_move_are_given_back_and_the_others_stay() -> None:
+    engine = Engine()
+    for name, seed in (("moves", None), ("stays", 1)):
+        call = Call(name, np.arange(3, dtype=np.int32), Sampling(seed=seed))
+        engine.slot.runs[name] = Run(call, engine.slot, name, 0.0)
+    await do("handback", engine)
+    assert engine.told == [["moves"]]
+    assert list(engine.slot.runs) == ["stays"]
 
 
 @pytest.mark.parametrize(
