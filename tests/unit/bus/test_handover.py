@@ -37,12 +37,17 @@ class Bus(MemoryBus):
         self.now = 0.0
         self.away = False
         self.unbroken = math.inf
+        self.announced = 0
         self.during: Any = None
         super().__init__(SETTINGS, shared=True, clock=lambda: self.now)
 
     @property
     def unbroken_s(self) -> float:
         return self.unbroken
+
+    async def announce(self, process: Process) -> None:
+        self.announced += 1
+        await super().announce(process)
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
         if self.away:
@@ -322,6 +327,17 @@ async def test_new_tokens_are_logged_and_shown_without_waiting_for_the_next_beat
     call.say(1)
     track.mark()
     await until(lambda: call.shown == 1, "the token is shown")
+
+
+async def test_a_process_without_calls_stays_alive(monkeypatch: pytest.MonkeyPatch, bus: Bus) -> None:
+    monkeypatch.setattr("gateway.rollout.handover._BEAT_S", 0.01)
+    one = Handover(bus, Process("one", "http://one"), SETTINGS)
+    await one.start()
+    for bus.now in (50.0, 100.0, 150.0):
+        told = bus.announced
+        await until(lambda told=told: bus.announced > told, "it says that it is alive")  # type: ignore[misc]
+    assert await bus.address_of("one") == "http://one"
+    await one.close()
 
 
 async def test_other_processes_know_how_long_ago_a_refused_request_came(one: Handover, two: Handover) -> None:
