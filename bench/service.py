@@ -54,9 +54,8 @@ class Kind:
 
     @property
     def loads(self) -> dict[str, int]:
-        """The row of each load, and its streams, in times of those of one process."""
-        alone = {self.name: 1}
-        return alone if self.workers == 1 else alone | {f"{self.name}, streams for each": self.workers}
+        """The row of each load, and its streams, in times of those of one process: several get these, and then as many each."""
+        return {self.name: 1} | ({f"{self.name}, streams for each": self.workers} if self.workers > 1 else {})
 
 
 @asynccontextmanager
@@ -214,9 +213,12 @@ def _cost(results: dict[str, dict[str, float | None]], durable: str, free: str) 
     return None if not with_it or not without else (1 - with_it / without) * 100
 
 
-def _workers_ratio(results: dict[str, dict[str, float | None]], row: str) -> float | None:
-    """Returns how many times the requests of one process two would answer, with a core for each: counted by their CPU alone."""
-    one, two = (results[name]["cpu_ms_per_request"] for name in ("postgresql + redis", row))
+def _workers_ratio(results: dict[str, dict[str, float | None]], *rows: str) -> float | None:
+    """Returns how many times the requests of one process two would answer, with a core for each: counted by their CPU alone.
+
+    `rows`: that of one process, and that of two.
+    """
+    one, two = (results[row]["cpu_ms_per_request"] for row in rows)
     return None if not one or not two else 2 * one / two
 
 
@@ -229,26 +231,29 @@ async def _bench(given: argparse.Namespace, model: Path, work: Path) -> dict[str
         postgres_server() as careless,
         redis_server() as redis,
     ):
+        one = Kind("postgresql + redis", postgres.url(postgres.new_database()), redis.url)
+        two = Kind("postgresql + redis, 2", postgres.url(postgres.new_database()), redis.url, 2)
         kinds = [
             Kind("sqlite", f"sqlite:///{work}/durable.db"),
             Kind("sqlite, no wait", f"sqlite:///{quick}/quick.db"),
             Kind("postgresql, no wait", careless.url(careless.new_database())),
             Kind("postgresql", postgres.url(postgres.new_database())),
-            Kind("postgresql + redis", postgres.url(postgres.new_database()), redis.url),
-            Kind("postgresql + redis, 2", postgres.url(postgres.new_database()), redis.url, 2),
+            one,
+            two,
         ]
         loads = sum(len(kind.loads) for kind in kinds)
         with Steps(len(kinds) + loads * given.rounds + kills) as steps:
             results = await _throughput(kinds, model, work, given, steps)
             recovery = await _recovery(postgres, redis, model, work, given.repeats, steps) if kills else {}
+    shared, each = two.loads
     return {
         "results": results,
         "cost_of_durability_percent": {
             "sqlite": _cost(results, "sqlite", "sqlite, no wait"),
             "postgresql": _cost(results, "postgresql", "postgresql, no wait"),
         },
-        "workers_2_ratio": _workers_ratio(results, "postgresql + redis, 2, streams for each"),
-        "workers_2_ratio_shared_streams": _workers_ratio(results, "postgresql + redis, 2"),
+        "workers_2_ratio": _workers_ratio(results, one.name, each),
+        "workers_2_ratio_shared_streams": _workers_ratio(results, one.name, shared),
         "recovery_s": recovery,
     }
 
