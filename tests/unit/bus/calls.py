@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gateway.bus.base import Entry, Log, Process
+from gateway.bus.base import Bus, Entry, Log, Process
 
 A, B, C = Process("a", "http://a"), Process("b", "http://b"), Process("c")
 
@@ -19,4 +19,13 @@ def goes_on(at: int, body: bytes, **values: Any) -> Entry:
 
 async def only(bus: Any, place: str = "place") -> Log:
     (log,) = await bus.find(place)
+    return log
+
+
+async def taken_by_b(bus: Bus) -> Log:
+    """B takes the log of A, which is gone. Returns the log as A had left it."""
+    await bus.write(A, [BEGUN])
+    await bus.leave(A)
+    log = await only(bus)
+    assert await bus.take(log, B)
     return log

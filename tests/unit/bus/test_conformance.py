@@ -7,9 +7,11 @@ import random
 from contextlib import aclosing
 from dataclasses import replace
 
+import pytest
+
 from gateway.bus.base import Process
 from tests.harness.waiting import until
-from tests.unit.bus.calls import BEGUN, A, B, C, goes_on, only
+from tests.unit.bus.calls import BEGUN, A, B, C, goes_on, only, taken_by_b
 from tests.unit.bus.conftest import Connect
 
 
@@ -123,21 +125,21 @@ async def test_of_many_who_take_a_log_one_gets_it(connect: Connect) -> None:
 
 async def test_a_log_that_is_gone_cannot_be_taken(connect: Connect) -> None:
     bus = connect(alive_s=60)
-    await bus.write(A, [BEGUN])
-    await bus.leave(A)
-    log = await only(bus)
-    assert await bus.take(log, B)
+    log = await taken_by_b(bus)
     await bus.write(B, [goes_on(0, b"", epoch=2, over=True)])
     assert not await bus.take(log, C)
 
 
-async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(connect: Connect) -> None:
+@pytest.mark.parametrize("place", [BEGUN.place, ""])
+async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(
+    connect: Connect, place: str
+) -> None:
+    """Whoever drops what it took names no place."""
     bus = connect(alive_s=60)
-    await bus.write(A, [BEGUN])
-    await bus.leave(A)
-    assert await bus.take(await only(bus), B)
+    await taken_by_b(bus)
     last = await only(bus)
-    assert await bus.write(B, [goes_on(0, b"", epoch=2, over=True)] * 2) == ["written"] * 2
+    over = replace(goes_on(0, b"", epoch=2, over=True), place=place)
+    assert await bus.write(B, [over] * 2) == ["written"] * 2
     for late in (goes_on(4, b"late"), BEGUN, goes_on(0, b"", over=True)):
         assert await bus.write(A, [late]) == ["taken"]
     assert await bus.find("place") == []
@@ -147,10 +149,7 @@ async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(connect
 
 async def test_it_is_forgotten_in_the_end_that_a_log_was_taken(connect: Connect) -> None:
     bus = connect(log_s=1.0)
-    await bus.write(A, [BEGUN])
-    await bus.leave(A)
-    assert await bus.take(await only(bus), B)
-    await bus.write(B, [replace(BEGUN, epoch=2, over=True, place="", head=b"")])
+    assert await bus.write(B, [goes_on(0, b"", epoch=2, over=True)]) == ["written"]
 
     async def forgotten() -> bool:
         return await bus.write(A, [goes_on(0, b"", over=True)]) == ["written"]
