@@ -48,12 +48,14 @@ _PREFILLS = (128, 512, 1024, 1536, 1920)
 _TEXT = 256
 """Token ids below this are text."""
 _CALLS, _AT_ONCE, _MEDIAN, _SIGMA, _LONGEST = 160, 24, 60.0, 0.9, 600
-_STREAMS, _UNSEEN = (1, 3, 8, 16, 32, 48), (5, 24)
+_STREAMS, _UNSEEN = (1, 3, 8, 16, 32, 48), (2, 5, 12, 24, 40)
 _TOKENS, _TYPICAL = 256, 24
 """Tokens that a call through the gateway samples, and of its prompt, about."""
 _AGAIN = 8
 """How often the loads are played again, at most, until the gateway has fitted something."""
 _PRIOR = EngineModel()
+_OFF = ("live_off_median", "live_off_worst")
+"""How many times more or less than foretold, of loads that the gateway had not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +305,15 @@ async def _live(engine: Child, work: Path, seconds: float, steps: Steps) -> dict
         return model.rate(streams, streams * (_TYPICAL + _TOKENS / 2))
 
     loads = [(n, found, n in _UNSEEN) for n, found in seen + unseen]
+    off = [max(foretold(n) / found, found / foretold(n)) for n, found in unseen]
     return {
         "live": speed,
         "live_loads": [
             {"streams": n, "unseen": new, "tokens_per_s": found, "foretold": foretold(n)}
             for n, found, new in loads
         ],
-        "live_error": max(abs(foretold(n) / found - 1) for n, found, new in loads if new),
+        "live_off_median": statistics.median(off),
+        "live_off_worst": max(off),
     }
 
 
@@ -330,7 +334,7 @@ def _show(found: dict[str, Any]) -> None:
         rows,
         "* a pair that was fitted to",
     )
-    figures = ("step_error_held_out", "disturbed", "loop_s", "loop_simulated_s", "loop_error", "live_error")
+    figures = ("step_error_held_out", "disturbed", "loop_s", "loop_simulated_s", "loop_error", *_OFF)
     shown = [["prefill, us a token", number(1e6 * found["prefill_s"])]]
     shown += [[key, number(found[key])] for key in figures]
     for load in found["live_loads"]:

@@ -83,9 +83,7 @@ class ControlPlacement(ProgramPlacer):
             return EngineSeen(slot.name, inside, 0, kv, 0.0)
         waiting = min(load.waiting, inside)
         now = asyncio.get_running_loop().time()
-        rate = self.fits.observe(
-            slot.name, slot.generation, now, inside - waiting, max(kv, load.kv), load.sampled
-        )
+        rate = self.fits.observe(slot.name, slot.generation, now, inside - waiting, max(kv, load.kv), load)
         return EngineSeen(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
 
     def describe(self) -> Mapping[str, dict[str, Any]]:

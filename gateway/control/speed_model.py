@@ -1,14 +1,15 @@
 """Fits the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
 
-Each engine reports once a second how many tokens it has sampled. With the calls that ran meanwhile, this gives the time of a
-step:
+Each engine is looked at once a second. A sample is what its counters say of the steps between two looks: the calls of a step, its
+seconds and the tokens of prompts that were computed beside it.
 
-    step = k1 * kv + max(k2, k3 * n) + k4        (seconds; n calls with kv tokens in the cache)
+    step = k1 * kv + max(k2, k3 * n) + k4 + prefill * p    (seconds; n calls, kv tokens in the cache, p tokens of prompts)
 
 Below the bend (a certain n) more calls cost nothing. For a given bend the formula is linear, so each observed n is tried as the
 bend with non-negative least squares, and the best fit is taken. While all batches are small, k2 and k4 cannot be told apart;
-their sum is divided as in the prior. The prior has the weight of a few samples, so coefficients without evidence keep its values.
-Huber's rule gives outliers (a prefill, a pause) less weight.
+their sum is divided as in the prior. The prior has the weight of a few samples, so coefficients without evidence keep its values;
+a prompt's token is as much as a call of a full batch (k3) until prefills were seen. Huber's rule gives outliers (a pause) less
+weight.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gateway.engines.base import Load
 from scheduler.policies.throughput import EngineModel
 
 _KEPT = 300
@@ -28,21 +31,25 @@ _LEAST = 20
 """Samples before anything is fitted."""
 _EVERY = 10
 """Samples between two fits."""
+_STEPS = 8
+"""Steps that a sample holds at least: of fewer, those at its ends are too large a part."""
 _PRIOR_WEIGHT = 0.05
 """The prior counts as this share of the samples, for each coefficient by itself, in units of its own size."""
 _ROUNDS = 5
 _BENDS = 24
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One second of an engine."""
+    """Some steps of an engine, as their mean."""
 
     running: float
     kv: float
     step_s: float
+    prompts: float = 0.0
+    """Tokens of prompts that were computed in a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,8 @@ class Fitting:
     """Coefficients, and how well they explain the samples."""
 
     model: EngineModel
+    prefill_s: float
+    """What a token of a prompt adds to a step, in seconds."""
     error: float
     """The median of the relative errors of a step's time."""
     samples: int
@@ -59,92 +68,116 @@ def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
     """The coefficients that explain the samples best. Raises ValueError without samples."""
     if not samples:
         raise ValueError("there are no samples to fit coefficients to")
-    running = np.array([s.running for s in samples])
-    kv, step = np.array([s.kv for s in samples]), np.array([s.step_s for s in samples])
+    running, kv, step, prompts = np.array([[s.running, s.kv, s.step_s, s.prompts] for s in samples]).T
     distinct = np.unique(running)
     picked = np.linspace(0, len(distinct) - 1, min(_BENDS, len(distinct))).astype(int)
     bends = [*distinct[picked].tolist(), float("inf"), 0.0]
     if prior.k3 > 0:
         bends.append(prior.k2 / prior.k3)
-    found = [_at_bend(running, kv, step, bend, prior) for bend in dict.fromkeys(bends)]
-    model = min(found, key=lambda pair: pair[0])[1]
-    errors = np.abs(_predict(model, running, kv) / step - 1.0)
-    return Fitting(model, float(np.median(errors)), len(samples))
+    found = [_at_bend(running, kv, step, prompts, bend, prior) for bend in dict.fromkeys(bends)]
+    _, model, prefill_s = min(found, key=lambda one: one[0])
+    told = model.k1 * kv + np.maximum(model.k2, model.k3 * running) + model.k4 + prefill_s * prompts
+    return Fitting(model, prefill_s, float(np.median(np.abs(told / step - 1.0))), len(samples))
 
 
 def _at_bend(
-    running: Array, kv: Array, step: Array, bend: float, prior: EngineModel
-) -> tuple[float, EngineModel]:
-    """The best coefficients whose batch is flat up to `bend` calls, and their cost."""
-    if bend == 0.0:  # no flat part: k2 is 0
-        columns, start = np.stack([kv, running, np.ones_like(kv)], axis=1), [prior.k1, prior.k3, prior.k4]
-    elif bend == float("inf"):  # all flat: the samples say nothing about k3
-        columns, start = np.stack([kv, np.ones_like(kv)], axis=1), [prior.k1, prior.k2 + prior.k4]
+    running: Array, kv: Array, step: Array, prompts: Array, bend: float, prior: EngineModel
+) -> tuple[float, EngineModel, float]:
+    """The best coefficients whose batch is flat up to `bend` calls: their cost, the model, and a prompt's token."""
+    flat = bend == float("inf")  # the samples say nothing about k3
+    fixed, of_prompts, of_cache = np.ones_like(kv), (prompts, prior.k3), (kv, prior.k1)
+    if flat:
+        parts = [of_cache, of_prompts, (fixed, prior.k2 + prior.k4)]
     else:
-        batch = np.maximum(running, bend)
-        columns, start = np.stack([kv, batch, np.ones_like(kv)], axis=1), [prior.k1, prior.k3, prior.k4]
-    solved, cost = _robust(columns / step[:, None], np.array(start))
-    if bend == 0.0:
-        model = _checked(solved[0], 0.0, solved[1], solved[2], prior)
-    elif bend == float("inf"):
-        share = prior.k2 / (prior.k2 + prior.k4)
-        flat = share * solved[1]
-        model = _checked(solved[0], flat, min(prior.k3, flat / running.max()), solved[1] - flat, prior)
+        parts = [of_cache, of_prompts, (fixed, prior.k4), (np.maximum(running, bend), prior.k3)]
+    columns, start = np.stack([column for column, _ in parts], axis=1), np.array([k for _, k in parts])
+    (k1, prefill_s, k4, *rest), cost = _robust(columns / step[:, None], start)
+    if flat:
+        k2 = prior.k2 / (prior.k2 + prior.k4) * k4
+        k4, k3 = k4 - k2, min(prior.k3, k2 / running.max())
     else:
-        model = _checked(solved[0], solved[1] * bend, solved[1], solved[2], prior)
-    return cost, model
+        k3 = rest[0]
+        k2 = k3 * bend
+    model = EngineModel(*map(float, (k1, k2, k3, k4))) if max(k2, k3) + k4 > 0 else prior
+    return cost, model, float(prefill_s)
 
 
 def _robust(columns: Array, start: Array) -> tuple[Array, float]:
     """Non-negative x with columns @ x near 1, drawn to `start`; by least squares, reweighted after Huber. And the cost."""
     scale = np.where(start > 0, start, 1e-9)
-    scaled, ones = columns * scale, np.ones(len(columns))
-    weights = ones
-    pull = np.eye(len(start)) * np.sqrt(_PRIOR_WEIGHT * 0.01 * len(columns))
-    aim = pull @ np.where(start > 0, 1.0, 0.0)
-    x, sigma = ones[: len(start)], 1.0
+    scaled = columns * scale
+    weights = np.ones(len(columns))
+    pull = _PRIOR_WEIGHT * 0.01 * len(columns) * np.eye(len(start))
+    aim = np.where(start > 0, 1.0, 0.0)
+    x, sigma = aim, 1.0
     for _ in range(_ROUNDS):
-        root = np.sqrt(weights)
-        x = _nonnegative(np.vstack([scaled * root[:, None], pull]), np.concatenate([root, aim]))
+        weighted = scaled.T * weights
+        x = _nonnegative(weighted @ scaled + pull, weighted.sum(axis=1) + pull @ aim)
         gap = np.abs(scaled @ x - 1.0)
         sigma = max(float(np.median(gap)) * 1.5, 1e-6)
         weights = np.minimum(1.0, 1.345 * sigma / np.maximum(gap, 1e-12))
     gap = np.abs(scaled @ x - 1.0)
     huber = np.where(gap < 0.05, gap**2 / 2, 0.05 * (gap - 0.025))
-    return x * scale, float(huber.sum() + 0.5 * ((pull @ x - aim) ** 2).sum())
+    return x * scale, float(huber.sum() + 0.5 * (x - aim) @ pull @ (x - aim))
 
 
 def _nonnegative(a: Array, b: Array) -> Array:
-    """Least squares with x >= 0, by trying which few coefficients are zero: there are at most three."""
-    count, best, least = a.shape[1], np.zeros(a.shape[1]), float(b @ b)
-    for mask in range(1, 2**count):
-        free = [i for i in range(count) if mask >> i & 1]
-        part = np.linalg.lstsq(a[:, free], b, rcond=None)[0]
-        if (part < 0).any():
-            continue
-        rest = b - a[:, free] @ part
-        if (cost := float(rest @ rest)) < least:
-            best, least = np.zeros(count), cost
+    """The x >= 0 with the least x @ a @ x / 2 - b @ x; `a` is positive definite.
+
+    If no x is negative without that bound, none is better; or else it tries which of the few (at most four) are zero.
+    """
+    best = np.linalg.solve(a, b)
+    if (best >= 0).all():
+        return best
+    best, least = np.zeros(len(b)), 0.0
+    for free in (list(some) for size in range(1, len(b)) for some in combinations(range(len(b)), size)):
+        part = np.linalg.solve(a[np.ix_(free, free)], b[free])
+        if (part >= 0).all() and (cost := float(-b[free] @ part / 2)) < least:
+            best, least = np.zeros(len(b)), cost
             best[free] = part
     return best
 
 
-def _checked(k1: float, k2: float, k3: float, k4: float, prior: EngineModel) -> EngineModel:
-    if max(k2, k3) + k4 <= 0:
-        return prior
-    return EngineModel(float(k1), float(k2), float(k3), float(k4))
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """An engine at one moment."""
+
+    at: float
+    running: int
+    kv: int
+    load: Load
+
+    def alike(self, other: _Look) -> bool:
+        """True if about the same number of calls runs."""
+        both = self.running, other.running
+        return min(both) > 0 and max(both) - min(both) <= max(1, self.running // 10)
 
 
-def _predict(model: EngineModel, running: Array, kv: Array) -> Array:
-    return model.k1 * kv + np.maximum(model.k2, model.k3 * running) + model.k4
+def _sample(begun: _Look, now: _Look) -> Sample | None:
+    """The steps between two looks; None: they are too few.
+
+    An engine that does not count its steps has made one for each token of a running call.
+    """
+    tokens, kv = now.load.sampled - begun.load.sampled, (begun.kv + now.kv) / 2
+    before, after = begun.load.counts, now.load.counts
+    if before is None or after is None:
+        running = (begun.running + now.running) / 2
+        if tokens < _STEPS * running:
+            return None
+        return Sample(running, kv, running * (now.at - begun.at) / tokens)
+    steps, gaps = after.steps - before.steps, after.gaps - before.gaps
+    if min(steps, tokens, gaps) < _STEPS:
+        return None
+    step_s = (after.gaps_s - before.gaps_s) / gaps
+    return Sample(tokens / steps, kv, step_s, (after.prompts - before.prompts) / steps)
 
 
 @dataclass(slots=True)
 class _Engine:
     generation: int
-    at: float
-    sampled: int
-    running: int
+    begun: _Look
+    """The look at which the next sample begins."""
+    last: _Look
     samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=_KEPT))
     new: int = 0
     fitting: Fitting | None = None
@@ -158,30 +191,30 @@ class SpeedModels:
         self._engines: dict[str, _Engine] = {}
         self._changed: set[str] = set()
 
-    def observe(self, name: str, generation: int, now: float, running: int, kv: int, sampled: int) -> float:
-        """Takes an engine's count of sampled tokens since its start; returns its tokens per second since the last count.
+    def observe(self, name: str, generation: int, now: float, running: int, kv: int, load: Load) -> float:
+        """Takes an engine's report, and how many calls run in it with how many tokens; returns its tokens per second since the
+        last one.
 
-        The second counts as a sample if about the same calls, and no others, ran from its beginning to its end.
+        The steps since a look count as a sample once they are enough, if about the same number of calls ran all the time.
         """
-        engine = self._engines.get(name)
-        if engine is None or engine.generation != generation or sampled < engine.sampled:
-            kept = engine.samples if engine is not None else deque(maxlen=_KEPT)
-            self._engines[name] = _Engine(generation, now, sampled, running, kept)
-            if engine is not None:
-                self._engines[name].fitting = engine.fitting
+        look, engine = _Look(now, running, kv, load), self._engines.get(name)
+        if engine is None:
+            self._engines[name] = _Engine(generation, look, look)
             return 0.0
-        seconds, tokens = now - engine.at, sampled - engine.sampled
-        rate = tokens / seconds if seconds > 0 else 0.0
-        steady = engine.running > 0 and abs(running - engine.running) <= max(1, engine.running // 10)
-        if steady and rate > 0:
-            mean = (running + engine.running) / 2
-            engine.samples.append(Sample(mean, kv, mean / rate))
-            engine.new += 1
-        engine.at, engine.sampled, engine.running = now, sampled, running
+        if engine.generation != generation or load.sampled < engine.last.load.sampled:
+            engine.generation, engine.begun, engine.last = generation, look, look
+            return 0.0
+        seconds, tokens = now - engine.last.at, load.sampled - engine.last.load.sampled
+        engine.last = look
+        if not engine.begun.alike(look):
+            engine.begun = look
+        elif (sample := _sample(engine.begun, look)) is not None:
+            engine.samples.append(sample)
+            engine.begun, engine.new = look, engine.new + 1
         if engine.new >= _EVERY and len(engine.samples) >= _LEAST:
             engine.new, engine.fitting = 0, fit(list(engine.samples), self.prior)
             self._changed.add(name)
-        return rate
+        return tokens / seconds if seconds > 0 else 0.0
 
     def changed(self) -> list[tuple[str, EngineModel]]:
         """The engines whose coefficients were fitted since the last time."""
@@ -205,6 +238,7 @@ class SpeedModels:
             model = engine.fitting.model if engine.fitting else self.prior
             found[name] = {
                 **{key: getattr(model, key) for key in ("k1", "k2", "k3", "k4")},
+                "prefill_s": engine.fitting.prefill_s if engine.fitting else None,
                 "error": round(engine.fitting.error, 4) if engine.fitting else None,
                 "samples": len(engine.samples),
             }

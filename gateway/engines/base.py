@@ -63,6 +63,19 @@ class TokenChunk(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What an engine has counted of its steps since its start."""
+
+    steps: int
+    prompts: int
+    """Tokens of prompts that it computed; those that it had in its cache are not among them."""
+    gaps: int
+    """Pairs of tokens that a request sampled one after the other."""
+    gaps_s: float
+    """Seconds between the two, summed over all pairs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """An engine's own report of its load."""
 
@@ -74,6 +87,8 @@ class Load:
     """Tokens in its cache that belong to requests; a prefix that several share counts once."""
     sampled: int
     """Tokens since its start, of all requests."""
+    counts: StepCounts | None = None
+    """None: it does not count its steps."""
 
 
 class Engine(Protocol):

@@ -15,11 +15,15 @@ _NUMBER = r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\b"
 def samples(page: str, names: Iterable[str]) -> dict[str, list[float]]:
     """The values of each name, one for each set of labels; a name that is not there has none."""
     found: dict[str, list[float]] = {}
+    page = f"\n{page}"
     for name in names:
         found[name] = values = []
-        labels = r"(?:\{[^\n]*\})?"
-        for match in re.finditer(rf"^{re.escape(name)}{labels} {_NUMBER}", page, re.MULTILINE):
-            values.append(float(match[1]))
+        sample = re.compile(rf"\n{re.escape(name)}(?:\{{[^\n]*\}})? {_NUMBER}")
+        at = page.find(begin := f"\n{name}")
+        while at >= 0:
+            if match := sample.match(page, at):
+                values.append(float(match[1]))
+            at = page.find(begin, at + 1)
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
+from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, TokenChunk
 from gateway.engines.figures import label, samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.engines.vllm_images import EngineImages
@@ -30,6 +30,12 @@ _FIGURES = (
     "vllm:num_requests_waiting",
     "vllm:kv_cache_usage_perc",
     "vllm:generation_tokens_total",
+)
+_COUNTS = (
+    "vllm:iteration_tokens_total_count",
+    "vllm:iteration_tokens_total_sum",
+    "vllm:inter_token_latency_seconds_count",
+    "vllm:inter_token_latency_seconds_sum",
 )
 _CACHE = "vllm:cache_config_info"
 
@@ -174,16 +180,26 @@ class VLLMEngine(HTTPEngine):
     async def read_load(self) -> Load | None:
         """The size of the cache is in the labels of `vllm:cache_config_info`."""
         page = (await self._http.get("/metrics")).decode()
-        found = samples(page, _FIGURES)
+        found = samples(page, (*_FIGURES, *_COUNTS))
         running, waiting, usage, sampled = (found[name] for name in _FIGURES)
         if not running:
             return None
         blocks, size = (label(page, _CACHE, key) or "" for key in ("num_gpu_blocks", "block_size"))
         tokens = int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else 0
-        return Load(int(sum(running)), int(sum(waiting)), int(sum(usage) * tokens), int(sum(sampled)))
+        total = int(sum(sampled))
+        counts = _counts([found[name] for name in _COUNTS], total)
+        return Load(int(sum(running)), int(sum(waiting)), int(sum(usage) * tokens), total, counts)
 
     async def healthy(self) -> bool:
         return await self._http.returns_ok("/health", 5.0)
+
+
+def _counts(found: Sequence[Sequence[float]], sampled: int) -> StepCounts | None:
+    """The values of `_COUNTS`. A step's tokens are those that it sampled, and those of prompts that it computed."""
+    if not all(found):
+        return None
+    steps, tokens, gaps, gaps_s = (sum(values) for values in found)
+    return StepCounts(int(steps), int(tokens) - sampled, int(gaps), gaps_s)
 
 
 def _body(request: GenerateRequest) -> dict[str, Any]:

@@ -334,6 +334,23 @@ async def test_an_engine_says_how_busy_it_is(engine: Engine) -> None:
     assert now.sampled <= after.sampled < before.sampled + LONG, "closing the iterator stopped the work"
 
 
+async def test_an_engine_that_counts_its_steps_counts_those_of_a_request(engine: Engine) -> None:
+    """vLLM does; the fake engines have no steps."""
+    before = await engine.read_load()
+    assert before is not None
+    if before.counts is None:
+        pytest.skip("it does not count its steps")
+    sampled = sum(len(chunk.ids) for chunk in await answer(engine, ask("counted", max_tokens=20)))
+    async with within("the engine tells of the request", PATIENCE_S):
+        while (after := await engine.read_load()) is None or after.sampled < before.sampled + sampled:
+            await asyncio.sleep(0.02)
+    assert after.counts is not None
+    assert after.counts.gaps - before.counts.gaps == sampled - 1
+    assert after.counts.gaps_s > before.counts.gaps_s
+    assert sampled <= after.counts.steps - before.counts.steps <= sampled + 1
+    assert 0 < after.counts.prompts - before.counts.prompts <= len(PROMPT)
+
+
 async def test_a_token_that_the_model_does_not_have_is_refused(
     engine: Engine, request: pytest.FixtureRequest
 ) -> None:

@@ -7,10 +7,15 @@ import random
 import pytest
 
 from gateway.control.speed_model import Sample, SpeedModels, fit
+from gateway.engines.base import Load, StepCounts
 from scheduler.policies.throughput import EngineModel
 
 TRUE = EngineModel(k1=2e-7, k2=8e-3, k3=2e-4, k4=3e-3)
 PRIOR = EngineModel(k1=1e-7, k2=5e-3, k3=1e-4, k4=5e-3)
+
+
+def load(sampled: int, counts: StepCounts | None = None) -> Load:
+    return Load(0, 0, 0, sampled, counts)
 
 
 def seconds(
@@ -57,12 +62,25 @@ def test_no_coefficient_is_negative_and_the_same_seconds_give_the_same() -> None
         fit([], PRIOR)
 
 
+def test_what_a_prompt_adds_to_a_step_is_no_part_of_a_decode_step() -> None:
+    rng = random.Random(5)
+    prompts = [rng.choice([0.0, 0.0, 30.0, 200.0, 600.0]) for _ in range(300)]
+    mixed = [
+        Sample(one.running, one.kv, one.step_s + 4e-4 * beside, beside)
+        for one, beside in zip(seconds(300, 160), prompts, strict=True)
+    ]
+    found = fit(mixed, PRIOR)
+    assert found.prefill_s == pytest.approx(4e-4, rel=0.1)
+    for running, kv in ((1, 1000), (40, 60_000), (160, 900_000)):
+        assert found.model.step_s(running, kv) == pytest.approx(TRUE.step_s(running, kv), rel=0.08)
+
+
 def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_gone() -> None:
     fits, rng, sampled = SpeedModels(PRIOR), random.Random(3), 0.0
     for second in range(60):
         running = 40 + rng.randint(-2, 2)
         kv = 2000 * running
-        fits.observe("e", 1, float(second), running, kv, int(sampled))
+        fits.observe("e", 1, float(second), running, kv, load(int(sampled)))
         sampled += TRUE.rate(running, kv)
         assert second >= 20 or fits.describe()["e"]["error"] is None
     ((name, model),) = fits.changed()
@@ -75,8 +93,35 @@ def test_an_engine_is_fitted_once_it_has_said_enough_and_forgotten_when_it_is_go
 
 def test_a_second_in_which_the_load_changed_or_the_engine_began_anew_says_nothing() -> None:
     fits = SpeedModels(PRIOR)
-    fits.observe("e", 1, 0.0, 10, 1000, 0)
-    assert fits.observe("e", 1, 1.0, 40, 4000, 500) == 500.0
-    assert fits.observe("e", 2, 2.0, 40, 4000, 900) == 0.0
-    assert fits.observe("e", 2, 3.0, 40, 4000, 100) == 0.0
+    fits.observe("e", 1, 0.0, 10, 1000, load(0))
+    assert fits.observe("e", 1, 1.0, 40, 4000, load(500)) == 500.0
+    assert fits.observe("e", 2, 2.0, 40, 4000, load(900)) == 0.0
+    assert fits.observe("e", 2, 3.0, 40, 4000, load(100)) == 0.0
     assert fits.describe()["e"]["samples"] == 0
+
+
+def test_an_engine_that_counts_its_steps_is_believed_however_little_of_the_second_it_was_busy() -> None:
+    """Half of each second it had nothing to do; every fourth step computed a prompt."""
+    fits, steps, sampled, prompts, gaps_s = SpeedModels(PRIOR), 0, 0, 0, 0.0
+    for second in range(40):
+        counts = StepCounts(steps, prompts, sampled, gaps_s)
+        fits.observe("e", 1, float(second), 20, 40_000, load(sampled, counts))
+        step_s = TRUE.step_s(16, 40_000) + 2e-4 * 25
+        done = int(0.5 / step_s)
+        steps, sampled, prompts = steps + done, sampled + 16 * done, prompts + 25 * done
+        gaps_s += 16 * done * step_s
+    found = fits.describe()["e"]
+    assert (found["samples"], found["error"]) == (39, pytest.approx(0.0, abs=0.02))
+    told = fits.models()["e"].step_s(16, 40_000) + found["prefill_s"] * 25
+    assert told == pytest.approx(step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_sample_of_a_slow_engine_is_as_many_seconds_as_it_takes_to_hold_steps(counts: bool) -> None:
+    """Three steps a second: a sample every third second."""
+    fits = SpeedModels(PRIOR)
+    for second in range(13):
+        steps = 3 * second
+        counted = StepCounts(steps, 0, 10 * steps, 10 * second) if counts else None
+        fits.observe("e", 1, float(second), 10, 9000, load(10 * steps, counted))
+    assert fits.describe()["e"]["samples"] == 4
