@@ -207,6 +207,9 @@ def simulate(
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy.")] = 3,
     gantt: Annotated[Path | None, typer.Option(help="A folder for a Gantt chart of each policy.")] = None,
+    engine_gpus: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of an engine, in place of the scenario's.")
+    ] = None,
 ) -> None:
     """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none.
 
@@ -218,7 +221,7 @@ def simulate(
     from scheduler.simulate.errors import SimulationError
 
     try:
-        run_simulation(scenario, policy or [], seeds, gantt)
+        run_simulation(scenario, policy or [], seeds, gantt, engine_gpus)
     except SimulationError as error:
         raise _usage_error(str(error)) from error
 

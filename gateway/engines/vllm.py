@@ -195,11 +195,14 @@ class VLLMEngine(HTTPEngine):
 
 
 def _counts(found: Sequence[Sequence[float]], sampled: int) -> StepCounts | None:
-    """The values of `_COUNTS`. A step's tokens are those that it sampled, and those of prompts that it computed."""
+    """The values of `_COUNTS`. A step's tokens are those that it sampled, and those of prompts that it computed.
+
+    Data-parallel ranks step side by side, each with counts of its own.
+    """
     if not all(found):
         return None
     steps, tokens, gaps, gaps_s = (sum(values) for values in found)
-    return StepCounts(int(steps), int(tokens) - sampled, int(gaps), gaps_s)
+    return StepCounts(int(steps / len(found[0])), int(tokens) - sampled, int(gaps), gaps_s)
 
 
 def _body(request: GenerateRequest) -> dict[str, Any]:

@@ -39,10 +39,12 @@ class WorkSettings(Section):
     """Mean tokens of a reply."""
     longest_tokens: NotNegative = 0.0
     """Tokens of the longest reply of a batch."""
+    eta: int = Field(0, ge=0, le=64)
+    """The bound on staleness: the longest reply may take as long as eta + 1 batches."""
 
 
 class GenerationSettings(Section):
-    """`[generation]`: seconds measured at numbers of nodes, or the coefficients of an engine."""
+    """`[generation]` or `[sizes.NAME]`: seconds measured at numbers of nodes, or the coefficients of an engine."""
 
     seconds: Measured | None = None
     """`{ 1 = 410.0, 2 = 212.5 }`: nodes, and how long a batch takes on them."""
@@ -130,6 +132,8 @@ class Profile(Section):
 
     batch: WorkSettings | None = None
     generation: GenerationSettings
+    sizes: dict[str, GenerationSettings] = {}
+    """Engines of other sizes (GPUs of each), which are tried in place of `[generation]`."""
     training: TrainingSettings
     memory: MemorySettings | None = None
     hardware: dict[str, HardwareSettings] = {}
@@ -137,8 +141,8 @@ class Profile(Section):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        modelled = self.generation.seconds is None or self.training.seconds is None
-        if modelled and self.batch is None:
+        measured = [stage.seconds for stage in (self.generation, *self.sizes.values())]
+        if self.batch is None and None in (*measured, self.training.seconds):
             raise ValueError("`[batch]` is needed, unless both stages have `seconds`")
         for name, site in self.sites.items():
             if site.hardware is not None and site.hardware not in self.hardware:
@@ -162,31 +166,39 @@ class Profile(Section):
             raise BadProfile("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
 
     def sites_to_try(self) -> dict[str, Site]:
-        """The sites to try, by their names in a plan."""
+        """The sites to try, by their names in a plan: each way to use them, with engines of each size."""
+        training = self._training()
+        found = self._ways(self._generation("generation", self.generation), training)
+        for size, given in self.sizes.items():
+            tried = self._ways(self._generation(f"sizes.{size}", given), training)
+            found |= {f"{name}, engines {size}": site for name, site in tried.items()}
+        return found
+
+    def _ways(self, generation: Stage, training: Stage) -> dict[str, Site]:
+        """The ways to use the sites, by their names."""
         pools = {name: self._pool(site) for name, site in self.sites.items()}
-        stages = self._generation(), self._training()
         if len(pools) == 1:
             ((name, pool),) = pools.items()
-            return {name: Site(*stages, pool)}
+            return {name: Site(generation, training, pool)}
         (first, one), (second, other) = pools.items()
         return {
-            f"rollout in {first}, training in {second}": Site(*stages, one, other),
-            f"rollout in {second}, training in {first}": Site(*stages, other, one),
+            f"rollout in {first}, training in {second}": Site(generation, training, one, other),
+            f"rollout in {second}, training in {first}": Site(generation, training, other, one),
         }
 
     def _pool(self, site: SiteSettings) -> Pool:
         kind = self.hardware[site.hardware] if site.hardware else HardwareSettings()
         return Pool(site.nodes, Hardware(kind.cost, kind.generation, kind.training))
 
-    def _generation(self) -> Stage:
-        given, batch = self.generation, self.batch
+    def _generation(self, table: str, given: GenerationSettings) -> Stage:
+        batch = self.batch
         if given.seconds is not None:
             return Points(tuple(sorted(given.seconds.items())))
         assert batch is not None and None not in (given.k1, given.k2, given.k3, given.k4)
         try:
             engine = EngineModel(given.k1 or 0.0, given.k2 or 0.0, given.k3 or 0.0, given.k4 or 0.0)
         except ValueError as error:
-            raise BadProfile(f"generation: {error}") from error
+            raise BadProfile(f"{table}: {error}") from error
         return Sampling(
             engine,
             samples=batch.samples,
@@ -195,6 +207,7 @@ class Profile(Section):
             prompt=batch.prompt_tokens,
             engines=given.engines,
             most=given.max_running,
+            batches=batch.eta + 1,
         )
 
     def _training(self) -> Stage:

@@ -68,7 +68,7 @@ class Points:
 class Sampling:
     """Generation by StreamRL's latency of an instance, PTL(BS) * L * ceil(M / BS), with the time of a decode step as PTL.
 
-    The longest reply, sampled alone, is the least that it can take.
+    The longest reply, sampled alone, is the least that it can take, over the batches that are generated meanwhile.
     """
 
     engine: EngineModel
@@ -84,6 +84,8 @@ class Sampling:
     """Engines per node."""
     most: int = 256
     """Replies that an engine samples at once."""
+    batches: int = 1
+    """Batches that the longest reply may take: one more than the bound on staleness."""
     factor: float = 1.0
     """The measured time divided by the modelled one."""
 
@@ -93,7 +95,7 @@ class Sampling:
         reply, longest = self.reply * load.length, self.longest * load.length
         step_s = self.engine.step_s(running, running * (self.prompt + reply / 2))
         alone_s = self.engine.step_s(1, self.prompt + longest / 2)
-        return self.factor * max(step_s * reply * math.ceil(each / running), alone_s * longest)
+        return self.factor * max(step_s * reply * math.ceil(each / running), alone_s * longest / self.batches)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,15 @@ _COLUMNS = {
 }
 
 
-def simulate(path: Path, policies: list[str], seeds: int, gantt: Path | None = None) -> None:
+def simulate(
+    path: Path,
+    policies: list[str],
+    seeds: int,
+    gantt: Path | None = None,
+    engine_gpus: int | None = None,
+) -> None:
     """Runs them and prints; draws each policy's first seed into a folder of `gantt`. Raises SimulationError."""
-    scenario = Scenario.load(path)
+    scenario = Scenario.load(path, engine_gpus)
     unknown = [name for name in policies if name not in POLICIES]
     if unknown:
         raise ScenarioError(f"no policy {unknown[0]!r}; there are: {', '.join(POLICIES)}")
@@ -45,7 +51,12 @@ def simulate(path: Path, policies: list[str], seeds: int, gantt: Path | None = N
             typer.echo(draw(scenario, policy(), 0, gantt / name)["html"], err=True)
     typer.echo(
         json.dumps(
-            {"simulated": True, "scenario": scenario.name, "policies": [o.to_json() for o in outcomes]}
+            {
+                "simulated": True,
+                "scenario": scenario.name,
+                "engine_gpus": scenario.engine_gpus,
+                "policies": [o.to_json() for o in outcomes],
+            }
         )
     )
 
@@ -53,7 +64,7 @@ def simulate(path: Path, policies: list[str], seeds: int, gantt: Path | None = N
 def _show(scenario: Scenario, outcomes: list[Outcome], seeds: int) -> None:
     title = (
         f"Simulated: {scenario.name}, {scenario.gpus} {scenario.gpu}, {scenario.model}, "
-        f"{scenario.train_gpus} GPUs train where that is apart; {seeds} seeds, ± is 95 %"
+        f"engines of {scenario.engine_gpus}, {scenario.train_gpus} GPUs train where that is apart; {seeds} seeds, ± is 95 %"
     )
     console = Console(width=None if sys.stdout.isatty() else 170)
     table = Table(title=title, title_justify="left")

@@ -114,13 +114,16 @@ class Scenario(_Table):
     """The costs of bringing a version to engines in place of coefficients.toml, as `bench.publish` measures headgate's code."""
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        """Reads a file. Raises ScenarioError that names it and what is wrong."""
+    def load(cls, path: Path, engine_gpus: int | None = None) -> Self:
+        """Reads a file. Raises ScenarioError that names it and what is wrong. `engine_gpus` in place of the file's."""
         try:
             table = read_toml(path)
             if "recorded" in table:
                 table["recorded"] = path.parent / table["recorded"]
-            return cls(**{"name": path.stem, **table})
+            if engine_gpus is not None and "engine_costs" in table:
+                raise ScenarioError(f"{path}: [engine_costs] say nothing of engines of another size")
+            size = {} if engine_gpus is None else {"engine_gpus": engine_gpus}
+            return cls(**{"name": path.stem, **table, **size})
         except Unreadable as error:
             raise ScenarioError(str(error)) from error
         except TypeError as error:

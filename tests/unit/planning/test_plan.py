@@ -55,7 +55,7 @@ def test_the_profile_of_the_documentation_is_one() -> None:
     text = Path(__file__).parents[3].joinpath("docs", "scheduler.md").read_text()
     block = text.partition("## Planning")[2].partition("```toml\n")[2].partition("```")[0]
     sites = Profile.parse(tomllib.loads(block)).sites_to_try()
-    assert [site.best().step_s > 0 for site in sites.values()] == [True, True]
+    assert [site.best().step_s > 0 for site in sites.values()] == [True] * 4
 
 
 def test_two_sites_are_tried_both_ways() -> None:
@@ -71,9 +71,33 @@ def test_two_sites_are_tried_both_ways() -> None:
     }
 
 
+def test_engines_of_each_size_are_tried_and_a_longest_reply_may_take_eta_more_batches() -> None:
+    """By hand: 16 replies of 100 tokens on up to 3 nodes, the longest of 1,000; a step takes 10 ms, or 4 in engines of twice
+    the GPUs, of which a node has half as many. Training takes no time to speak of."""
+    small = {"k1": 0, "k2": 0.01, "k3": 0, "k4": 0, "engines": 2}
+    changed = {
+        "generation": small,
+        "sizes": {"large": small | {"k2": 0.004, "engines": 1, "max_running": 2}},
+        "training": {"token_s": 1e-9},
+        "sites": {"here": {"nodes": 4}},
+    }
+
+    def steps(**batch: float) -> dict[str, float]:
+        work = {"samples": 16, "reply_tokens": 100, **batch}
+        tried = Profile.parse(MEASURED | changed | {"batch": work}).sites_to_try()
+        return {name: site.best().step_s for name, site in tried.items()}
+
+    assert steps() == pytest.approx(
+        {"here": 1.0, "here, engines large": 1.2}
+    )  # 6 replies an engine, 2 at once
+    assert steps(longest_tokens=1000) == pytest.approx({"here": 10.0, "here, engines large": 4.0})
+    assert steps(longest_tokens=1000, eta=3) == pytest.approx({"here": 2.5, "here, engines large": 1.2})
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ({"sizes": {"large": {"k1": 0.1}}}, "sizes.large"),
         ({"generation": {}}, "either `seconds`, or all of k1"),
         ({"generation": {"k1": 0.1}}, "all of k1"),
         ({"generation": {"k1": 0, "k2": 1, "k3": 1, "k4": 1}}, "`\\[batch\\]` is needed"),

@@ -73,6 +73,20 @@ def test_the_command_prints_a_table_and_a_line_of_json(tmp_path: Path) -> None:
     assert told["policies"][0]["tokens_per_s"]["ci95"] > 0
 
 
+def test_engines_of_another_size_are_fewer_and_have_the_times_of_that_size(tmp_path: Path) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(SMALL)
+    arguments = ["simulate", str(path), "--policy", "areal", "--seeds", "1"]
+    told = []
+    for more in ([], ["--engine-gpus", "2"]):
+        result = CliRunner().invoke(app, [*arguments, *more])
+        told.append(json.loads(result.stdout.splitlines()[-1]))
+    assert [one["engine_gpus"] for one in told] == [1, 2]
+    path.write_text("engine_gpus = 2" + SMALL)
+    result = CliRunner().invoke(app, arguments)
+    assert json.loads(result.stdout.splitlines()[-1]) == told[1]
+
+
 def test_the_command_refuses_a_policy_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "s.toml"
     path.write_text(SMALL)
@@ -105,6 +119,8 @@ spread = 0
     scenario = Scenario.load(path)
     assert scenario.engine.model.step_s(10, 1000) == pytest.approx(3e-4 + 3e-3 + 2e-3)
     assert scenario.trainer.seconds(1000, 1, False) == pytest.approx(1.0)
+    with pytest.raises(ScenarioError, match="nothing of engines of another size"):
+        Scenario.load(path, engine_gpus=2)
     path.write_text(SMALL + "longest = 70000\n" + measured)
     with pytest.raises(ScenarioError, match="65536"):
         Scenario.load(path)
