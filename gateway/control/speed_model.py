@@ -58,7 +58,7 @@ class Fitting:
 
     model: EngineModel
     prefill_s: float
-    """What a token of a prompt adds to a step, in seconds."""
+    """Seconds that a token of a prompt adds to a step."""
     error: float
     """The median of the relative errors of a step's time."""
     samples: int

@@ -64,7 +64,7 @@ class TokenChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """What an engine has counted of its steps since its start."""
+    """An engine's counts of its own steps, since its start."""
 
     steps: int
     prompts: int
