@@ -33,7 +33,7 @@ from bench.processes import ENGINE_PYTHON, Child, EnginePython, check_installed,
 from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
 from gateway.control.speed_model import Sample, fit
-from gateway.engines.figures import label
+from gateway.engines.figures import label, samples
 from scheduler.policies.throughput import EngineModel
 from scheduler.simulate.engine import Call, Engine, EngineCosts
 
@@ -54,8 +54,9 @@ _TOKENS, _TYPICAL = 256, 24
 _AGAIN = 8
 """How often the loads are played again, at most, until the gateway has fitted something."""
 _PRIOR = EngineModel()
-_OFF = ("live_off_median", "live_off_worst")
-"""How many times more or less than foretold, of loads that the gateway had not seen."""
+_OFF = ("live_off_median", "live_off_worst", "live_off_ran_median", "live_off_ran_worst")
+"""How many times more or less than foretold, of loads that the gateway had not seen. `ran`: foretold of the calls of a step,
+which are fewer than the streams while requests and answers are on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,27 @@ class Cell:
     def sample(self) -> Sample:
         """The measurement as a sample for the fit."""
         return Sample(self.running, self.kv, self.step_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLoad:
+    """A load through the gateway."""
+
+    streams: int
+    unseen: bool
+    """The gateway had learnt nothing from it."""
+    tokens_per_s: float
+    calls: float
+    """Calls of a step, by the engine's own counts."""
+
+    def foretold(self, model: EngineModel, calls: float) -> float:
+        """Tokens/s of a model with so many calls."""
+        return calls / model.step_s(calls, calls * (_TYPICAL + _TOKENS / 2))
+
+    def off(self, model: EngineModel, calls: float) -> float:
+        """How many times more or less than foretold it was."""
+        ratio = self.foretold(model, calls) / self.tokens_per_s
+        return max(ratio, 1 / ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,42 +300,52 @@ async def _speed(gateway: str) -> dict[str, Any]:
     return found
 
 
+async def _counts(http: httpx.AsyncClient) -> tuple[float, float]:
+    """The engine's own counts: tokens that it sampled, and steps."""
+    names = ("vllm:generation_tokens_total", "vllm:iteration_tokens_total_count")
+    found = samples((await http.get("/metrics")).text, names)
+    return sum(found[names[0]]), sum(found[names[1]])
+
+
 async def _live(engine: Child, work: Path, seconds: float, steps: Steps) -> dict[str, Any]:
     """Fits the engine's speed from its live metrics under load, and predicts other loads with it."""
-    async with run_gateway(engine, work / "model", work) as gateway:
+    async with (
+        run_gateway(engine, work / "model", work) as gateway,
+        httpx.AsyncClient(base_url=engine.url) as http,
+    ):
         target = await GatewayTarget.open(gateway.port, Prompts.load(work / "model"))
 
-        async def rate(streams: int, said: Callable[[str], None] = steps.begin) -> float:
+        async def load(streams: int, said: Callable[[str], None] = steps.begin) -> LiveLoad:
             said(f"through the gateway, {streams} streams")
+            tokens, made = await _counts(http)
             window = await measure(target, Shape(streams, _TOKENS, True), seconds, {})
-            return window.tokens / window.seconds
+            tokens, made = (
+                now - before for now, before in zip(await _counts(http), (tokens, made), strict=True)
+            )
+            return LiveLoad(streams, streams in _UNSEEN, window.tokens / window.seconds, tokens / made)
 
-        seen = [(n, await rate(n)) for n in _STREAMS]
+        loads = [await load(n) for n in _STREAMS]
         speed = await _speed(gateway.url)
         for _ in range(_AGAIN):  # a fit needs more seconds than short loads have
             if speed["error"] is not None:
                 break
             for n in _STREAMS:
-                await rate(n, steps.say)
+                await load(n, steps.say)
             speed = await _speed(gateway.url)
-        unseen = [(n, await rate(n)) for n in _UNSEEN]
+        loads += [await load(n) for n in _UNSEEN]
     if speed["error"] is None:
         raise RuntimeError(f"the gateway has not fitted anything: {speed}")
     model = EngineModel(*(speed[key] for key in ("k1", "k2", "k3", "k4")))
-
-    def foretold(streams: int) -> float:
-        return model.rate(streams, streams * (_TYPICAL + _TOKENS / 2))
-
-    loads = [(n, found, n in _UNSEEN) for n, found in seen + unseen]
-    off = [max(foretold(n) / found, found / foretold(n)) for n, found in unseen]
+    off = [load.off(model, load.streams) for load in loads if load.unseen]
+    ran = [load.off(model, load.calls) for load in loads if load.unseen]
+    foretold = [(load.foretold(model, load.streams), load.foretold(model, load.calls)) for load in loads]
     return {
         "live": speed,
         "live_loads": [
-            {"streams": n, "unseen": new, "tokens_per_s": found, "foretold": foretold(n)}
-            for n, found, new in loads
+            {**asdict(load), "foretold": whole, "foretold_ran": part}
+            for load, (whole, part) in zip(loads, foretold, strict=True)
         ],
-        "live_off_median": statistics.median(off),
-        "live_off_worst": max(off),
+        **dict(zip(_OFF, (statistics.median(off), max(off), statistics.median(ran), max(ran)), strict=True)),
     }
 
 
@@ -338,11 +370,12 @@ def _show(found: dict[str, Any]) -> None:
     shown = [["prefill, us a token", number(1e6 * found["prefill_s"])]]
     shown += [[key, number(found[key])] for key in figures]
     for load in found["live_loads"]:
-        told = f"{number(load['tokens_per_s'])} / {number(load['foretold'])}"
-        shown.append(
-            [f"tokens/s of {load['streams']} streams through the gateway: measured / foretold", told]
-        )
-    show("Beside what was fitted", ["figure", "value"], shown)
+        keys = ("calls", "tokens_per_s", "foretold", "foretold_ran")
+        shown.append([f"{load['streams']} streams *", " / ".join(number(load[key]) for key in keys)])
+    note = (
+        "* calls of a step / tokens/s through the gateway / foretold of the streams / foretold of those calls"
+    )
+    show("Beside what was fitted", ["figure", "value"], shown, note)
 
 
 def _say(found: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ class EngineModel:
         if min(self.k1, self.k2, self.k3, self.k4) < 0 or max(self.k2, self.k3) + self.k4 <= 0:
             raise ValueError(f"the coefficients of an engine are at least 0, and a step takes time: {self}")
 
-    def step_s(self, running: int, kv: float) -> float:
+    def step_s(self, running: float, kv: float) -> float:
         """Seconds of one decode step of `running` calls with `kv` tokens in the cache."""
         return self.k1 * kv + max(self.k2, self.k3 * running) + self.k4
 
