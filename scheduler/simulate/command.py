@@ -18,6 +18,7 @@ from scheduler.simulate.study import Outcome, run
 
 _COLUMNS = {
     "tokens_per_s": ("trained tokens/s", "{:,.0f}"),
+    "bounded_tokens_per_s": ("of them within eta", "{:,.0f}"),
     "ub_fraction": ("of the bound", "{:.2f}"),
     "idle_share": ("idle", "{:.1%}"),
     "rollout_share": ("rollout", "{:.1%}"),

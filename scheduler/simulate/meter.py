@@ -23,7 +23,7 @@ class Meter:
     """The sums of one run."""
 
     def __init__(self, scenario: Scenario, layout: Layout, hosts: int) -> None:
-        self._warmup = scenario.warmup
+        self._warmup, self._eta = scenario.warmup, scenario.eta
         self._gpus = layout.rollout + layout.train + layout.both
         self._dedicated = layout.train
         self._lent = 0
@@ -100,7 +100,10 @@ class Meter:
     # Figures
 
     def figures(self) -> dict[str, Any]:
-        """The figures of the run; every one is simulated."""
+        """The figures of the run; every one is simulated.
+
+        `bounded_tokens_per_s`: without trained tokens that were older than eta, as if these were masked.
+        """
         first, last = (
             self._marks[self._warmup - 1] if self._warmup else (0.0, Counter(), 0, 0),
             self._marks[-1],
@@ -111,8 +114,10 @@ class Meter:
         for counted in self.staleness[self._warmup :]:
             ages += counted
         trained, wasted = ages.total(), last[3] - first[3]
+        older = sum(n for age, n in ages.items() if age > self._eta)
         return {
             "tokens_per_s": trained / span,
+            "bounded_tokens_per_s": (trained - older) / span,
             "seconds_per_batch": span / (len(self._marks) - self._warmup),
             **{f"{role}_share": roles[role] / (span * self._gpus) for role in ROLES},
             "staleness_mean": sum(age * n for age, n in ages.items()) / trained,

@@ -7,6 +7,8 @@ Keys of the JSON line, for headgate's own policy (`combined`, with the scenario'
 it was not run); a scenario counts with the mean over its seeds:
 - ub_fraction_geomean, ub_fraction_worst: trained tokens/s over the upper bound (`upper_bound.py`), in the mean and at worst;
 - vs_best_bounded_geomean, vs_best_bounded_worst: over the best baseline that keeps the same bound, in the mean and at worst;
+- vs_best_masked_geomean, vs_best_masked_worst: over the best baseline whether it keeps the bound or not, where tokens older than
+  eta do not count, as if they were masked; in the mean and at worst;
 - vs_sync_max: the most that it is over `sync_colocated` in a scenario;
 - useful_share: the part of all GPU time that the trained tokens need at least, in the mean;
 - planned: the same keys for `combined_planned`, which divides the GPUs as `scheduler plan` would;
@@ -48,6 +50,7 @@ def goals(found: Found, etas: dict[str, int], policy: str = OWN) -> dict[str, fl
     useful: list[float] = []
     over_sync: list[float] = []
     over_best: list[float] = []
+    over_masked: list[float] = []
     for name, outcomes in found.items():
         own = next((outcome for outcome in outcomes if outcome.policy == policy), None)
         if own is None:
@@ -56,12 +59,16 @@ def goals(found: Found, etas: dict[str, int], policy: str = OWN) -> dict[str, fl
         fractions.append(own.estimate("ub_fraction").mean)
         useful.append(own.estimate("useful_share").mean)
         over_best += [min(own.over(rival).mean for rival in rivals)] if rivals else []
+        masked = [o.estimate("bounded_tokens_per_s").mean for o in outcomes if o.policy not in (OWN, PLANNED)]
+        over_masked += [own.estimate("tokens_per_s").mean / max(masked)] if masked else []
         over_sync += [own.over(rival).mean for rival in outcomes if rival.policy == SYNCHRONOUS]
     return {
         "ub_fraction_geomean": _geomean(fractions),
         "ub_fraction_worst": min(fractions, default=None),
         "vs_best_bounded_geomean": _geomean(over_best),
         "vs_best_bounded_worst": min(over_best, default=None),
+        "vs_best_masked_geomean": _geomean(over_masked),
+        "vs_best_masked_worst": min(over_masked, default=None),
         "vs_sync_max": max(over_sync, default=None),
         "useful_share": statistics.fmean(useful) if useful else None,
     }
@@ -126,7 +133,7 @@ def _json(found: Found) -> dict[str, Any]:
 def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
     typer.echo(f"\nSimulated: {name}, eta {eta}; * does not keep that bound; ± is 95 % over seeds")
     heading = (
-        f"{'policy':<22}{'trained tokens/s':>24}{'over sync':>18}{'of bound':>10}"
+        f"{'policy':<22}{'trained tokens/s':>24}{'within eta':>12}{'over sync':>18}{'of bound':>10}"
         f"{'useful':>8}{'idle':>8}{'staleness':>11}{'wasted':>8}"
     )
     typer.echo(heading)
@@ -135,7 +142,8 @@ def _show(name: str, outcomes: Sequence[Outcome], eta: int) -> None:
         rate, over = outcome.estimate("tokens_per_s"), outcome.over(sync)
         typer.echo(
             f"{outcome.policy + ('' if bounded(outcome, eta) else '*'):<22}"
-            f"{rate.mean:>13,.0f} ±{rate.half:>9,.0f}{over.mean:>9.2f} ± {over.half:<6.2f}"
+            f"{rate.mean:>13,.0f} ±{rate.half:>9,.0f}"
+            f"{outcome.estimate('bounded_tokens_per_s').mean:>12,.0f}{over.mean:>9.2f} ± {over.half:<6.2f}"
             f"{outcome.estimate('ub_fraction').mean:>10.2f}{outcome.estimate('useful_share').mean:>8.1%}"
             f"{outcome.estimate('idle_share').mean:>8.1%}{outcome.estimate('staleness_mean').mean:>11.2f}"
             f"{outcome.estimate('wasted_share').mean:>8.1%}"

@@ -18,6 +18,7 @@ from scheduler.simulate.world import Policy, World
 
 FIGURES = (
     "tokens_per_s",
+    "bounded_tokens_per_s",
     "seconds_per_batch",
     "idle_share",
     "rollout_share",

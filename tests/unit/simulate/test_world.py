@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler.simulate.baselines import BASELINES
-from scheduler.simulate.entities import Sample
+from scheduler.simulate.entities import Group, Layout, Sample
 from scheduler.simulate.gantt import timeline
 from scheduler.simulate.hardware import coefficients
 from scheduler.simulate.meter import ROLES, Meter
@@ -83,6 +83,16 @@ def test_a_policy_keeps_its_bounds_and_loses_no_token(name: str, eta: int) -> No
         if math.isfinite(BOUND[name](eta)):
             assert max(max(ages) for ages in meter.staleness) <= BOUND[name](eta)
         assert meter.wasted == 0  # every group is rewarded, and none is superfluous
+
+
+def test_tokens_older_than_eta_are_counted_apart() -> None:
+    meter = Meter(scenario(eta=1, batches=2, warmup=1), Layout(1, 1), 0)
+    for batch, spans in enumerate([[(0, 100)], [(-1, 30), (0, 50), (1, 20)]]):
+        group = Group("g", spans[0][0], 0.5)
+        group.samples.append(Sample("g.0", group, (), spans=spans))
+        meter.trained(10.0 * (batch + 1), batch, [group])
+    figures = meter.figures()
+    assert (figures["tokens_per_s"], figures["bounded_tokens_per_s"]) == (10.0, 7.0)
 
 
 @pytest.mark.parametrize("name", BASELINES)
