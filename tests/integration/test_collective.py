@@ -138,6 +138,8 @@ async def test_an_engine_that_is_killed_in_a_transfer_takes_no_other_along(
         await w.begun_to_receive("demo-0")
         if "hold_load" in fault:
             await until(lambda: w.slot("demo-0").state == "held", "it is paused to take the weights")
+        else:
+            assert w.slot("demo-0").state == "open", "it samples while it receives"
         os.kill(w.slot("demo-0").process.process.pid, signal.SIGKILL)
         assert (await publishing)["state"] == "live"
         for name in NAMES:
