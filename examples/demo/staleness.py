@@ -2,11 +2,14 @@
 
     python -m examples.demo.staleness                          # what `make report-staleness` does; about 45 minutes on two cores
     python -m examples.demo.staleness --etas 0,2 --seeds 1 --steps 10 --plot runs/staleness.png
+    python -m examples.demo.staleness --etas 1 --bounds groups,tokens --plot runs/staleness.png
 
 One run of the demo per bound and seed, one after the other, on real vLLM, each in a folder of its own. Definitions:
 
 - *reward*: of the training batches, at temperature 1, smoothed, by step and by seconds since the training began;
+- *bound*: on the age of groups, or of tokens (`rule = "verl"`, `late = "mask"`; docs/staleness.md);
 - *staleness*: of every trained token, the version that was trained less the version that sampled it;
+- *masked*: tokens that were not trained as they were older than eta, to all sampled tokens of the batches;
 - *trainer idle*: the share of the training's time in which the trainer computed neither gradients nor a step;
 - *engine idle*: the share of samples (every `SAMPLE_S`) in which the gateway had no call in the engine.
 """
@@ -20,6 +23,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +41,15 @@ STEPS = 30
 SAMPLE_S = 0.1
 _LAST = 5
 """Batches whose mean is a run's last reward."""
+BOUNDS = {"groups": "", "tokens": 'rule = "verl"\nlate = "mask"\n'}
+"""What is bounded, and the rows of `[staleness]` for it."""
 _COLUMNS = (
-    ("eta", "eta"),
+    ("eta, bound on", "bound"),
     ("reward, first and last five batches", "reward_training"),
     ("held out, greedy", "reward_heldout"),
     ("seconds", "seconds"),
     ("staleness, mean (max)", "staleness"),
+    ("masked", "masked"),
     ("trainer idle", "trainer_idle"),
     ("engine idle", "engine_idle"),
 )
@@ -53,6 +60,7 @@ class BoundedDemo(Demo):
     """The demo with a bound of its own, no evaluation before, and an eye on the engine."""
 
     eta: int = 2
+    bound: str = "groups"
     steps: int = STEPS
     samples: list[int] = field(default_factory=list)
     """Calls in the engine."""
@@ -83,7 +91,7 @@ class BoundedDemo(Demo):
         """Also the bound and the number of steps."""
         super().configure()
         for name, old, new in (
-            ("gateway.toml", "eta = 2 ", f"eta = {self.eta} "),
+            ("gateway.toml", "[staleness]\neta = 2 ", f"[staleness]\n{BOUNDS[self.bound]}eta = {self.eta} "),
             ("trainer.toml", "steps = 30\n", f"steps = {self.steps}\n"),
         ):
             file = Path(self.path(name))
@@ -110,8 +118,11 @@ class BoundedDemo(Demo):
         staleness: Counter[int] = Counter()
         for record in records:
             staleness.update({age: int(n) for key, n in record.items() if (age := _age(key)) is not None})
+        late = sum(record.get("masked_tokens/late", 0.0) for record in records)
         return {
             "eta": self.eta,
+            "bound": self.bound,
+            "masked": late / (late + staleness.total()),
             "seed": self.seed,
             "rewards": [record["reward_mean"] for record in records],
             "times": [round(record["time"] - began, 2) for record in records],
@@ -127,13 +138,15 @@ class BoundedDemo(Demo):
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a bound: means over its seeds."""
     rows = []
-    for eta in sorted({run["eta"] for run in runs}):
-        of = [run for run in runs if run["eta"] == eta]
+    for eta, bound in sorted({(run["eta"], run["bound"]) for run in runs}):
+        of = runs_of(runs, eta, bound)
         staleness = tokens_by_staleness(of)
         total = sum(staleness.values())
         rows.append(
             {
                 "eta": eta,
+                "bound": bound,
+                "masked": _mean([run["masked"] for run in of]),
                 "seeds": len(of),
                 "reward_first": _mean([_mean(run["rewards"][:_LAST]) for run in of]),
                 "reward_last": _mean([_mean(run["rewards"][-_LAST:]) for run in of]),
@@ -148,6 +161,11 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def runs_of(runs: Sequence[dict[str, Any]], eta: int, bound: str) -> list[dict[str, Any]]:
+    """The runs of one bound."""
+    return [run for run in runs if (run["eta"], run["bound"]) == (eta, bound)]
 
 
 def tokens_by_staleness(runs: Sequence[dict[str, Any]]) -> Counter[int]:
@@ -169,17 +187,17 @@ def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, An
     colours = pyplot.get_cmap("viridis")
     for place, row in enumerate(rows):
         colour = colours(place / max(1, len(rows) - 0.5))
-        for number, run in enumerate(r for r in runs if r["eta"] == row["eta"]):
-            curve, label = smoothed(run["rewards"]), f"eta {row['eta']}" if number == 0 else None
+        for number, run in enumerate(runs_of(runs, row["eta"], row["bound"])):
+            curve, label = smoothed(run["rewards"]), f"eta {_name(row)}" if number == 0 else None
             by_step.plot(range(1, len(curve) + 1), curve, color=colour, label=label, alpha=0.8)
             by_time.plot(run["times"], curve, color=colour, alpha=0.8)
     by_step.set(xlabel="step", ylabel="mean reward, smoothed")
     by_step.legend()
     by_time.set(xlabel="seconds since the training began", ylabel="mean reward, smoothed")
     places = range(len(rows))
-    names = [str(row["eta"]) for row in rows]
+    names = [_name(row) for row in rows]
     bottom = [0.0] * len(rows)
-    counts = [tokens_by_staleness([r for r in runs if r["eta"] == row["eta"]]) for row in rows]
+    counts = [tokens_by_staleness(runs_of(runs, row["eta"], row["bound"])) for row in rows]
     last = max(max(count) for count in counts)
     for age in range(last + 1):
         shares = [count[age] / sum(count.values()) for count in counts]
@@ -216,7 +234,8 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         table.add_column(title, justify="right")
     for row in rows:
         shown = {
-            "eta": str(row["eta"]),
+            "bound": _name(row),
+            "masked": f"{row['masked']:.1%}",
             "reward_training": f"{row['reward_first']:.3f}, {row['reward_last']:.3f}",
             "reward_heldout": f"{row['reward_heldout']:.3f}",
             "seconds": f"{row['seconds']:.0f}",
@@ -228,6 +247,10 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
     console.print(table)
 
 
+def _name(row: dict[str, Any]) -> str:
+    return str(row["eta"]) + ("" if row["bound"] == "groups" else f", {row['bound']}")
+
+
 def _age(key: str) -> int | None:
     prefix, _, age = key.partition("/")
     return int(age) if prefix == "staleness_tokens" else None
@@ -235,6 +258,13 @@ def _age(key: str) -> int | None:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _bounds(text: str) -> list[str]:
+    bounds = text.split(",")
+    if unknown := [bound for bound in bounds if bound not in BOUNDS]:
+        raise argparse.ArgumentTypeError(f"no bound on {unknown[0]}; there are: {', '.join(BOUNDS)}")
+    return bounds
 
 
 def _numbers(text: str) -> list[int]:
@@ -247,6 +277,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--etas", type=_numbers, default=list(ETAS), help="bounds, with commas")
+    parser.add_argument(
+        "--bounds",
+        type=_bounds,
+        default=["groups"],
+        help="what is bounded: groups, tokens, or both, with commas",
+    )
     parser.add_argument("--seeds", type=_numbers, default=list(SEEDS), help="with commas")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of each run")
     parser.add_argument(
@@ -256,19 +292,19 @@ def main() -> None:
     options = parser.parse_args()
     console = Console()
     runs: list[dict[str, Any]] = []
-    for seed in options.seeds:
-        for eta in options.etas:
-            demo = BoundedDemo(
-                options.dir / f"eta-{eta}-seed-{seed}-steps-{options.steps}",
-                seed,
-                eta=eta,
-                steps=options.steps,
-            )
-            done = demo.directory / "result.json"
-            console.print(
-                f"[bold]eta {eta}, seed {seed}[/bold] ({len(runs) + 1} of {len(options.seeds) * len(options.etas)})"
-            )
-            runs.append(json.loads(done.read_text()) if done.exists() else asyncio.run(demo.run()))
+    planned = list(product(options.seeds, options.etas, options.bounds))
+    for seed, eta, bound in planned:
+        apart = "" if bound == "groups" else f"-{bound}"
+        demo = BoundedDemo(
+            options.dir / f"eta-{eta}{apart}-seed-{seed}-steps-{options.steps}",
+            seed,
+            eta=eta,
+            bound=bound,
+            steps=options.steps,
+        )
+        done = demo.directory / "result.json"
+        console.print(f"[bold]eta {eta} for {bound}, seed {seed}[/bold] ({len(runs) + 1} of {len(planned)})")
+        runs.append(json.loads(done.read_text()) if done.exists() else asyncio.run(demo.run()))
     rows = summarize(runs)
     plot(options.plot, runs, rows)
     show(rows, console)

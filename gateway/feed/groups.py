@@ -81,9 +81,7 @@ class GroupReader:
         return [marks.node(node, buffer) for node in nodes]
 
     def _marks(self) -> _Marks:
-        # Only StaleFlow's rule bounds the staleness of every token; under another rule no token is too late.
-        eta = self.staleness.eta if self.staleness.rule == "staleflow" else None
-        return _Marks(eta, np.asarray(sorted(self.orphans()), np.int32))
+        return _Marks(self.staleness.oldest, np.asarray(sorted(self.orphans()), np.int32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,14 @@ class GraderSettings(Section):
         return self
 
 
+_LATE = {
+    "staleflow": ("cancel", "drop", "mask"),
+    "verl": ("cancel", "mask"),
+    "areal": ("cancel", "mask"),
+}
+"""The values of `[staleness] late` that a rule knows; others know `cancel` alone."""
+
+
 class StalenessSettings(Section):
     """`[staleness]`: how far samples may lag behind the weights that are trained."""
 
@@ -123,7 +131,8 @@ class StalenessSettings(Section):
     """A group whose rewards are all equal teaches nothing and is dropped, so that another can take its place."""
     late: Literal["cancel", "drop", "mask"] = "cancel"
     """A group for which no batch is left within the bound: its episodes are stopped (`cancel`); run on, untrained (`drop`); or it
-    takes the next batch that there is, its rewards count, and only tokens past the bound are not trained (`mask`)."""
+    takes the next batch that there is, its rewards count, and only tokens past the bound are not trained (`mask`). With the rules
+    `verl` and `areal`, which bound no group's age, `mask` bounds every token's; else these train all tokens."""
     stuck: Literal["wait", "retry", "truncate"] = "wait"
     """A batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`: wait for them; give them up, so that
     others may start (`retry`); or train without them (`truncate`)."""
@@ -137,11 +146,19 @@ class StalenessSettings(Section):
         if self.rule == "slime" and self.eta == 0:
             raise ValueError('rule = "slime" needs eta >= 1: it is its update_weights_interval')
         extras = (self.spare_groups, self.spare_members, self.drop_equal, self.stuck != "wait")
-        if self.rule != "staleflow" and (any(extras) or self.late != "cancel"):
+        if self.rule != "staleflow" and any(extras):
             raise ValueError(
-                f'spare_groups, spare_members, drop_equal, late and stuck are for rule = "staleflow", not {self.rule!r}'
+                f'spare_groups, spare_members, drop_equal and stuck are for rule = "staleflow", not {self.rule!r}'
             )
+        if self.late not in _LATE.get(self.rule, ("cancel",)):
+            able = " or ".join(rule for rule, values in _LATE.items() if self.late in values)
+            raise ValueError(f"late = {self.late!r} is for rule = {able}, not {self.rule!r}")
         return self
+
+    @property
+    def oldest(self) -> int | None:
+        """Versions that a trained token may be older than the weights that are trained on it; None: any."""
+        return self.eta if self.rule == "staleflow" or self.late == "mask" else None
 
 
 class FeedSettings(Section):

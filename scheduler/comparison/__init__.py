@@ -13,6 +13,9 @@ be trained. The bounds hold whatever happens.
 | areal | max_staleness | not bounded | <= (eta + 1) B | nobody |
 | verl | staleness_threshold, in batches | not bounded | <= (eta + 1) B | nobody |
 
+Under areal and verl, `[staleness] late = "mask"` has the gateway mask tokens older than eta, so that what is trained is bounded
+token by token.
+
 With eta = 0, areal, verl and roll are synchronous in what may start, as long as version numbers are not skipped. The
 competitors refuse `Unstick` and ignore the settings that are staleflow's own (gateway/settings.py refuses those for them). What
 they have in common is in `queue.py`.
