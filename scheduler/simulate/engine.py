@@ -10,7 +10,8 @@ and the step that is underway at any moment is the root of a quadratic. Owns its
 steps that is the present or the next one. Invariants:
 - whatever is done to the engine takes effect at a boundary: a step that has begun ends, as in vLLM;
 - the cache never holds more than `capacity` tokens after a step, unless one call alone needs more;
-- a call that is admitted has its missing tokens prefilled first, and the others wait meanwhile (no chunked prefill);
+- a call that is admitted has its missing tokens prefilled first; the others wait for that, but for the share `overlap`, which
+  goes by in their steps (chunked prefill);
 - a call is admitted if all running ones could then sample `HEADROOM` tokens each; alone in an engine it is always admitted;
 - when the next step would not fit, the call that was admitted last goes back to the head of the queue, its cache lost (vLLM's
   preemption by recomputation).
@@ -68,6 +69,8 @@ class EngineCosts:
     """Tokens in the cache."""
     slots: int
     """Calls that run at once."""
+    overlap: float = 0.0
+    """The share of a prefill's time that goes by in the steps of calls that run, from 0 to 1."""
 
 
 class Engine:
@@ -238,7 +241,7 @@ class Engine:
                 return
             self.waiting.popleft()
             fresh = max(call.context - call.cached, 0)
-            self.at += fresh * costs.prefill_s
+            self.at += fresh * costs.prefill_s * (1 - costs.overlap if n else 1)
             self.prefilled += fresh
             call.start, call.cached = self.steps, 0
             self.kv += call.context

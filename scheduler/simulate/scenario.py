@@ -16,6 +16,7 @@ likeness = 0.5            # correlation of lengths within a group
 stream = 64               # everybody's trainer takes a batch in so many parts as it comes, 0: whole; not said: each policy's own
 recompute = false         # everybody's trainer computes log-probabilities once more, or nobody's; likewise
 threshold = 0.3           # batches beyond one that verl's window lets live, in every policy that has it; not said: eta
+prefill_overlap = 0.4     # the share of a prefill's time that goes by in the steps of running calls; 0: they wait for it
 recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 [lengths]                 # see workload.Lengths
@@ -26,6 +27,7 @@ recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -105,6 +107,7 @@ class Scenario(_Table):
     """None: each policy's own."""
     threshold: float | None = Field(None, ge=0, le=64)
     """None: the bound on staleness."""
+    prefill_overlap: float = Field(0.0, ge=0, le=1)
     recorded: Path | None = None
     engine_costs: EngineCosts | None = None
     """Engine costs in place of coefficients.toml, as `bench.costs` measures them on a real engine."""
@@ -148,7 +151,8 @@ class Scenario(_Table):
     @cached_property
     def engine(self) -> EngineCosts:
         """The costs of each engine."""
-        return self.engine_costs or engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
+        costs = self.engine_costs or engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
+        return replace(costs, overlap=self.prefill_overlap) if self.prefill_overlap else costs
 
     @cached_property
     def trainer(self) -> TrainerCosts:

@@ -91,7 +91,9 @@ def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task]) -> float:
     live = (scenario.eta + 1) * scenario.batch * len(tasks[0].episodes)
     calls = max(1, min(costs.slots, live, int(costs.capacity * sampled / held)))
     step_s = max(model.k2 / calls, model.k3) + model.k4 / calls
-    return scenario.engine_gpus * (held * model.k1 + sampled * step_s + prompts * costs.prefill_s)
+    return scenario.engine_gpus * (
+        held * model.k1 + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap)
+    )
 
 
 def _alone(costs: EngineCosts, turns: Sequence[Turn]) -> float:
