@@ -2,7 +2,7 @@
 
     python -m examples.demo.staleness                          # what `make report-staleness` does; about 45 minutes on two cores
     python -m examples.demo.staleness --etas 0,2 --seeds 1 --steps 10 --plot runs/staleness.png
-    python -m examples.demo.staleness --etas 1 --bounds groups,tokens --plot runs/staleness.png
+    python -m examples.demo.staleness --etas 1 --bounds groups,tokens --concurrency 256 --plot runs/staleness.png
 
 One run of the demo per bound and seed, one after the other, on real vLLM, each in a folder of its own. Definitions:
 
@@ -38,6 +38,8 @@ from gateway.client import GatewayClient
 ETAS = (0, 1, 2, 4, 8)
 SEEDS = (1, 2, 3)
 STEPS = 30
+CONCURRENCY = 128
+"""Agents at once: one batch's worth. With twice as many, tokens become older."""
 SAMPLE_S = 0.1
 _LAST = 5
 """Batches whose mean is a run's last reward."""
@@ -62,6 +64,7 @@ class BoundedDemo(Demo):
     eta: int = 2
     bound: str = "groups"
     steps: int = STEPS
+    concurrency: int = CONCURRENCY
     samples: list[int] = field(default_factory=list)
     """Calls in the engine."""
 
@@ -93,6 +96,7 @@ class BoundedDemo(Demo):
         for name, old, new in (
             ("gateway.toml", "[staleness]\neta = 2 ", f"[staleness]\n{BOUNDS[self.bound]}eta = {self.eta} "),
             ("trainer.toml", "steps = 30\n", f"steps = {self.steps}\n"),
+            ("trainer.toml", f"concurrency = {CONCURRENCY}\n", f"concurrency = {self.concurrency}\n"),
         ):
             file = Path(self.path(name))
             text = file.read_text()
@@ -285,6 +289,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=_numbers, default=list(SEEDS), help="with commas")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of each run")
+    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="agents at once")
     parser.add_argument(
         "--dir", type=Path, default=Path("runs/staleness"), help="a run that is there is not repeated"
     )
@@ -295,12 +300,14 @@ def main() -> None:
     planned = list(product(options.seeds, options.etas, options.bounds))
     for seed, eta, bound in planned:
         apart = "" if bound == "groups" else f"-{bound}"
+        apart += "" if options.concurrency == CONCURRENCY else f"-agents-{options.concurrency}"
         demo = BoundedDemo(
             options.dir / f"eta-{eta}{apart}-seed-{seed}-steps-{options.steps}",
             seed,
             eta=eta,
             bound=bound,
             steps=options.steps,
+            concurrency=options.concurrency,
         )
         done = demo.directory / "result.json"
         console.print(f"[bold]eta {eta} for {bound}, seed {seed}[/bold] ({len(runs) + 1} of {len(planned)})")
