@@ -204,7 +204,8 @@ class Combined:
         """The weights are pushed into host memory, and travel to the engines' hosts beside all else; the nodes are released."""
         transfers = world.transfers
         batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
-        tokens = sum(sample.context for group in batch for sample in group.samples if not sample.dropped)
+        samples = [sample for group in batch for sample in group.samples if not sample.dropped]
+        tokens = sum(world.scenario.trained(sample.context) for sample in samples)
         busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, world.recompute)
         world.publish(transfers.push_s, delay_s=transfers.delay_s)
         self._claims = False

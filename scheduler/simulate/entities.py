@@ -41,6 +41,8 @@ class Host:
     version: int = 0
     kept: list[Sample] = field(default_factory=list)
     """Samples that go on here once it is open."""
+    idle: dict[str, int] = field(default_factory=dict)
+    """Tokens that it has in its cache of conversations whose tool works, by sample, the oldest first."""
     serial: int = 0
 
 

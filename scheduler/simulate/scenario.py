@@ -17,6 +17,8 @@ stream = 64               # everybody's trainer takes a batch in so many parts a
 recompute = false         # everybody's trainer computes log-probabilities once more, or nobody's; likewise
 threshold = 0.3           # batches beyond one that verl's window lets live, in every policy that has it; not said: eta
 prefill_overlap = 0.4     # the share of a prefill's time that goes by in the steps of running calls; 0: they wait for it
+idle_caches = true        # conversations whose tool works fill their engine's cache, until they give way; false: they take none
+attention = 1.3e-5        # what attention adds to training a token, for each token of its episode: layers * width / parameters
 recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
 
 [lengths]                 # see workload.Lengths
@@ -108,6 +110,8 @@ class Scenario(_Table):
     threshold: float | None = Field(None, ge=0, le=64)
     """None: the bound on staleness."""
     prefill_overlap: float = Field(0.0, ge=0, le=1)
+    idle_caches: bool = False
+    attention: float = Field(0.0, ge=0, le=1e-3)
     recorded: Path | None = None
     engine_costs: EngineCosts | None = None
     """Engine costs in place of coefficients.toml, as `bench.costs` measures them on a real engine."""
@@ -158,6 +162,10 @@ class Scenario(_Table):
     def trainer(self) -> TrainerCosts:
         """The costs of the trainer."""
         return self.trainer_costs or trainer_costs(self.model, self.gpu)
+
+    def trained(self, context: int) -> float:
+        """The tokens without attention that take the trainer as long as an episode of so many."""
+        return context * (1 + self.attention * context)
 
     def transfers(self, train_gpus: int) -> TransferCosts:
         """The costs of weight transfers from a trainer of so many GPUs."""

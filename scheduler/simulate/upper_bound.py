@@ -43,13 +43,14 @@ class UpperBound:
         ]
         count, trainer, gpus = len(batches), scenario.trainer, scenario.gpus
         tasks = [task for batch in batches for task in batch]
-        context = sum(turn.prompt + turn.sampled for turns in _episodes(tasks) for turn in turns) / count
+        contexts = [sum(turn.prompt + turn.sampled for turn in turns) for turns in _episodes(tasks)]
+        trained = sum(map(scenario.trained, contexts)) / count
         generation = _gpu_seconds(scenario, tasks) / count
         alone = [max(_alone(scenario.engine, turns) for turns in _episodes(batch)) for batch in batches]
         return cls(
             tokens=sum(task.sampled for task in tasks) / count,
-            train_s=trainer.seconds(context, gpus, False) + trainer.step_s,
-            busy_s=(generation + trainer.seconds(context, 1, False)) / gpus,
+            train_s=trainer.seconds(trained, gpus, False) + trainer.step_s,
+            busy_s=(generation + trainer.seconds(trained, 1, False)) / gpus,
             longest_s=(sum(alone) / count + trainer.step_s) / (scenario.eta + 1),
         )
 

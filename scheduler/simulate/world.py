@@ -289,7 +289,8 @@ class World:
             self._tell(Leased(buffer))
         names = self.rule.entries(buffer)[len(self._trained) :][: self.ready()]
         self._trained += names
-        tokens = sum(s.context for name in names for s in self.groups[name].samples if not s.dropped)
+        samples = [s for name in names for s in self.groups[name].samples if not s.dropped]
+        tokens = sum(self.scenario.trained(sample.context) for sample in samples)
         seconds = self.scenario.trainer.seconds(tokens, self.layout.train_gpus, self.recompute)
         self._trainer_is("training")
         self._after(seconds, self._part_done)
@@ -379,6 +380,8 @@ class World:
             sample.over = True
             self._tell(Reward(sample.name))
             return
+        if sample.cached_at is not None:
+            self.hosts[sample.cached_at[0]].idle[sample.name] = sample.call.context
         following = sample.turns[sample.at]
         context = sample.call.prompt + turn.sampled + following.prompt
         sample.call = Call(sample, context, following.sampled)
@@ -395,6 +398,7 @@ class World:
 
     def _opened(self, host: Host, version: int) -> None:
         host.state, host.version = "open", version
+        host.idle.clear()
         host.engine.advance(self.now)
         self._changed.append((self.policy.on_opened, host))
         kept, host.kept = [sample for sample in host.kept if not sample.over], []
@@ -439,7 +443,7 @@ class World:
     def _enter(self, sample: Sample, host: Host) -> None:
         call, group, here = sample.call, sample.group, (host.number, host.version)
         call.cached = 0
-        if sample.cached_at == here and not host.engine.waiting:
+        if sample.cached_at == here and not host.engine.waiting and self._still_cached(sample, host):
             call.cached = call.prompt - sample.turns[sample.at].prompt
         elif here in group.cached_at:
             call.cached = sample.turns[0].prompt
@@ -452,6 +456,18 @@ class World:
         sample.since = call.done
         host.engine.add(self.now, call)
         self._touch(host)
+
+    def _still_cached(self, sample: Sample, host: Host) -> bool:
+        """Returns whether an engine has kept a conversation while its tool worked.
+
+        Looked at when a call comes: calls that run by then have taken their part of the cache from idle ones, the oldest first.
+        """
+        if not self.scenario.idle_caches:
+            return True
+        host.engine.advance(self.now)
+        while host.idle and host.engine.kv + sum(host.idle.values()) > host.engine.costs.capacity:
+            del host.idle[next(iter(host.idle))]
+        return host.idle.pop(sample.name, None) is not None
 
     def _left(self, sample: Sample) -> None:
         """Books what was sampled in the engine that the sample has left."""
@@ -524,6 +540,8 @@ class World:
         if sample.over:
             return
         sample.over = True
+        if sample.cached_at is not None:
+            self.hosts[sample.cached_at[0]].idle.pop(sample.name, None)
         if sample.host is not None:
             self._take_out(sample)
         elif sample in self.held:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from scheduler.policies.throughput import EngineModel
 from scheduler.simulate.baselines import BASELINES
+from scheduler.simulate.engine import EngineCosts
 from scheduler.simulate.entities import Group, Layout, Sample
 from scheduler.simulate.gantt import timeline
-from scheduler.simulate.hardware import coefficients
+from scheduler.simulate.hardware import TrainerCosts, coefficients
 from scheduler.simulate.meter import ROLES, Meter
 from scheduler.simulate.registry import RIVALS
 from scheduler.simulate.scenario import Scenario
@@ -127,6 +129,29 @@ def test_every_trigger_of_a_pull_keeps_the_bound(trigger: str) -> None:
     meter = run("staleflow", given, policy=RIVALS[f"staleflow_{trigger}"]())
     assert max(meter.group_staleness) <= 1
     assert meter.ends != run("staleflow", given).ends, "the trigger decides something"
+
+
+@pytest.mark.parametrize("name", ["roll_flash", "dora"])
+def test_idle_conversations_lose_their_cache_only_where_it_is_short(name: str) -> None:
+    def prefilled(capacity: int, idle_caches: bool) -> int:
+        costs = EngineCosts(EngineModel(1e-8, 5e-3, 1e-4, 3e-3), 1e-5, capacity, 256)
+        turns = {"mean": 4, "most": 6, "wait_s": 20.0}
+        lengths = {"kind": "lognormal", "median": 300, "sigma": 0.5, "longest": 600}
+        given = scenario(eta=1, engine_costs=costs, turns=turns, lengths=lengths, idle_caches=idle_caches)
+        return run(name, given).prefilled
+
+    assert prefilled(10**8, True) == prefilled(10**8, False)
+    assert prefilled(6_000, True) > prefilled(6_000, False)
+
+
+def test_attention_makes_training_longer_by_the_length_of_an_episode() -> None:
+    def trained_s(attention: float) -> float:
+        costs = TrainerCosts(token_s=1e-3, recompute_s=0.0, step_s=0.0, spread=0.0)
+        lengths = {"kind": "constant", "median": 900}
+        given = scenario(prompt=100, trainer_costs=costs, lengths=lengths, attention=attention)
+        return run("sync_split", given).seconds["train"]
+
+    assert trained_s(1e-4) == pytest.approx(1.1 * trained_s(0.0))
 
 
 class Stays(Watched):
