@@ -86,7 +86,7 @@ class LiveLoad:
 
     def foretold(self, model: EngineModel, calls: float) -> float:
         """Tokens/s of a model with so many calls."""
-        return calls / model.step_s(calls, calls * (_TYPICAL + _TOKENS / 2))
+        return model.rate(calls, calls * (_TYPICAL + _TOKENS / 2))
 
     def off(self, model: EngineModel, calls: float) -> float:
         """How many times more or less than foretold it was."""

@@ -44,7 +44,7 @@ SAMPLE_S = 0.1
 _LAST = 5
 """Batches whose mean is a run's last reward."""
 BOUNDS = {"groups": "", "tokens": 'rule = "verl"\nlate = "mask"\n'}
-"""What is bounded, and the rows of `[staleness]` for it."""
+"""The rows of `[staleness]` that bound the age of groups, or that of tokens."""
 _COLUMNS = (
     ("eta, bound on", "bound"),
     ("reward, first and last five batches", "reward_training"),

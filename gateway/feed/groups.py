@@ -81,7 +81,7 @@ class GroupReader:
         return [marks.node(node, buffer) for node in nodes]
 
     def _marks(self) -> _Marks:
-        return _Marks(self.staleness.oldest, np.asarray(sorted(self.orphans()), np.int32))
+        return _Marks(self.staleness.max_token_age, np.asarray(sorted(self.orphans()), np.int32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,7 @@ class StalenessSettings(Section):
         return self
 
     @property
-    def oldest(self) -> int | None:
+    def max_token_age(self) -> int | None:
         """Versions that a trained token may be older than the weights that are trained on it; None: any."""
         return self.eta if self.rule == "staleflow" or self.late == "mask" else None
 

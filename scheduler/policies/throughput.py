@@ -37,7 +37,7 @@ class EngineModel:
         """Seconds of one decode step of `running` calls with `kv` tokens in the cache."""
         return self.k1 * kv + max(self.k2, self.k3 * running) + self.k4
 
-    def rate(self, running: int, kv: float) -> float:
+    def rate(self, running: float, kv: float) -> float:
         """Tokens a second."""
         return running / self.step_s(running, kv) if running else 0.0
 

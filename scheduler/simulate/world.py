@@ -380,7 +380,7 @@ class World:
             sample.over = True
             self._tell(Reward(sample.name))
             return
-        if sample.cached_at is not None:
+        if self.scenario.idle_caches and sample.cached_at is not None:
             self.hosts[sample.cached_at[0]].idle[sample.name] = sample.call.context
         following = sample.turns[sample.at]
         context = sample.call.prompt + turn.sampled + following.prompt
@@ -465,8 +465,9 @@ class World:
         if not self.scenario.idle_caches:
             return True
         host.engine.advance(self.now)
-        while host.idle and host.engine.kv + sum(host.idle.values()) > host.engine.costs.capacity:
-            del host.idle[next(iter(host.idle))]
+        held = host.engine.kv + sum(host.idle.values())
+        while host.idle and held > host.engine.costs.capacity:
+            held -= host.idle.pop(next(iter(host.idle)))
         return host.idle.pop(sample.name, None) is not None
 
     def _left(self, sample: Sample) -> None:

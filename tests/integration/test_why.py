@@ -159,9 +159,8 @@ async def test_late_tokens_are_flagged_and_the_rest_of_the_group_counts(
         assert turn.flags.tolist() == [TokenFlag.LATE] * 5
         await gateway.admin.ack(lease, "checkpoint")
         why = await gateway.admin.why(episode)
-        late = (
-            ["late"] if rule == "staleflow" else []
-        )  # under the others a group has no batch that it could miss
+        # Under the other rules a group has no batch that it could miss.
+        late = ["late"] if rule == "staleflow" else []
         assert kinds(why) == ["admitted", *late, "rewarded", "occupied", "masked", "trained"]
         assert why["masked_tokens"] == {"late": 5}
         assert why["verdict"] == "trained in batch 1 as version 2, but none of its tokens counted"

@@ -101,7 +101,7 @@ def test_a_second_in_which_the_load_changed_or_the_engine_began_anew_says_nothin
 
 
 def test_an_engine_that_counts_its_steps_is_believed_however_little_of_the_second_it_was_busy() -> None:
-    """It had nothing to do for half of each second, and each step computed 25 tokens of prompts."""
+    """An engine that is idle for half of each second, and computes 25 tokens of prompts in each step."""
     fits, steps, sampled, prompts, gaps_s = SpeedModels(PRIOR), 0, 0, 0, 0.0
     for second in range(40):
         counts = StepCounts(steps, prompts, sampled, gaps_s)
