@@ -20,7 +20,18 @@ from typing import Any, Literal
 from scheduler.policies import rules
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
-from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
+from scheduler.program.calls import (
+    Arrived,
+    Closed,
+    Demand,
+    EngineSeen,
+    Fitted,
+    Left,
+    Move,
+    Opened,
+    Placed,
+    Seen,
+)
 from scheduler.program.events import Added, Begun, Do, Done, Published
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
 from scheduler.simulate.entities import Host, Layout, Sample
@@ -243,8 +254,10 @@ class Combined:
         inject(self._fleet.begun, Begun(0))
         inject(self._update.begun, Begun(0))
         inject(self._placement.begun, Begun(0))
-        first = world.layout.rollout // world.scenario.engine_gpus
+        first = next((host.number for host in world.hosts if host.shared), 0)
         for host in world.hosts:
+            if host.gpus != world.scenario.engine_gpus:
+                inject(self._placement.fitted, Fitted(host.name, **asdict(host.engine.costs.model)))
             if host.shared:
                 node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
                 if node not in self._roles:

@@ -22,12 +22,14 @@ ROLES = ("rollout", "train", "switching", "idle")
 class Meter:
     """The sums of one run."""
 
-    def __init__(self, scenario: Scenario, layout: Layout, hosts: int) -> None:
+    def __init__(self, scenario: Scenario, layout: Layout, engines: Sequence[int]) -> None:
+        """`engines`: the GPUs of each."""
         self._warmup, self._eta = scenario.warmup, scenario.eta
         self._gpus = layout.rollout + layout.train + layout.both
         self._dedicated = layout.train
         self._lent = 0
-        self._hosts: list[tuple[str, float]] = [("idle", 0.0)] * hosts
+        self._engines = engines
+        self._hosts: list[tuple[str, float]] = [("idle", 0.0)] * len(engines)
         self._trainer = ("idle", 0.0)
         self.seconds: Counter[str] = Counter()
         """GPU seconds by role."""
@@ -131,10 +133,9 @@ class Meter:
     def _seconds(self, now: float) -> Counter[str]:
         """The GPU seconds so far, with roles that last."""
         seconds = Counter(self.seconds)
-        size = (self._gpus - self._dedicated) // max(len(self._hosts), 1)
-        for role, since in self._hosts:
+        for gpus, (role, since) in zip(self._engines, self._hosts, strict=True):
             if role != "lent":
-                seconds[role] += size * (now - since)  # type: ignore[assignment]
+                seconds[role] += gpus * (now - since)  # type: ignore[assignment]
         return seconds
 
     def _book_trainer(self, now: float) -> None:

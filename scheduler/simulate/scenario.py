@@ -4,6 +4,7 @@ gpus = 128                # all of them
 gpu = "H800"              # a kind of coefficients.toml
 model = "7B"              # likewise
 engine_gpus = 1           # of one engine (tensor parallel)
+engines_of = { 8 = 1 }    # of the GPUs that only sample, one engine of 8 in place of smaller ones; by number of GPUs
 train_share = 0.5         # of the GPUs, where rollout and training are apart; 0: balanced, in eighths, by the cost models
 sites = 1                 # 2: engines and trainer are apart, and weights travel between sites
 batch = 64                # groups
@@ -32,7 +33,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -90,6 +91,8 @@ class Scenario(_Table):
     gpu: str = "H800"
     model: str = "7B"
     engine_gpus: int = Field(1, ge=1, le=64)
+    engines_of: dict[Annotated[int, Field(ge=1, le=64)], Annotated[int, Field(ge=1, le=20_000)]] = {}
+    """The number of engines of other sizes than `engine_gpus`, by their GPUs."""
     slots: int = Field(0, ge=0, le=4096)
     """Calls that one engine runs at once; 0: as in coefficients.toml."""
     train_share: float = Field(0.0, ge=0, lt=1)
@@ -146,17 +149,37 @@ class Scenario(_Table):
             raise ValueError(
                 f"gpus ({self.gpus}) must be a multiple of engine_gpus ({self.engine_gpus}), at least twice it"
             )
-        if (longest := self.workload(0).longest) > self.engine.capacity:
-            raise ValueError(
-                f"a context of {longest} tokens does not fit into an engine's cache of {self.engine.capacity}"
-            )
+        if self.engines_of and self.engine_costs is not None:
+            raise ValueError("engines_of: [engine_costs] say nothing of engines of another size")
+        longest = self.workload(0).longest
+        for gpus in (self.engine_gpus, *self.engines_of):
+            if longest > (capacity := self.engine_on(gpus).capacity):
+                raise ValueError(
+                    f"a context of {longest} tokens does not fit into an engine's cache of {capacity}"
+                )
         return self
 
     @cached_property
     def engine(self) -> EngineCosts:
-        """The costs of each engine."""
-        costs = self.engine_costs or engine_costs(self.model, self.gpu, self.engine_gpus, self.slots)
+        """The costs of each engine of `engine_gpus`."""
+        return self.engine_on(self.engine_gpus)
+
+    def engine_on(self, gpus: int) -> EngineCosts:
+        """The costs of an engine of so many GPUs. Raises ScenarioError if the model does not fit."""
+        costs = self.engine_costs or engine_costs(self.model, self.gpu, gpus, self.slots)
         return replace(costs, overlap=self.prefill_overlap) if self.prefill_overlap else costs
+
+    def engines(self, sampling: int, lent: int) -> list[int]:
+        """The GPUs of each engine, where so many GPUs only sample and so many are lent; the largest come first. Raises
+        ScenarioError."""
+        others = [gpus for gpus, count in sorted(self.engines_of.items(), reverse=True) for _ in range(count)]
+        rest = sampling - sum(others)
+        if rest < 0 or rest % self.engine_gpus:
+            raise ScenarioError(
+                f"engines_of has {sum(others)} GPUs: of the {sampling} that only sample, none or a multiple of engine_gpus"
+                f" ({self.engine_gpus}) must be left"
+            )
+        return others + [self.engine_gpus] * ((rest + lent) // self.engine_gpus)
 
     @cached_property
     def trainer(self) -> TrainerCosts:

@@ -45,8 +45,12 @@ class UpperBound:
         tasks = [task for batch in batches for task in batch]
         contexts = [sum(turn.prompt + turn.sampled for turn in turns) for turns in _episodes(tasks)]
         trained = sum(map(scenario.trained, contexts)) / count
-        generation = _gpu_seconds(scenario, tasks) / count
-        alone = [max(_alone(scenario.engine, turns) for turns in _episodes(batch)) for batch in batches]
+        sizes = {gpus: scenario.engine_on(gpus) for gpus in (scenario.engine_gpus, *scenario.engines_of)}
+        generation = min(_gpu_seconds(scenario, tasks, gpus, costs) for gpus, costs in sizes.items()) / count
+        alone = [
+            max(min(_alone(costs, turns) for costs in sizes.values()) for turns in _episodes(batch))
+            for batch in batches
+        ]
         return cls(
             tokens=sum(task.sampled for task in tasks) / count,
             train_s=trainer.seconds(trained, gpus, False) + trainer.step_s,
@@ -75,9 +79,9 @@ def _episodes(tasks: Iterable[Task]) -> Iterable[Sequence[Turn]]:
     return (turns for task in tasks for turns in task.episodes)
 
 
-def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task]) -> float:
-    """GPU seconds of the generation of all tasks, where every engine runs as many calls as it may."""
-    costs, model = scenario.engine, scenario.engine.model
+def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task], gpus: int, costs: EngineCosts) -> float:
+    """GPU seconds of the generation of all tasks, where every engine has so many GPUs and runs as many calls as it may."""
+    model = costs.model
     sampled = held = prompts = 0
     for task in tasks:
         prompts += task.episodes[0][0].prompt - sum(turns[0].prompt for turns in task.episodes)
@@ -92,9 +96,7 @@ def _gpu_seconds(scenario: Scenario, tasks: Sequence[Task]) -> float:
     live = (scenario.eta + 1) * scenario.batch * len(tasks[0].episodes)
     calls = max(1, min(costs.slots, live, int(costs.capacity * sampled / held)))
     step_s = max(model.k2 / calls, model.k3) + model.k4 / calls
-    return scenario.engine_gpus * (
-        held * model.k1 + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap)
-    )
+    return gpus * (held * model.k1 + sampled * step_s + prompts * costs.prefill_s * (1 - costs.overlap))
 
 
 def _alone(costs: EngineCosts, turns: Sequence[Turn]) -> float:

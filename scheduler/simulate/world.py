@@ -116,7 +116,7 @@ class World:
         """The newest version that engines can have."""
         self.held: deque[Sample] = deque()
         self.hosts = self._made()
-        self.meter = Meter(scenario, self.layout, len(self.hosts))
+        self.meter = Meter(scenario, self.layout, [host.gpus for host in self.hosts])
         self.groups: dict[str, Group] = {}
         self._samples: dict[str, Sample] = {}
         self._numbers = 0
@@ -565,9 +565,10 @@ class World:
     # Ends
 
     def _made(self) -> list[Host]:
-        costs, size = self.scenario.engine, self.scenario.engine_gpus
-        rollout, both = self.layout.rollout // size, self.layout.both // size
-        return [Host(f"e{i}", i, size, Engine(costs), shared=i >= rollout) for i in range(rollout + both)]
+        sizes = self.scenario.engines(self.layout.rollout, self.layout.both)
+        costs = {gpus: self.scenario.engine_on(gpus) for gpus in sizes}
+        first = len(sizes) - self.layout.both // self.scenario.engine_gpus
+        return [Host(f"e{i}", i, n, Engine(costs[n]), shared=i >= first) for i, n in enumerate(sizes)]
 
     def _underway(self) -> int:
         """Tokens of groups that were neither trained nor dropped."""

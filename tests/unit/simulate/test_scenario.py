@@ -49,6 +49,7 @@ def test_the_windows_of_the_grid_are_long_beside_the_bound_on_staleness(path: Pa
         ("model = '72B'", "leaves no room"),
         ("recorded = 'none.jsonl'", r"none\.jsonl"),
         ("engine_gpus = 3", "multiple of engine_gpus"),
+        ("engines_of = { 80 = 1 }", "engines_of"),
         ("gpus = 4\ngpus = 5", "Cannot overwrite"),
     ],
 )
@@ -85,6 +86,20 @@ def test_engines_of_another_size_are_fewer_and_have_the_times_of_that_size(tmp_p
     path.write_text("engine_gpus = 2" + SMALL)
     result = CliRunner().invoke(app, arguments)
     assert json.loads(result.stdout.splitlines()[-1]) == told[1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "engines"), [("{}", [1] * 8), ("{ 2 = 1, 4 = 1 }", [4, 2, 1, 1]), ("{ 8 = 1 }", [8])]
+)
+def test_some_engines_may_have_another_size_than_most(tmp_path: Path, sizes: str, engines: list[int]) -> None:
+    path = tmp_path / "s.toml"
+    path.write_text(f"engines_of = {sizes}" + SMALL)
+    scenario = Scenario.load(path)
+    assert scenario.engines(8, 0) == engines
+    assert scenario.engines(8, 4) == engines + [1] * 4
+    if engines != [1] * 8:
+        with pytest.raises(ScenarioError, match="engines_of has"):
+            scenario.engines(4, 4)
 
 
 def test_the_command_refuses_a_policy_that_is_none(tmp_path: Path) -> None:

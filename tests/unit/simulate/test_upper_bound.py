@@ -79,6 +79,19 @@ def test_calls_are_no_denser_than_slots_and_cache_allow() -> None:
     assert slots > 1.5 * free
 
 
+def test_with_engines_of_several_sizes_each_term_is_that_of_the_best() -> None:
+    values = {
+        "gpus": 16,
+        "batch": 8,
+        "eta": 1,
+        "lengths": {"kind": "constant", "median": 2000, "longest": 2000},
+    }
+    small, large = (UpperBound.of(scenario(**values, engine_gpus=gpus), 0) for gpus in (1, 4))
+    both = UpperBound.of(scenario(**values, engines_of={4: 1}), 0)
+    assert large.longest_s < small.longest_s and large.busy_s > small.busy_s
+    assert (both.longest_s, both.busy_s) == (large.longest_s, small.busy_s)
+
+
 @pytest.mark.parametrize("policy", [name for name in POLICIES if name != "combined_planned"])
 def test_no_policy_that_keeps_the_bound_is_above_it(policy: str) -> None:
     given = scenario(batches=14, warmup=2)

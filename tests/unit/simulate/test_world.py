@@ -88,7 +88,7 @@ def test_a_policy_keeps_its_bounds_and_loses_no_token(name: str, eta: int) -> No
 
 
 def test_tokens_older_than_eta_are_counted_apart() -> None:
-    meter = Meter(scenario(eta=1, batches=2, warmup=1), Layout(1, 1), 0)
+    meter = Meter(scenario(eta=1, batches=2, warmup=1), Layout(1, 1), [])
     for batch, spans in enumerate([[(0, 100)], [(-1, 30), (0, 50), (1, 20)]]):
         group = Group("g", spans[0][0], 0.5)
         group.samples.append(Sample("g.0", group, (), spans=spans))
