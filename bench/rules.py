@@ -133,6 +133,7 @@ class SlowTrainer:
             cursor, complete = 0, False
             while not complete:
                 fetched = await self._client.leased_groups(lease, cursor, wait_s=20.0)
+                await self._client.renew(lease)
                 groups += fetched.groups
                 cursor, complete = fetched.cursor, fetched.complete
             result.idle_s += time.perf_counter() - waited
