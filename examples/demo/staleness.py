@@ -1,8 +1,9 @@
-"""The demo's task under several bounds on staleness: what a looser bound buys in time, and what it costs in reward.
+"""A demo's task under several bounds on staleness: what a looser bound buys in time, and what it costs in reward.
 
     python -m examples.demo.staleness                          # what `make report-staleness` does; about 45 minutes on two cores
     python -m examples.demo.staleness --etas 0,2 --seeds 1 --steps 10 --plot runs/staleness.png
     python -m examples.demo.staleness --etas 1 --bounds groups,tokens --concurrency 256 --plot runs/staleness.png
+    python -m examples.demo.staleness --demo tools --etas 1 --bounds groups,tokens --dir runs/staleness-tools --plot runs/t.png
 
 One run of the demo per bound and seed, one after the other, on real vLLM, each in a folder of its own. Definitions:
 
@@ -32,9 +33,11 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo.report import failed_requests, smoothed
-from examples.demo.run import Demo
+from examples.demo.run import SUMS, Demo
+from examples.tools_demo.run import SHOP
 from gateway.client import GatewayClient
 
+DEMOS = {"sums": SUMS, "tools": SHOP}
 ETAS = (0, 1, 2, 4, 8)
 SEEDS = (1, 2, 3)
 STEPS = 30
@@ -280,6 +283,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--demo", choices=DEMOS, default="sums", help="whose task: sums or tools")
     parser.add_argument("--etas", type=_numbers, default=list(ETAS), help="bounds, with commas")
     parser.add_argument(
         "--bounds",
@@ -299,11 +303,13 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     planned = list(product(options.seeds, options.etas, options.bounds))
     for seed, eta, bound in planned:
-        apart = "" if bound == "groups" else f"-{bound}"
+        apart = "" if options.demo == "sums" else f"-{options.demo}"
+        apart += "" if bound == "groups" else f"-{bound}"
         apart += "" if options.concurrency == CONCURRENCY else f"-agents-{options.concurrency}"
         demo = BoundedDemo(
             options.dir / f"eta-{eta}{apart}-seed-{seed}-steps-{options.steps}",
             seed,
+            job=DEMOS[options.demo],
             eta=eta,
             bound=bound,
             steps=options.steps,
@@ -316,7 +322,13 @@ def main() -> None:
     plot(options.plot, runs, rows)
     show(rows, console)
     console.print(f"Look next at {options.plot}", soft_wrap=True)
-    report = {"report": "staleness", "steps": options.steps, "seeds": options.seeds, "rows": rows}
+    report = {
+        "report": "staleness",
+        "demo": options.demo,
+        "steps": options.steps,
+        "seeds": options.seeds,
+        "rows": rows,
+    }
     (options.dir / "summary.json").write_text(json.dumps({**report, "runs": runs}) + "\n")
     console.file.write(json.dumps(report) + "\n")
 
