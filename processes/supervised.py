@@ -74,6 +74,8 @@ class Life:
     started: bool
     ended_at: float
     lived_s: float
+    replaced: bool = False
+    """It was to end (`SupervisedProcess.replace`)."""
 
 
 class Restarts(Protocol):
@@ -150,10 +152,14 @@ class SupervisedProcess(Generic[R]):
         self._start_s, self._silent_s, self._silent_stop_s = start_s, silent_s, silent_stop_s
         self._look_s = look_s
         self._may_end = may_end
+        self._replaced = asyncio.Event()
+        """What runs is to end, and to be started anew."""
 
     async def run(self) -> None:
         """Runs it again and again until it ends with status 0, if it may. Raises GivenUp."""
         while (life := await self._life()) is not None:
+            if life.replaced:
+                continue
             delay = self._restarts.after(life)
             if delay is None:
                 raise GivenUp(f"{self.name} is given up after {self.restarts} restarts: {life.reason}")
@@ -161,9 +167,14 @@ class SupervisedProcess(Generic[R]):
             self._say(f"{self.name} {life.reason}\n  it is started again in {delay:.1f} s")
             await asyncio.sleep(delay)
 
+    def replace(self) -> None:
+        """Ends what runs, and starts it anew at once, which counts as no restart."""
+        self._replaced.set()
+
     async def _life(self) -> Life | None:
         """Runs the process once. Returns the life, or None if it ended as it may."""
         began, grace_s = time.monotonic(), None
+        self._replaced.clear()
         try:
             self.running = await self._start()
             ended = await self._lived(self.running)
@@ -179,16 +190,19 @@ class SupervisedProcess(Generic[R]):
             left, self.running = self.running, ()
             await asyncio.gather(*(one.stop(self.stop_s if grace_s is None else grace_s) for one in left))
         now = time.monotonic()
-        return Life(reason, status, started, now, now - began)
+        return Life(reason, status, started, now, now - began, started and self._replaced.is_set())
 
     async def _lived(self, running: Sequence[R]) -> tuple[str, int | None] | None:
         """The reason why the processes must be replaced, and the status of the one that ended; None: all ended as they may."""
         waits = {asyncio.create_task(_end_of(one), name=f"wait-{one.name}") for one in running}
         watch = asyncio.create_task(self._watch(running[0]), name=f"watch-{self.name}")
+        replaced = asyncio.create_task(self._replaced.wait(), name=f"replace-{self.name}")
         left = set(waits)
         try:
             while left:
-                await asyncio.wait({*left, watch}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({*left, watch, replaced}, return_when=asyncio.FIRST_COMPLETED)
+                if replaced.done():
+                    return "is started anew", None
                 for done in [wait for wait in left if wait.done()]:
                     left.remove(done)
                     name, ended = done.result()
@@ -200,9 +214,9 @@ class SupervisedProcess(Generic[R]):
                     return watch.result(), None
             return None
         finally:
-            for task in (*waits, watch):
+            for task in (*waits, watch, replaced):
                 task.cancel()
-            await asyncio.gather(*waits, watch, return_exceptions=True)
+            await asyncio.gather(*waits, watch, replaced, return_exceptions=True)
 
     async def _watch(self, first: R) -> str:
         """Sets `up` at the first answer, and returns what is wrong once the process stops answering."""

@@ -160,6 +160,10 @@ def engine(
         str, typer.Option(help="An address that only gateways reach: an engine asks for no key.")
     ] = "127.0.0.1",
     model: Annotated[str | None, typer.Option(help="Whose weights. [default: the first trained]")] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(min=1, max=64, help="GPUs over which it is spread. [default: as the file says]"),
+    ] = None,
 ) -> None:
     """Become an engine, as [engine] says, for a gateway elsewhere: this process is the engine from then on.
 
@@ -185,6 +189,12 @@ def engine(
             raise ConfigError(f"{config}: [engine] launch is 'external': there is nothing to start")
         if is_public(host) and not kind.allow_public:
             raise ConfigError(f"--host: {public_engine(host)}")
+        if tensor_parallel not in (None, kind.tensor_parallel):
+            if kind.launch != "vllm":
+                raise ConfigError(
+                    f"--tensor-parallel: only vLLM is spread, and [engine] launch is {kind.launch!r}"
+                )
+            kind = kind.model_copy(update={"tensor_parallel": tensor_parallel})
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

@@ -7,6 +7,7 @@ not repeated; of these, only what concerns the cluster is read (`GatewayFile`, `
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.gateway_file import GatewayFile, table_of, tables_in
 from scheduler.cluster.sharing import SHARE, Memory
-from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Need
+from scheduler.cluster.tags import NODE_LABEL, TRAIN, Capacity, Group, Need
 from scheduler.configuration import complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
@@ -27,8 +28,6 @@ LabelKey = Annotated[
 ]
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
-TRAIN = "train"
-"""The gateway's tag for a node that a trainer claims."""
 
 
 class Section(BaseModel):
@@ -120,9 +119,10 @@ class EngineTable(Sized):
     """`[engine]`; capacities are what one engine needs."""
 
     command: tuple[str, ...] = ("{python}", "-m", "gateway.cli", "engine", *("--config", "{config}"),
-                                *("--model", "{model}", "--host", "{host}", "--port", "{port}"))  # fmt: skip
-    """`{python}`, `{config}` (the gateway's file), `{model}`, `{host}` and `{port}` are filled in. The default is what `[engine]`
-    of the gateway's file says."""
+                                *("--model", "{model}", "--tensor-parallel", "{gpus}"),
+                                *("--host", "{host}", "--port", "{port}"))  # fmt: skip
+    """`{python}`, `{config}` (the gateway's file), `{model}`, `{gpus}` (of the engine), `{host}` and `{port}` are filled in. The
+    default is what `[engine]` of the gateway's file says."""
     model: str | None = Field(None, min_length=1)
     """One of the gateway's models; by default its first."""
     tags: tuple[Label, ...] = ("rollout",)
@@ -152,6 +152,8 @@ class NodeTable(Sized):
     """Ray: more that the node has."""
     engines: int | None = Field(None, ge=0, le=256)
     """The number of engines on the node; one if its tags are for engines."""
+    engine_gpus: int | None = Field(None, ge=1, le=64)
+    """GPUs over which each engine of the node is spread, where that is another number than `[engine] gpus`."""
     spare: bool = False
     """The node is used only once `[elastic]` says so, and need not be there."""
 
@@ -171,6 +173,8 @@ class GroupTable(Section):
     """More labels of Ray that these nodes have."""
     engines: int | None = Field(None, ge=0, le=256)
     """The number of engines on each node; one if its tags are for engines."""
+    engine_gpus: int | None = Field(None, ge=1, le=64)
+    """GPUs over which each engine of these nodes is spread, where that is another number than `[engine] gpus`."""
     gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
     """GiB of each GPU of these nodes."""
     count: int = Field(1, ge=0, le=MANY)
@@ -191,12 +195,16 @@ class RayTable(Section):
 
 
 class ElasticTable(Section):
-    """`[elastic]`: spare nodes are used once generation is the bottleneck (StreamRL), and given back once training is.
+    """`[elastic]`: spare nodes are used once generation is the bottleneck (StreamRL), and given back once training is; nodes
+    go over to training and come back, if `ranks` says so.
 
     Without it, every node is used at once."""
 
     steps: int = Field(3, ge=1, le=1000)
-    """Training steps in a row that must say so before a node is added or given back."""
+    """Training steps in a row that must say so before anything is changed."""
+    ranks: int | None = Field(None, ge=1, le=4096)
+    """The most ranks of the trainer, which has `[trainer] ranks` at first: nodes that have its tags and none of its ranks go over
+    to training while that is the bottleneck, and come back. The trainer starts anew each time, from its newest checkpoint."""
 
 
 class ClusterFile(Section):
@@ -235,6 +243,8 @@ class ClusterFile(Section):
             raise ValueError(
                 "[elastic] needs a trainer that says how long it was busy when it releases its nodes: [trainer] claims = true"
             )
+        self._check_sizes()
+        self._check_ranks()
         names = [*self.nodes, *(group.name for group in self.groups)]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"[[groups]]: {', '.join(twice)} would mean two")
@@ -244,6 +254,27 @@ class ClusterFile(Section):
                     f"[[groups]] {group.name}: most = {group.most} is less than count = {group.count}"
                 )
         return self
+
+    def _check_ranks(self) -> None:
+        most = self.elastic.ranks if self.elastic is not None else None
+        if most is not None and (self.trainer is None or self.trainer.ranks > most):
+            raise ValueError("[elastic] ranks: [trainer] is needed, with no more ranks than that")
+
+    def _check_sizes(self) -> None:
+        """Raises ValueError if `engine_gpus` is said where it has no effect, or where engines must be alike."""
+        tables: list[tuple[str, NodeTable | GroupTable]] = [
+            *self.nodes.items(),
+            *((group.name, group) for group in self.groups),
+        ]
+        for name, table in tables:
+            if table.engine_gpus is None:
+                continue
+            if not self._engines(table.engines, table.tags):
+                raise ValueError(f"{name}: engine_gpus: it has no engines")
+            if not any("{gpus}" in part for part in (*self.engine.command, *self.engine.env.values())):
+                raise ValueError(f"{name}: engine_gpus: [engine] command must hand on {{gpus}}")
+            if self.elastic is not None:
+                raise ValueError(f"{name}: engine_gpus: [elastic] takes all engines for equally fast")
 
     @classmethod
     def load(cls, path: Path) -> ClusterFile:
@@ -266,6 +297,7 @@ class ClusterFile(Section):
                 self._engines(node.engines, node.tags),
                 0 if node.spare else 1,
                 gpu_memory_gb=node.gpu_memory_gb,
+                engine_gpus=node.engine_gpus,
             )
             for name, node in self.nodes.items()
         ]
@@ -282,6 +314,7 @@ class ClusterFile(Section):
             given.count,
             given.most or MANY,
             given.gpu_memory_gb,
+            given.engine_gpus,
         )
 
     def _engines(self, given: int | None, tags: tuple[str, ...]) -> int:
@@ -308,11 +341,18 @@ class ClusterFile(Section):
         return Need("trainer", frozenset(self.trainer.tags), self.trainer.capacity(Capacity()))
 
 
-def check_trainer(path: Path) -> None:
-    """Raises BadFile if the trainer would start a gateway of its own."""
+def check_trainer(path: Path, elastic: bool = False) -> int:
+    """The number of which that of the ranks is a multiple. Raises BadFile if the trainer would start a gateway of its own, or if
+    its ranks are a fixed number and to be `elastic`."""
+    parallel = table_of(path, tables_in(path), "parallel")
+    if elastic and "shard" in parallel:
+        raise BadFile(
+            f"{path}: [parallel] shard fixes the number of ranks, which [elastic] ranks changes: leave it out"
+        )
     gateway = table_of(path, tables_in(path), "gateway")
     if "config" in gateway or "url" not in gateway:
         raise BadFile(f"{path}: [gateway] url is needed, and no config: the cluster starts the gateway")
+    return math.prod(int(parallel.get(name, 1)) for name in ("replicate", "context", "tensor"))
 
 
 def memory_of(file: ClusterFile, gateway: GatewayFile) -> Memory:

@@ -33,6 +33,8 @@ class GatewayFile:
     """True if engines on accelerators free their memory while they sleep."""
     gpus: int = 1
     """GPUs over which one engine is spread."""
+    spread_by_args: bool = False
+    """True if `[engine] args` say so, which a node's own number cannot change."""
     starts_vllm: bool = True
     python: str = "python"
     """The interpreter of vLLM's environment."""
@@ -64,6 +66,7 @@ class GatewayFile:
         url = url_of(server.get("host", "127.0.0.1"), server.get("port", 8000))
         own = admin.get("port")
         admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
+        spread = _number(path, engine.get("args", ()), *_SPREAD)
         return cls(
             path,
             url,
@@ -72,16 +75,33 @@ class GatewayFile:
             name,
             _number(path, engine.get("args", ()), _SHARE),
             engine.get("sleep", "auto") != "pause",
-            int(_number(path, engine.get("args", ()), *_SPREAD) or engine.get("tensor_parallel", 1)),
+            int(spread or engine.get("tensor_parallel", 1)),
+            spread is not None,
             engine.get("launch", "vllm") == "vllm",
             engine.get("python", "python"),
             Path(models[name]["path"]) if "path" in models[name] else None,
             server.get("public_url") or environment.get("HEADGATE_PUBLIC_URL") or url,
         )
 
-    def check_gpus(self, reserved: int | None) -> None:
-        """Raises BadFile if engines are spread over other than the `reserved` GPUs. None: nothing is reserved."""
-        if reserved is None or reserved == self.gpus or (reserved == 0 and self.gpus == 1):
+    def check_gpus(self, reserved: int | None, others: Sequence[int | None] = (None,)) -> None:
+        """Raises BadFile if engines are spread over other than the `reserved` GPUs. None: nothing is reserved.
+
+        `others`: the GPUs of engines by node, where a node has a number of its own."""
+        if any(others) and not self.starts_vllm:
+            raise BadFile(
+                f"{self.path}: nodes of the cluster file have engine_gpus, and only vLLM is spread over GPUs"
+            )
+        if any(others) and self.spread_by_args:
+            raise BadFile(
+                f"{self.path}: [engine] args say over how many GPUs every engine is spread, and nodes of the cluster file have"
+                " engine_gpus: say it as [engine] tensor_parallel"
+            )
+        if (
+            None not in others
+            or reserved is None
+            or reserved == self.gpus
+            or (reserved == 0 and self.gpus == 1)
+        ):
             return
         raise BadFile(
             f"{self.path}: an engine is spread over {self.gpus} GPUs ([engine] tensor_parallel), and the cluster file reserves"

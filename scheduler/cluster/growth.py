@@ -1,6 +1,7 @@
-"""Decides when a cluster takes a spare node, and when it gives one back (`scheduler.policies.elastic`, with its state).
+"""Decides when a cluster takes a spare node or gives one back, and when a node goes over to training or comes back
+(`scheduler.policies.elastic`, with its state).
 
-One node is added or given back at a time; while its engines are on their way, steps are not counted.
+One node is changed at a time; while its engines or ranks are on their way, steps are not counted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,18 @@ from typing import Any
 
 from scheduler.cluster.file import ElasticTable
 from scheduler.cluster.tags import Node
-from scheduler.policies.elastic import Change, Elastic, Look, Measured, Trained, Watch, decide, watched
+from scheduler.policies.elastic import (
+    Change,
+    Elastic,
+    Look,
+    Measured,
+    Shift,
+    Trained,
+    Units,
+    Watch,
+    decide,
+    watched,
+)
 
 _READY = ("READY", "READY_WITH_CAPACITY")
 _AT_WORK = ("open", "held")
@@ -21,9 +33,10 @@ _SILENT = (
 
 
 class Growth:
-    """The number of spare nodes that are used, and the one that is on its way out."""
+    """The number of spare nodes that are used, the one that is on its way out, and how many ranks the trainer shall have."""
 
-    def __init__(self, settings: ElasticTable) -> None:
+    def __init__(self, settings: ElasticTable, ranks: int = 1) -> None:
+        self.ranks = ranks
         self.spare = 0
         """How many nodes beyond those that the file asks for may be used now."""
         self.leaving: Node | None = None
@@ -41,11 +54,13 @@ class Growth:
         engines: Collection[str],
         more: tuple[int, int],
         last: Node | None,
+        wider: Shift | None = None,
+        narrower: Shift | None = None,
     ) -> str:
         """Answers what is changed now and why, in words; or what is amiss; or nothing.
 
         `status` is the gateway's; `engines` are those that it should have. `more`: how many spare nodes would bring how many
-        engines. `last`: the node that would be given back.
+        engines. `last`: the node that would be given back. `wider`, `narrower`: how training can be given a node more or fewer.
         """
         before = self._watch.over
         self._watch, step = watched(self._watch, _look(now, status))
@@ -63,11 +78,18 @@ class Growth:
             self._elastic = Elastic(self._elastic.steps)
             return ""
         fewer = last.group.engines if last is not None else 0
-        self._elastic, change = decide(self._elastic, step, more[1], fewer)
+        units = Units(more[1], fewer, wider, narrower)
+        self._elastic, change = decide(self._elastic, step, units)
         if change == "add":
             self.spare += more[0]
         elif change == "give back":
             self.leaving = last
+        elif change is not None:
+            shift = wider if change == "train on more" else narrower
+            assert shift is not None
+            self.ranks = shift.after
+            self.forget()
+            return _shifted(step, shift)
         return _told(step, change, more[1], last)
 
     def left(self, spare: int) -> None:
@@ -104,4 +126,12 @@ def _told(step: Measured, change: Change | None, more: int, last: Node | None) -
     return (
         f"{what}: {step.engines:.1f} engines generate a batch in {step.generation_s:.1f} s, and then would in {after:.1f} s;"
         f" the trainer is busy for {step.training_s:.1f} s"
+    )
+
+
+def _shifted(step: Measured, shift: Shift) -> str:
+    return (
+        f"the trainer goes on with {shift.after} rank{'s' * (shift.after > 1)} in place of {shift.before}: a batch is generated"
+        f" in {step.generation_s:.1f} s, and then would be in {shift.generation_s(step):.1f} s; the trainer is busy for"
+        f" {step.training_s:.1f} s, and then would be for {shift.training_s(step):.1f} s"
     )

@@ -16,7 +16,7 @@ import httpx
 
 from processes.supervised import Say
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.tags import Node
+from scheduler.cluster.tags import TRAIN, Node
 
 _ADMIN = "/admin/v1"
 _ANSWER_S = 10.0
@@ -59,10 +59,16 @@ class Registry:
         except httpx.HTTPError:
             return False
 
-    async def update(self, nodes: Sequence[Node], engines: Mapping[str, Address]) -> bool:
-        """Brings the gateway to know these nodes and these engines; whether it does now."""
+    async def update(
+        self, nodes: Sequence[Node], engines: Mapping[str, Address], claimed: Collection[str] | None = None
+    ) -> bool:
+        """Brings the gateway to know these nodes and these engines; whether it does now.
+
+        `claimed`: the names of the nodes that a trainer has; of others the gateway is told no tag `train`, since nobody would
+        release them. None: of each that has the tag, some trainer may have it.
+        """
         try:
-            await self._update_nodes(nodes)
+            await self._update_nodes(nodes, claimed)
             return await self._update_engines(engines)
         except httpx.HTTPError:
             return False
@@ -83,12 +89,13 @@ class Registry:
         except (httpx.HTTPError, ValueError):
             return None
 
-    async def _update_nodes(self, nodes: Sequence[Node]) -> None:
+    async def _update_nodes(self, nodes: Sequence[Node], claimed: Collection[str] | None) -> None:
         answer = await self._http.get(f"{_ADMIN}/nodes")
         answer.raise_for_status()
         known = {row["name"]: set(row["tags"]) for row in answer.json()["nodes"]}
         for node in nodes:
-            tags = node.tags - self._unlent or {_IDLE}
+            free = claimed is not None and node.name not in claimed
+            tags = node.tags - self._unlent - ({TRAIN} if free else set()) or {_IDLE}
             if known.get(node.name) != tags:
                 self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_told(node, tags)))
         names = {node.name for node in nodes}

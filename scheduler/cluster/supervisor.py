@@ -1,9 +1,9 @@
 """`scheduler run`: a whole cluster from one file, started, tended and ended.
 
-Owns everything that runs: the gateway, here; engines and the trainer's ranks where `tags` places them. Every look compares what
-should run with what does, so nodes that join and leave, engines that die and a gateway that was restarted are all the same
-case. Invariants: engines are registered with the gateway while they answer and not otherwise; everything ends in the order
-trainer, gateway, engines; nothing is left when `run` is over.
+Owns everything that runs: the gateway, here; engines and the trainer's ranks (`ranks`) where `tags` places them. Every look
+compares what should run with what does, so nodes that join and leave, engines that die and a gateway that was restarted are all
+the same case. Invariants: engines are registered with the gateway while they answer and not otherwise; everything ends in the
+order trainer, gateway, engines; nothing is left when `run` is over.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from processes.ports import url_of
 from processes.supervised import Budget, Child, Say, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.errors import ClusterError, Unsatisfied
-from scheduler.cluster.file import TRAIN, ClusterFile, TrainerTable, check_trainer, memory_of
+from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.growth import Growth
 from scheduler.cluster.launch import Job, Launcher, Running, filled
+from scheduler.cluster.ranks import Numbers, Ranks
 from scheduler.cluster.registry import Address, Registry
 from scheduler.cluster.tags import (
+    TRAIN,
     Assignment,
     Capacity,
     Node,
@@ -63,14 +65,20 @@ class Supervisor:
     def __init__(self, file: ClusterFile, launcher: Launcher, say: Say, show: Show) -> None:
         """`say` tells a line, `show` a table of nodes. Raises BadFile if the files that the cluster's names are of no use."""
         self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
+        self._groups = file.wanted()
         if "command" not in file.engine.model_fields_set:
-            self.gateway.check_gpus(file.engine.gpus)
+            self.gateway.check_gpus(
+                file.engine.gpus, [group.engine_gpus for group in self._groups if group.engines]
+            )
+        unit = 1
         if file.trainer is not None and file.trainer.config is not None:
-            check_trainer(file.trainer.config)
+            unit = check_trainer(
+                file.trainer.config, file.elastic is not None and file.elastic.ranks is not None
+            )
+        self._numbers = Numbers(file, unit)
         self._file = file
         self._launcher = launcher
         self._say, self._show = say, show
-        self._groups = file.wanted()
         self._engines: dict[str, Engine] = {}
         self._all: WeakSet[SupervisedProcess[Any]] = WeakSet()
         """Whatever is kept, those that are on their way out too."""
@@ -78,10 +86,12 @@ class Supervisor:
         """The names of the nodes that are used, by id, in the order in which they joined."""
         self._nodes: list[Node] = []
         self._assignment = Assignment((), ())
-        self._growth = Growth(file.elastic) if file.elastic is not None else None
+        self._widest: tuple[Place, ...] = ()
+        """Where ranks may be, now or later."""
+        ranks = file.trainer.ranks if file.trainer is not None else 1
+        self._growth = Growth(file.elastic, ranks) if file.elastic is not None else None
         self._stop = asyncio.Event()
-        self._known = asyncio.Event()
-        """The gateway has been told of every engine that was up."""
+        self._ranks = self._trainer()
         self._running: asyncio.Task[int] | None = None
         self._trouble = ""
 
@@ -137,7 +147,7 @@ class Supervisor:
                 raise ClusterError(f"something listens at {self.gateway.admin_url} already")
             gateway = self._kept(stack, self._gateway(registry))
             tending = self._task(stack, self._tend(registry, http), "tend")
-            training = self._task(stack, self._train(), "trainer") if self._file.trainer else None
+            training = None if self._ranks is None else self._task(stack, self._ranks.run(), "trainer")
             return await self._until({gateway, tending, *([training] if training else [])}, training)
 
     async def _until(self, tasks: set[asyncio.Task[None]], training: asyncio.Task[None] | None) -> int:
@@ -167,7 +177,8 @@ class Supervisor:
     def _show_all(self) -> None:
         """Shows the nodes, and how those fit whose GPUs have engines and ranks. Raises OutOfMemory."""
         self._show(self._nodes, self._assignment)
-        for line in sharing.told(self._nodes, self._assignment, memory_of(self._file, self.gateway)):
+        widest = Assignment(self._assignment.engines, self._widest)
+        for line in sharing.told(self._nodes, widest, memory_of(self._file, self.gateway)):
             self._say(line)
 
     # State of processes
@@ -197,9 +208,11 @@ class Supervisor:
         return None if self._growth is None else self._growth.spare
 
     def _place(self, nodes: list[Node]) -> None:
-        file = self._file
-        ranks = file.trainer.ranks if file.trainer else 1
+        file, counts = self._file, self._numbers.of(nodes)
+        most = self._growth.ranks if self._growth is not None else counts[0]
+        ranks = max((count for count in counts if count <= most), default=counts[0])
         self._assignment = assign(nodes, file.engine_need, file.trainer_need, ranks)
+        self._widest = assign(nodes, file.engine_need, file.trainer_need, counts[-1]).ranks
         self._nodes = nodes
         self._names = self._in_order(nodes)
 
@@ -245,9 +258,9 @@ class Supervisor:
         while True:
             await self._look()
             await self._tend_engines(http)
-            known = await registry.update(self._nodes, self._addresses())
-            if known and self._addresses():
-                self._known.set()
+            known = await registry.update(self._nodes, self._addresses(), self._claimed)
+            if known and self._addresses() and self._ranks is not None:
+                self._ranks.may_start.set()
             if known and not told and await registry.answers("/readyz"):
                 told = True
                 self._say(self._where())
@@ -296,11 +309,17 @@ class Supervisor:
         }
 
     def _engine(self, place: Place, http: httpx.AsyncClient) -> SupervisedProcess[Running]:
-        engine, shared = self._file.engine, any(rank.node == place.node for rank in self._assignment.ranks)
-        values = {"config": str(self.gateway.path.resolve()), "model": self.gateway.model}
+        engine, shared = self._file.engine, any(rank.node == place.node for rank in self._widest)
+        group = place.node.group
+        values = {
+            "config": str(self.gateway.path.resolve()),
+            "model": self.gateway.model,
+            "gpus": str(group.engine_gpus or self.gateway.gpus),
+        }
         argv = tuple(filled(part, values) for part in engine.command)
-        reserve = Capacity() if shared else self._file.engine_need.capacity
-        job = Job(place, argv, engine.env, trusted=False, reserve=reserve)
+        reserve = Capacity() if shared else self._file.engine_need.on(group).capacity
+        env = {name: filled(value, values) for name, value in engine.env.items()}
+        job = Job(place, argv, env, trusted=False, reserve=reserve)
 
         async def healthy(running: Running) -> bool:
             try:
@@ -320,12 +339,20 @@ class Supervisor:
         )
 
     async def _rescale(self, registry: Registry, growth: Growth) -> None:
-        """Adds a spare node or gives one back, if StreamRL's rule is for it. The processes of one that is given back end once the
-        gateway has none of its engines any more, so their calls go on elsewhere."""
+        """Adds a spare node or gives one back, or has the trainer go on with more ranks or fewer, if the rule is for it.
+
+        The processes of a node that is given back end once the gateway has none of its engines any more, so that their calls go
+        on elsewhere.
+        """
         leaving = growth.leaving
         if leaving is None:
+            ranks = growth.ranks
             if why := await self._change(registry, growth):
                 self._say(why)
+            if growth.ranks != ranks and self._ranks is not None:
+                self._place(self._nodes)
+                self._show(self._nodes, self._assignment)
+                self._ranks.replace()
         elif last_spare(self._nodes, [leaving.seen.id], self._trainers) is None:
             growth.left(beyond(self._nodes))  # it is gone, or has to stand in for a node that is
         elif await registry.has_none(self._engines_on(leaving)):
@@ -344,7 +371,13 @@ class Supervisor:
             [name for name, engine in self._engines.items() if not engine.task.done()],
             next_spare(self._groups, seen, self._names, growth.spare),
             last_spare(self._nodes, list(self._names), self._trainers),
+            *self._numbers.shifts(self._nodes, self._assignment.ranks),
         )
+
+    @property
+    def _claimed(self) -> set[str] | None:
+        """The nodes that the trainer has, where their number changes."""
+        return {place.node.name for place in self._assignment.ranks} if self._numbers.change else None
 
     @property
     def _trainers(self) -> frozenset[str]:
@@ -375,47 +408,20 @@ class Supervisor:
             stop_s=table.stop_s,
         )
 
-    async def _train(self) -> None:
-        """Keeps the trainer, from when the gateway knows the first engines: they may sleep until it releases their node."""
-        table = self._file.trainer
-        assert table is not None
-        await self._known.wait()
-        start = partial(self._start_ranks, table)
-        trainer = SupervisedProcess(
-            "trainer", start, self._budget(), self._say, stop_s=table.stop_s, may_end=True
-        )
-        self._all.add(trainer)
-        await trainer.run()
+    def _trainer(self) -> Ranks | None:
+        table, need = self._file.trainer, self._file.trainer_need
+        if table is None or need is None:
+            return None
+        ranks = Ranks(table, need, self._launcher, self._places_of_ranks, self._budget(), self._say)
+        self._all.add(ranks.kept)
+        return ranks
 
-    async def _start_ranks(self, table: TrainerTable) -> Sequence[Running]:
-        here = set(self._names)
-        ranks = self._assignment.ranks
-        if lost := sorted({place.node.name for place in ranks if place.node.seen.id not in here}):
+    def _places_of_ranks(self) -> Sequence[Place]:
+        """Raises Unsatisfied if one of them is on a node that is gone."""
+        here, places = set(self._names), self._assignment.ranks
+        if lost := sorted({place.node.name for place in places if place.node.seen.id not in here}):
             raise Unsatisfied(f"node {', '.join(lost)} is gone, and no other is for the trainer")
-        return await self._launcher.start(
-            [self._rank(table, rank, place) for rank, place in enumerate(self._assignment.ranks)]
-        )
-
-    def _rank(self, table: TrainerTable, rank: int, place: Place) -> Job:
-        """torchrun's environment, and which nodes are the trainer's."""
-        ranks = self._assignment.ranks
-        nodes = list(dict.fromkeys(place.node.name for place in ranks))
-        env = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(ranks)),
-            "LOCAL_RANK": str(place.number),
-            "LOCAL_WORLD_SIZE": str(sum(other.node == place.node for other in ranks)),
-            "GROUP_RANK": str(nodes.index(place.node.name)),
-            "MASTER_ADDR": "{first_host}",
-            "MASTER_PORT": "{first_port}",
-            "HEADGATE_TRAIN_NODES": ",".join(nodes),
-        }
-        argv: tuple[str, ...] = table.command
-        if table.config is not None:
-            argv = ("{python}", "-m", "trainer.cli", "run", str(table.config.resolve()))
-        need = self._file.trainer_need
-        assert need is not None
-        return Job(place, argv, env | table.env, trusted=True, reserve=need.capacity)
+        return places
 
     def _budget(self) -> Budget:
         cluster = self._file.cluster

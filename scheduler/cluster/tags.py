@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.cluster.errors import Unsatisfied
 
 NODE_LABEL = "node"
 """The label by which a named node of one machine is found."""
+TRAIN = "train"
+"""The gateway's tag for a node that a trainer claims."""
 HAS = "true"
 """The value of a label that is a tag."""
 
@@ -72,6 +74,8 @@ class Group:
     most: int = 1
     gpu_memory_gb: float | None = None
     """The memory of each of a node's GPUs; None: nobody has said."""
+    engine_gpus: int | None = None
+    """GPUs of each engine; None: as many as `Need` says."""
 
     @property
     def selector(self) -> dict[str, str]:
@@ -111,6 +115,12 @@ class Need:
     what: str
     tags: frozenset[str]
     capacity: Capacity = Capacity()
+
+    def on(self, group: Group) -> Need:
+        """What an engine on a node of this group needs."""
+        if group.engine_gpus is None:
+            return self
+        return replace(self, capacity=replace(self.capacity, gpus=group.engine_gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +233,7 @@ def check_counts(groups: Sequence[Group], seen: Sequence[Seen], nodes: Sequence[
 
 def assign(nodes: Sequence[Node], engine: Need, trainer: Need | None, ranks: int = 1) -> Assignment:
     """Places for every engine and every rank of the trainer. Raises Unsatisfied."""
-    engines = tuple(place for node in nodes for place in _engines(node, engine))
+    engines = tuple(place for node in nodes for place in _engines(node, engine.on(node.group)))
     if not engines:
         raise Unsatisfied(f"there is no place for an engine: {_nobody(nodes, engine)}")
     return Assignment(engines, _ranks(nodes, engine, trainer, ranks) if trainer is not None else ())
@@ -265,6 +275,24 @@ def _ranks(nodes: Sequence[Node], engine: Need, need: Need, ranks: int) -> tuple
             f" {', '.join(sorted(need.tags))} ({nodes_told})"
         )
     return tuple(places)
+
+
+def rank_counts(
+    nodes: Sequence[Node], engine: Need, need: Need, least: int, most: int, unit: int = 1
+) -> list[int]:
+    """The numbers of ranks from `least` to `most` with which nodes are the trainer's as a whole, `least` itself among them.
+
+    A rank that needs nothing has a node of its own. `unit`: every number above `least` is a multiple of it.
+    """
+    able = [node for node in nodes if need.tags <= node.tags]
+    able.sort(key=lambda node: engine.tags <= node.tags)
+    counts, total = [least], 0
+    for node in able:
+        holds = node.seen.capacity.holds(need.capacity)
+        total += 1 if holds is None else holds
+        if counts[-1] < total <= most and total % unit == 0:
+            counts.append(total)
+    return counts
 
 
 def _devices(need: Need, number: int) -> tuple[int, ...]:

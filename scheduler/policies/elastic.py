@@ -1,5 +1,5 @@
 """StreamRL's elastic rule (arXiv 2504.15930) and its way back, pure: decides whether one more unit of rollout is worth its cost,
-and whether one can be given back at no cost.
+whether one can be given back at no cost, and whether a node is worth more in training than in rollout.
 
 Generation and training of successive batches overlap, so a step takes as long as the longer of T_gen and T_train. Generation is
 divided evenly: with n engines a batch is W = n T_gen seconds of engines, and m more make it W / (n + m). StreamRL adds a unit
@@ -13,6 +13,16 @@ At constant W and T_train the two never alternate if the unit that was added las
 there are N = n + m engines, and W / (N - m) = W / n > W / (n + m) >= T_train: not given back. Once one is given back W / n <
 T_train for the n that are left, and a unit of any size makes that less: none is added. Between the two lies a whole unit.
 
+A node that may do both can go over to training, so that r ranks become r' > r, and training takes T_train r / r' if it is divided
+evenly; or come back from there. It does if all that this saves is saved, as the other stage is still no longer:
+
+    train on a node of m engines more while      W / (n - m) <= T_train r / r'
+    train on one fewer (r' < r) while            W / (n + m) >= T_train r / r'
+
+These two do not alternate either: after the first W / n' <= T' with n' = n - m and T' = T_train r / r', so that W / (n' + m) is
+less than T_train, which is T' r' / r. Nor does any of the four undo another, since each leaves the stage that was longer no
+shorter than the other. Where training is divided less well than evenly, it stays longer still.
+
 T_train is how long the trainer says that it was busy with the batch, not what waiting leaves of the step: a trainer that takes
 groups as they come trains while it waits. T_gen is the part of the step, from one version to the next, in which some batch that
 may be filled was not full; once all that the bound of staleness admits are full, engines wait for the trainer. n is the mean
@@ -25,7 +35,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Change = Literal["add", "give back"]
+Change = Literal["add", "give back", "train on more", "train on fewer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,34 @@ class Measured:
     def generation_with(self, more: int) -> float:
         """Seconds that generation would take with so many more engines, or, if negative, so many fewer."""
         return self.generation_s * self.engines / (self.engines + more)
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A node goes over to training or comes back: `engines` on it, and the trainer's ranks before and after."""
+
+    engines: int
+    before: int
+    after: int
+
+    def training_s(self, step: Measured) -> float:
+        """Seconds of training after it."""
+        return step.training_s * self.before / self.after
+
+    def generation_s(self, step: Measured) -> float:
+        """Seconds of generation after it."""
+        return step.generation_with(-self.engines if self.after > self.before else self.engines)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """What can be changed: engines of the unit that can be added, and of the one that can be given back (0: there is none); and
+    how training can be given a node more or fewer."""
+
+    more: int = 0
+    fewer: int = 0
+    wider: Shift | None = None
+    narrower: Shift | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,20 +160,24 @@ class Elastic:
     agreed: int = 0
 
 
-def decide(state: Elastic, step: Measured, more: int, fewer: int) -> tuple[Elastic, Change | None]:
-    """The next state, and what shall be changed. The unit that can be added has `more` engines, and the one that can be given
-    back `fewer`; 0: there is none."""
-    change = _wanted(step, more, fewer)
+def decide(state: Elastic, step: Measured, units: Units) -> tuple[Elastic, Change | None]:
+    """The next state, and what shall be changed."""
+    change = _wanted(step, units)
     agreed = state.agreed + 1 if change == state.change else 1
     if change is None or agreed >= state.steps:
         return Elastic(state.steps), change
     return Elastic(state.steps, change, agreed), None
 
 
-def _wanted(step: Measured, more: int, fewer: int) -> Change | None:
-    longer = step.generation_s > step.training_s
-    if longer and more and step.generation_with(more) >= step.training_s:
-        return "add"
-    if 0 < fewer < step.engines and step.generation_with(-fewer) < step.training_s:
+def _wanted(step: Measured, units: Units) -> Change | None:
+    if step.generation_s > step.training_s:
+        if (back := units.narrower) and back.generation_s(step) >= back.training_s(step):
+            return "train on fewer"
+        return "add" if units.more and step.generation_with(units.more) >= step.training_s else None
+    wider = units.wider
+    left = wider is not None and wider.engines < step.engines
+    if wider and left and wider.generation_s(step) <= wider.training_s(step) < step.training_s:
+        return "train on more"
+    if 0 < units.fewer < step.engines and step.generation_with(-units.fewer) < step.training_s:
         return "give back"
     return None

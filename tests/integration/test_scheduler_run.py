@@ -162,3 +162,40 @@ async def test_a_spare_node_is_used_given_back_and_used_again_by_what_the_traine
         await steps.step(busy_s=1e-6)
         await cluster.until_open("a-0", "spare-0")
         assert await cluster.stop() == 0
+
+
+async def test_a_node_goes_over_to_training_and_comes_back_by_what_the_trainer_says(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The trainer starts anew with a rank there; before and after, nobody claims the node, so it samples all the time."""
+    nodes = (
+        '[nodes.a]\ntags = ["rollout"]\n[nodes.b]\ntags = ["rollout", "train"]\n[nodes.t]\ntags = ["train"]\n'
+    )
+    nodes += "[elastic]\nsteps = 1\nranks = 2\n" + trainer(tmp_path, 1, claims="true")
+
+    def told(pattern: str) -> list[str]:
+        return [path.read_text() for path in sorted(tmp_path.glob(pattern))]
+
+    async with run_forked(tmp_path, tiny_model, "[cluster]\n" + nodes) as cluster:
+        await cluster.until_open("a-0", "b-0")
+        await cluster.until_looked("t", ["train"])
+        assert (await cluster.admin.node("b"))["tags"] == ["rollout"]
+        await until(lambda: len(told("rank-*.json")) == 1, "the rank runs", UP_S)
+        steps = Steps(cluster, tmp_path)
+        await steps.step(busy_s=1e6)  # nobody saw its begin
+        await steps.step(busy_s=1e6)
+        await until(lambda: len(told("rank-*.json")) == 3, "both ranks run", UP_S)
+        (second,) = told("rank-1-*.json")
+        assert '"WORLD_SIZE": "2"' in second
+        assert '"HEADGATE_TRAIN_NODES": "t,b"' in second
+        assert cluster.said.count("the trainer goes on with 2 ranks in place of 1") == 1
+        await cluster.until_looked("b", ["rollout", "train"])
+
+        await steps.step(busy_s=1e-6)
+        await steps.step(busy_s=1e-6)
+        await until(lambda: len(told("rank-*.json")) == 4, "one rank runs", UP_S)
+        await cluster.until_looked("b", ["rollout"])
+        await cluster.until_open("a-0", "b-0")
+        assert cluster.said.count("the trainer goes on with 1 rank in place of 2") == 1
+        assert "is started again" not in cluster.said, "it counts as no restart"
+        assert await cluster.stop() == 0

@@ -48,6 +48,11 @@ def load(folder: Path, text: str) -> ClusterFile:
         (GATEWAY + NODE + "spare = true", "[nodes.a] spare: nothing would ever use it without [elastic]"),
         (GATEWAY + '[nodes.a]\ntags = ["train"]\nspare = true\n[elastic]\n', "[nodes.a] spare: it has no engines"),
         (GATEWAY + NODE + '[trainer]\ncommand = ["x"]\n[elastic]\n', "[elastic] needs a trainer that says how long"),
+        (GATEWAY + NODE + "[elastic]\nranks = 2", "[elastic] ranks: [trainer] is needed"),
+        (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\nranks = 4\n[elastic]\nranks = 2', "with no more ranks than that"),
+        (GATEWAY + '[nodes.a]\ntags = ["train"]\nengine_gpus = 2', "a: engine_gpus: it has no engines"),
+        (GATEWAY + NODE + 'engine_gpus = 2\n[engine]\ncommand = ["x"]', "[engine] command must hand on {gpus}"),
+        (GATEWAY + NODE + "engine_gpus = 2\n[elastic]\n", "[elastic] takes all engines for equally fast"),
         (GATEWAY + NODE + "[trainer]\nranks = 2", "exactly one of `config` and `command` is needed"),
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\ncommand = ["x"]', "exactly one of `config` and `command`"),
     ],
@@ -111,6 +116,29 @@ def test_gpus_that_are_reserved_and_not_used_are_refused(tmp_path: Path, engine:
     for reserved in (0, 1, 8):
         with pytest.raises(BadFile, match=rf"spread over 2 GPUs .* reserves {reserved} for it"):
             found.check_gpus(reserved)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("tensor_parallel = 2", ""),
+        ('args = ["-tp", "2"]', "tensor_parallel"),
+        ('launch = "fake"', "only vLLM is spread"),
+    ],
+)
+def test_nodes_have_a_number_of_their_own_only_where_it_counts(
+    tmp_path: Path, engine: str, said: str
+) -> None:
+    path = tmp_path / "gateway.toml"
+    path.write_text(f'[models.demo]\npath = "x"\n[engine]\ncount = 0\n{engine}\n')
+    found = GatewayFile.read(path, None, {})
+    if said:
+        with pytest.raises(BadFile, match=said):
+            found.check_gpus(1, [4])
+        return
+    found.check_gpus(1, [4])  # no engine has the file's number
+    with pytest.raises(BadFile, match="reserves 1 for it"):
+        found.check_gpus(1, [4, None])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from processes.supervised import Ended, SupervisedProcess
 from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running
+from scheduler.cluster.ranks import Ranks
 from scheduler.cluster.supervisor import Supervisor
 from scheduler.cluster.tags import Capacity, Seen
 from tests.harness.waiting import result_of, turns, until
@@ -105,6 +106,18 @@ class Cluster:
         self.supervisor._gateway = self._gateway  # type: ignore[method-assign]
 
     @property
+    def ranks(self) -> Ranks:
+        """The trainer."""
+        assert self.supervisor._ranks is not None
+        return self.supervisor._ranks
+
+    async def rank_jobs(self) -> list[Job]:
+        """The ranks' jobs, if they were started now."""
+        before = len(self.machines.started)
+        await self.ranks.start()
+        return [process.job for process in self.machines.started[before:]]
+
+    @property
     def engines(self) -> list[str]:
         """The places of engines that should run."""
         return [place.name for place in self.supervisor._assignment.engines]
@@ -155,7 +168,7 @@ async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: P
     table = supervisor._file.trainer
     assert table is not None
     with pytest.raises(Unsatisfied, match="node t is gone, and no other is for the trainer"):
-        await supervisor._start_ranks(table)
+        await cluster.ranks.start()
     cluster.machines.add("u", "train")
     cluster.machines.add("z", "rollout")
     await supervisor._look()
@@ -228,7 +241,7 @@ async def test_what_ranks_are_told_is_torchruns(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, text + TRAINER + trainer, x=["rollout"], t1=["train"], t2=["train"])
     await cluster.supervisor._placed_first()
     assert cluster.supervisor._file.trainer is not None
-    await cluster.supervisor._start_ranks(cluster.supervisor._file.trainer)
+    await cluster.ranks.start()
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")
     jobs = [process.job for process in cluster.machines.started]
     assert [[job.env[name] for name in names] for job in jobs] == [
@@ -255,13 +268,36 @@ async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_ran
         assert (engine.job.reserve.cpus, engine.job.trusted) == (reserved, False)
 
 
+async def test_an_engine_is_told_over_how_many_gpus_of_its_node_it_is_spread(
+    tmp_path: Path, ended: list[Supervisor]
+) -> None:
+    text = (
+        ONE
+        + '[nodes.b]\ntags = ["rollout"]\nzone = "b"\nengine_gpus = 4\n[engine]\ncommand = ["serve", "-tp={gpus}"]\n'
+    )
+    cluster = Cluster(tmp_path, text)
+    ended.append(cluster.supervisor)
+    cluster.machines.nodes = [
+        Seen(zone, {"rollout": "true", "zone": zone}, Capacity(8, 4, 64)) for zone in "ab"
+    ]
+    async with cluster.http() as http:
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        await until(lambda: len(cluster.machines.started) == 2, "both engines are started")
+    jobs = {process.name: process.job for process in cluster.machines.started}
+    assert {name: (job.argv[1], job.reserve.gpus) for name, job in jobs.items()} == {
+        "a-0": ("-tp=1", 0),
+        "b-0": ("-tp=4", 4),
+    }
+
+
 class Gateway:
     """A fake gateway, in place of a registry, that records the engines it is told of."""
 
     def __init__(self) -> None:
         self.told: list[set[str]] = []
 
-    async def update(self, _nodes: Any, engines: dict[str, Any]) -> bool:
+    async def update(self, _nodes: Any, engines: dict[str, Any], _claimed: Any = None) -> bool:
         self.told.append(set(engines))
         return True
 
@@ -325,6 +361,28 @@ async def grown(cluster: Cluster, http: httpx.AsyncClient, **busy: float) -> Ela
     await gateway.steps(**busy)
     assert any("s-y is given back" in said for said in cluster.said)
     return gateway
+
+
+async def test_the_trainer_goes_on_with_a_node_more_and_without_it_when_that_is_gone(
+    tmp_path: Path, ended: list[Supervisor]
+) -> None:
+    text = ONE + '[nodes.b]\ntags = ["rollout", "train"]\n' + LEARNER
+    trainer = TRAINER + "claims = true\n[elastic]\nsteps = 1\nranks = 2\n"
+    cluster = Cluster(tmp_path, text + trainer, a=["rollout"], b=["rollout", "train"], t=["train"])
+    ended.append(cluster.supervisor)
+    async with cluster.http() as http:
+        gateway = Elastic(cluster, http)
+        await cluster.supervisor._placed_first()
+        await cluster.tend(http)
+        assert cluster.supervisor._claimed == {"t"}
+        await gateway.steps(busy_s=1e6)
+        await gateway.steps(busy_s=1e6)
+        assert cluster.supervisor._claimed == {"t", "b"}
+        assert [job.env["RANK"] for job in await cluster.rank_jobs()] == ["0", "1"]
+        cluster.machines.remove("b")
+        await cluster.tend(http)
+        assert cluster.supervisor._claimed == {"t"}
+        assert [job.env["WORLD_SIZE"] for job in await cluster.rank_jobs()] == ["1"]
 
 
 async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has_let_it_go(
@@ -401,7 +459,7 @@ async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
     async with cluster.http() as http:
         await cluster.supervisor._placed_first()
         tasks = [
-            asyncio.create_task(cluster.supervisor._train(), name="trainer"),
+            asyncio.create_task(cluster.ranks.run(), name="trainer"),
             asyncio.create_task(cluster.supervisor._tend(gateway, http), name="tend"),  # type: ignore[arg-type]
         ]
         await until(lambda: len(gateway.told) >= 3, "the gateway was told")
@@ -418,7 +476,7 @@ async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
 async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
-    cluster.supervisor._known.set()
+    cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
     cluster.supervisor._on_signal()
     assert await result_of(running, "the supervisor ends") == 0
@@ -430,7 +488,7 @@ async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
 async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
-    cluster.supervisor._known.set()
+    cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
     cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
     assert await result_of(running, "the supervisor ends") == 0
@@ -453,7 +511,7 @@ async def test_a_second_signal_ends_everything_at_once(
 
     monkeypatch.setattr(Told, "stop", stubborn)
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
-    cluster.supervisor._known.set()
+    cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
     cluster.supervisor._on_signal()
     await turns(50)

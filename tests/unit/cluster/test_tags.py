@@ -20,6 +20,7 @@ from scheduler.cluster.tags import (
     last_spare,
     match,
     next_spare,
+    rank_counts,
 )
 
 ENGINE = Need("engines", frozenset({"rollout"}))
@@ -68,6 +69,21 @@ def test_ranks_that_need_nothing_are_spread_evenly() -> None:
     assert [place.node.name for place in odd.ranks] == ["a", "a", "b"]
 
 
+def test_ranks_become_more_by_whole_nodes() -> None:
+    nodes = [
+        node("both", "rollout", "train", gpus=8),
+        node("pure", "train", gpus=4),
+        node("s", "rollout", gpus=8),
+    ]
+    need = Need("trainer", frozenset({"train"}), Capacity(gpus=1))
+    assert rank_counts(nodes, ENGINE, need, 2, 100) == [2, 4, 12]
+    assert rank_counts(nodes, ENGINE, need, 4, 11) == [4]
+    assert rank_counts(nodes, ENGINE, need, 2, 100, unit=3) == [2, 12]
+    assert rank_counts(nodes, ENGINE, TRAINER, 1, 100) == [1, 2], (
+        "a rank that needs nothing has a node of its own"
+    )
+
+
 def test_what_is_scarcest_says_how_many_fit() -> None:
     both = Capacity(cpus=4, gpus=1, memory_gb=8)
     assert Capacity(cpus=64, gpus=3, memory_gb=1024).holds(both) == 3
@@ -75,6 +91,16 @@ def test_what_is_scarcest_says_how_many_fit() -> None:
     assert Capacity().holds(Capacity()) is None
     assert Capacity(8, 2, 16).lacks(both, 2) == "", "it is just enough"
     assert Capacity(8, 1, 15).lacks(both, 2) == "2 gpus (it has 1), 16 memory_gb (it has 15)"
+
+
+def test_engines_of_a_node_may_have_another_number_of_gpus() -> None:
+    large = Group("large", ("rollout",), engines=2, engine_gpus=4)
+    nodes = [node("a", "rollout", engines=2, gpus=2), Node("large", large, Seen("l", {}, Capacity(8, 8, 64)))]
+    found = assign(nodes, Need("engines", frozenset({"rollout"}), Capacity(gpus=1)), None).engines
+    assert [place.devices for place in found] == [(0,), (1,), (0, 1, 2, 3), (4, 5, 6, 7)]
+    small = Node("large", large, Seen("l", {}, Capacity(8, 7, 64)))
+    with pytest.raises(Unsatisfied, match=r"node large: 2 of engines need 8 gpus \(it has 7\)"):
+        assign([small], Need("engines", frozenset({"rollout"})), None)
 
 
 def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:

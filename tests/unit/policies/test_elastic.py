@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.elastic import Elastic, Look, Measured, Trained, Watch, decide, watched
+from scheduler.policies.elastic import Elastic, Look, Measured, Shift, Trained, Units, Watch, decide, watched
 
 FILLS, FULL = True, False
 
@@ -68,8 +68,8 @@ def test_a_step_that_was_not_seen_whole_or_of_which_nobody_spoke_is_not_counted(
 def test_a_unit_is_added_while_all_that_it_saves_is_saved(
     engines: int, training: float, more: int, wanted: str | None
 ) -> None:
-    assert decide(Elastic(1), Measured(10, training, engines), more, 0)[1] == wanted
-    assert decide(Elastic(1), Measured(10, training, engines), 0, 0)[1] is None, "there is none"
+    assert decide(Elastic(1), Measured(10, training, engines), Units(more))[1] == wanted
+    assert decide(Elastic(1), Measured(10, training, engines), Units())[1] is None, "there is none"
 
 
 @pytest.mark.parametrize(
@@ -80,20 +80,20 @@ def test_a_unit_is_added_while_all_that_it_saves_is_saved(
 def test_a_unit_is_given_back_while_training_stays_the_longer_without_it(
     engines: int, training: float, fewer: int, wanted: str | None
 ) -> None:
-    assert decide(Elastic(1), Measured(10, training, engines), 1, fewer)[1] == wanted
+    assert decide(Elastic(1), Measured(10, training, engines), Units(1, fewer))[1] == wanted
 
 
 def test_so_many_steps_in_a_row_must_say_the_same_and_then_counting_begins_anew() -> None:
     state, add, back, neither = Elastic(2), Measured(10, 1, 2), Measured(1, 10, 2), Measured(10, 9, 2)
     changed = []
     for step in (add, neither, add, back, add, add, add, back, back):
-        state, change = decide(state, step, 1, 1)
+        state, change = decide(state, step, Units(1, 1))
         changed.append(change)
     assert changed == [None, None, None, None, None, "add", None, None, "give back"]
 
 
 def test_a_step_without_generation_or_training_adds_nothing() -> None:
-    assert decide(Elastic(1), Measured(0, 0, 1), 1, 0)[1] is None
+    assert decide(Elastic(1), Measured(0, 0, 1), Units(1, 0, Shift(0, 1, 2)))[1] is None
 
 
 @given(
@@ -115,10 +115,72 @@ def test_at_constant_times_growing_and_shrinking_never_alternate(
         generation_s = step_s if step_s > training else work / engines
         step = Measured(generation_s, training, work / generation_s)
         more, fewer = (units[used] if used < len(units) else 0), (units[used - 1] if used else 0)
-        state, change = decide(state, step, more, fewer)
+        state, change = decide(state, step, Units(more, fewer))
         if change is None:
             break
         used += 1 if change == "add" else -1
         changes.append(change)
     assert change is None, "it comes to rest"
     assert len(set(changes)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("generation", "training", "wanted"),
+    [
+        (10, 40, "train on more"),
+        (10, 39.9, None),
+        (20, 10, "train on fewer"),
+        (20, 10.1, None),
+        (30, 30, None),
+    ],
+)
+def test_a_node_goes_where_all_that_it_saves_is_saved(
+    generation: float, training: float, wanted: str | None
+) -> None:
+    """Two engines: 10 s become 20 without one of them, and 20 s become 13.3 with one more; two ranks become four, or 1.5."""
+    units = Units(wider=Shift(1, 2, 4), narrower=Shift(1, 4, 3))
+    assert decide(Elastic(1), Measured(generation, training, 2), units)[1] == wanted
+    assert decide(Elastic(1), Measured(generation, training, 2), Units())[1] is None, "there is none"
+    last = Units(wider=Shift(2, 2, 4))
+    assert decide(Elastic(1), Measured(10, 1e6, 2), last)[1] is None, "nobody would sample"
+
+
+@given(
+    work=st.floats(0.1, 1e5),
+    training=st.floats(0.1, 1e5),
+    spread=st.floats(0, 0.5),
+    own=st.integers(1, 8),
+    nodes=st.lists(st.integers(0, 8), max_size=6),
+    spare=st.lists(st.integers(1, 8), max_size=6),
+    start=st.tuples(st.integers(0, 6), st.integers(0, 6)),
+)
+def test_at_constant_work_nothing_is_undone(
+    work: float,
+    training: float,
+    spread: float,
+    own: int,
+    nodes: list[int],
+    spare: list[int],
+    start: tuple[int, int],
+) -> None:
+    """`nodes` have engines, and a rank each once they train; one more rank has a node of its own. Training on r ranks takes
+    `training` / r, and a share of `spread` more for each of them."""
+    ranks, used = (min(begin, len(given)) for begin, given in zip(start, (nodes, spare), strict=True))
+    changes, state = set(), Elastic(1)
+    for _ in range(2 * (len(nodes) + len(spare)) + 1):
+        engines = own + sum(nodes[ranks:]) + sum(spare[:used])
+        seconds = training / (ranks + 1) * (1 + spread * ranks)
+        units = Units(
+            spare[used] if used < len(spare) else 0,
+            spare[used - 1] if used else 0,
+            Shift(nodes[ranks], ranks + 1, ranks + 2) if ranks < len(nodes) else None,
+            Shift(nodes[ranks - 1], ranks + 1, ranks) if ranks else None,
+        )
+        state, change = decide(state, Measured(work / engines, seconds, engines), units)
+        if change is None:
+            break
+        used += {"add": 1, "give back": -1}.get(change, 0)
+        ranks += {"train on more": 1, "train on fewer": -1}.get(change, 0)
+        changes.add(change)
+    assert change is None, "it comes to rest"
+    assert changes <= {"add", "train on fewer"} or changes <= {"give back", "train on more"}

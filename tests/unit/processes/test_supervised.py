@@ -81,6 +81,23 @@ async def test_what_ends_is_started_anew_and_what_is_cancelled_is_stopped() -> N
     assert not kept.up.is_set()
 
 
+async def test_what_is_replaced_is_ended_and_started_anew_which_is_no_restart() -> None:
+    world = World(size=2)
+    kept = world.kept(restarts=0, may_end=True)
+    task = asyncio.create_task(kept.run())
+    kept.replace()  # nothing runs yet, so what is started is new
+    first = await world.gang(0)
+    await result_of(kept.up.wait(), "the processes are up")
+    kept.replace()
+    second = await world.gang(1)
+    assert [one.stopped for one in first] == [True, True]
+    assert (kept.restarts, world.said) == (0, [])
+    for one in second:
+        one.ended.set_result(Ended(0, ""))
+    await result_of(task, "the processes are kept no more")
+    assert len(world.gangs) == 2
+
+
 async def test_one_rank_that_fails_ends_all_and_all_that_end_well_are_done() -> None:
     world = World(size=2)
     task = asyncio.create_task(world.kept(may_end=True).run())
