@@ -213,6 +213,8 @@ class Supervisor:
         ranks = max((count for count in counts if count <= most), default=counts[0])
         self._assignment = assign(nodes, file.engine_need, file.trainer_need, ranks)
         self._widest = assign(nodes, file.engine_need, file.trainer_need, counts[-1]).ranks
+        if self._growth is not None:
+            self._growth.ranks = ranks  # a node that comes back joins by the rule, as any other
         self._nodes = nodes
         self._names = self._in_order(nodes)
 

@@ -383,6 +383,9 @@ async def test_the_trainer_goes_on_with_a_node_more_and_without_it_when_that_is_
         await cluster.tend(http)
         assert cluster.supervisor._claimed == {"t"}
         assert [job.env["WORLD_SIZE"] for job in await cluster.rank_jobs()] == ["1"]
+        cluster.machines.add("b", "rollout", "train")
+        await cluster.tend(http)
+        assert cluster.supervisor._claimed == {"t"}, "its rank does not run"
 
 
 async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has_let_it_go(
