@@ -45,6 +45,7 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
     "round_robin": {},
     "default": {},
     "gain": {"routing": {"rule": "gain"}},
+    "gain_together": {"routing": {"rule": "gain"}, "update": {"order": "together"}},
     "pull": {"update": {"order": "pull"}},
     "gain_pull": {"routing": {"rule": "gain"}, "update": {"order": "pull"}},
     "gain_pull_v": {"routing": {"rule": "gain", "admit": "engine"}, "update": {"order": "pull"}},
