@@ -75,7 +75,7 @@ class Life:
     ended_at: float
     lived_s: float
     replaced: bool = False
-    """It was to end (`SupervisedProcess.replace`)."""
+    """The life was ended to start a new one (`SupervisedProcess.replace`)."""
 
 
 class Restarts(Protocol):
@@ -153,7 +153,7 @@ class SupervisedProcess(Generic[R]):
         self._look_s = look_s
         self._may_end = may_end
         self._replaced = asyncio.Event()
-        """What runs is to end, and to be started anew."""
+        """The request to end what runs, and to start it anew."""
 
     async def run(self) -> None:
         """Runs it again and again until it ends with status 0, if it may. Raises GivenUp."""

@@ -117,7 +117,7 @@ class Need:
     capacity: Capacity = Capacity()
 
     def on(self, group: Group) -> Need:
-        """What an engine on a node of this group needs."""
+        """The need of an engine on a node of this group."""
         if group.engine_gpus is None:
             return self
         return replace(self, capacity=replace(self.capacity, gpus=group.engine_gpus))

@@ -70,8 +70,8 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """What can be changed: engines of the unit that can be added, and of the one that can be given back (0: there is none); and
-    how training can be given a node more or fewer."""
+    """The possible changes: engines of the unit that can be added, and of the one that can be given back (0: there is none); the
+    shifts by which training gets a node more or fewer (None: there is none)."""
 
     more: int = 0
     fewer: int = 0
