@@ -8,7 +8,8 @@ its requests end under the version that they began with. Owns each engine's conf
 - an engine is opened only after its probe, by the version that it was probed for;
 - rolling: at most one engine is on its way at a time, counting one that is being restarted;
 - pull: a version is live as soon as one engine runs it. The others continue under their versions until they are told to pull
-  (`placement.py`), and then take the newest. One engine is always on its way;
+  (`placement.py`), and then take the newest. One engine is always on its way, and while it comes back from a failure no other is,
+  until one runs the version;
 - versions are taken in the order in which they were published, each to its end. One that is older than the last fails at once; a
   failed one becomes live after all if an engine comes back with it;
 - after an engine's own process failed with a version, no other engine leaves for it, unless that engine is at fault (`trial.py`).
@@ -77,6 +78,8 @@ class _Way:
     pinned: bool = False
     up: bool = False
     asleep: bool = False
+    failed: int = -1
+    """The version that it failed with, until it runs that one or was launched with another."""
     serial: int = 0
 
 
@@ -164,6 +167,7 @@ class WeightUpdate(Reactor):
         fresh = now[self.fresh]
         way = self._ways.setdefault(fresh.engine, _Way())
         way.up, way.asleep, way.to = True, False, fresh.version
+        way.failed = -1 if way.failed != fresh.version else way.failed
         if self._running and fresh.engine not in self._todo:
             self._todo.append(fresh.engine)
         self._do(now, fresh.engine, "label", "it was launched")
@@ -181,7 +185,7 @@ class WeightUpdate(Reactor):
         if step is not None:
             self._do(now, done.engine, step, f"'{done.step}' is done")
             return
-        way.step, way.confirmed = None, way.to
+        way.step, way.confirmed, way.failed = None, way.to, -1
         self._doubted &= way.to != self._target
         now.set(self.opened, Opened(done.engine, way.to), why="its probe has passed")
 
@@ -200,6 +204,8 @@ class WeightUpdate(Reactor):
     def _on_gone(self, now: Context) -> None:
         for gone in now[self.gone]:
             way = self._ways.setdefault(gone.engine, _Way())
+            if way.step in _WITH_WEIGHTS and not gone.removed:
+                way.failed = way.to  # its process died there
             way.up, way.step, way.confirmed, way.asleep = False, None, -1, gone.asleep
             waited = gone.engine in self._todo
             if self._running and not gone.final and not waited:
@@ -233,11 +239,17 @@ class WeightUpdate(Reactor):
 
     def _leave(self, now: Context, engine: str, reason: str) -> None:
         way = self._ways.get(engine)
-        if self._doubted:
+        if self._doubted or self._failed_first():
             return
         if way is not None and way.up and way.step is None and 0 <= way.confirmed < self._target:
             way.to = self._target
             self._do(now, engine, "load" if self._settings.mode == "beside" else "hold", reason)
+
+    def _failed_first(self) -> bool:
+        """With `pull`: an engine failed with the newest version, which none runs, and comes back. The others stay as they are."""
+        if self._settings.order != "pull" or not self._running or self._runs(self._target):
+            return False
+        return any(self._ways[engine].failed == self._target for engine in self._todo if engine in self._ways)
 
     def _go_on(self, now: Context) -> None:
         """Takes the next steps: starts engines, ends an update, begins the next."""
@@ -325,6 +337,7 @@ class WeightUpdate(Reactor):
         way = self._ways[engine]
         self._contradicted |= way.to == self._target and way.step in ("load", "probe") and not excused
         blames = way.to if way.step in _WITH_WEIGHTS and not excused else -1
+        way.failed = blames
         way.step, way.up, way.confirmed = None, False, -1
         self._failed.append(Failed(engine, reason, blames))
 

@@ -40,20 +40,21 @@ async def states(gateway: RunningGateway) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("loading", "why"),
+    ("loading", "why", "order"),
     [
-        ("fails", "RuntimeError: these weights cannot be loaded (fault)"),
-        ("dies", "was killed by signal 9"),
-        pytest.param("hangs", "was not ready within 60 s", marks=pytest.mark.long),
-        ("other", "does not run version 1: its log-probabilities are"),
+        ("fails", "RuntimeError: these weights cannot be loaded (fault)", "rolling"),
+        ("fails", "RuntimeError: these weights cannot be loaded (fault)", "pull"),
+        ("dies", "was killed by signal 9", "rolling"),
+        pytest.param("hangs", "was not ready within 60 s", "rolling", marks=pytest.mark.long),
+        ("other", "does not run version 1: its log-probabilities are", "rolling"),
     ],
 )
 async def test_a_bad_version_leaves_the_engines_with_the_one_before(
-    tiny_model: Path, tmp_path: Path, loading: str, why: str
+    tiny_model: Path, tmp_path: Path, loading: str, why: str, order: str
 ) -> None:
     """Two engines, none of which may be restarted for a fault of its own; agents talk to them all the time."""
     engine: dict[str, Any] = {"count": 2, "max_restarts": 1, "args": ["--delay-s", "0.01"]}
-    update: dict[str, Any] = {}
+    update: dict[str, Any] = {"order": order}
     if loading == "hangs":  # time alone tells
         engine["start_s"], update["load_s"] = 60, 1.0
     values = settings_for(tiny_model, tmp_path, engine=engine, update=update)

@@ -91,6 +91,23 @@ def test_if_the_one_that_pulls_unasked_dies_another_does() -> None:
     assert fleet.holds == ["a", "b"]
 
 
+def test_if_the_one_that_pulls_cannot_load_the_version_no_other_tries_before_it_is_back() -> None:
+    fleet = Alone("a", "b")
+    fleet.inject(fleet.update.published, Published(1))
+    fleet.second()
+    while fleet.asked["a"].step != "load":
+        fleet.answers("a")
+    fleet.asked.pop("a")
+    fleet.inject(fleet.update.done, Done("a", "load", 1, False, "it cannot be read"))
+    fleet.pull("b")
+    fleet.second(5)
+    assert fleet.holds == ["a"]
+    fleet.arrives("a")  # its new process runs the version
+    assert [(ended.version, ended.live) for ended in fleet.ends] == [(1, True)]
+    fleet.pull("b")
+    assert fleet.holds == ["a", "b"]
+
+
 def test_the_second_of_one_version_is_not_that_of_the_next() -> None:
     fleet = Alone("a", "b")
     fleet.inject(fleet.update.published, Published(1))
