@@ -18,11 +18,11 @@ from tests.proof.checker import COUNTS
 from tests.proof.models import VERSIONS
 from tests.proof.mutants import MUTANTS, Mutant
 from tests.proof.trial import Trial, run_trial, small
-from tests.proof.world import Plan
+from tests.proof.world import ORDERS, Plan
 
 _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
-_ORDERS = {"rolling": ["rolling"], "together": ["together"], "both": ["rolling", "together"]}
+_ORDERS = {**{name: [name] for name in ORDERS}, "all": [*ORDERS]}
 _TOKENS = {"fake": 100, "vllm": 1600}
 """Tokens of a long stream, so that it takes some seconds."""
 _SUMMED = ("tokens_checked", *COUNTS, "unconfirmed")
@@ -35,7 +35,7 @@ def main(
         int, typer.Option(min=1, max=VERSIONS - 1, help="Weight updates in each run; an engine dies in one.")
     ] = VERSIONS - 1,
     mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
-    order: Annotated[str, typer.Option(help="`rolling`, `together` or `both`.")] = "rolling",
+    order: Annotated[str, typer.Option(help="`rolling`, `together`, `pull` or `all`.")] = "rolling",
     transport: Annotated[
         str, typer.Option(help=f"How versions come to engines: {', '.join(TRANSPORTS)} or `all`.")
     ] = "filesystem",

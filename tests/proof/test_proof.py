@@ -26,9 +26,11 @@ def _as_loud_as_before() -> Iterator[None]:
     gateways.setLevel(level)
 
 
-@pytest.mark.parametrize("mode", ["abort", "keep"])
-async def test_eight_updates_and_a_death_lose_nothing_and_mislabel_nothing(mode: str) -> None:
-    trial = await run_trial(Plan(mode=mode, seed=1), print)
+@pytest.mark.parametrize(
+    ("mode", "order"), [("abort", "pull"), ("keep", "pull"), ("abort", "rolling"), ("keep", "rolling")]
+)
+async def test_eight_updates_and_a_death_lose_nothing_and_mislabel_nothing(mode: str, order: str) -> None:
+    trial = await run_trial(Plan(mode=mode, order=order, seed=1), print)
     assert trial.problems == []
     assert trial.report.right
     assert trial.report.tokens_checked > 1000
