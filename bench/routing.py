@@ -41,16 +41,18 @@ from processes.ports import free_port
 from scheduler.policies.throughput import EngineModel
 from tests.harness.gateways import serve
 
+_CACHED: dict[str, dict[str, str]] = {"routing": {"rule": "cached"}, "update": {"order": "rolling"}}
+_GAIN = {"rule": "gain"}
 ARMS: dict[str, dict[str, dict[str, str]]] = {
-    "round_robin": {},
-    "default": {},
-    "gain": {"routing": {"rule": "gain"}},
-    "gain_together": {"routing": {"rule": "gain"}, "update": {"order": "together"}},
-    "pull": {"update": {"order": "pull"}},
-    "gain_pull": {"routing": {"rule": "gain"}, "update": {"order": "pull"}},
-    "gain_pull_v": {"routing": {"rule": "gain", "admit": "engine"}, "update": {"order": "pull"}},
+    "round_robin": _CACHED,
+    "cached": _CACHED,
+    "gain": {**_CACHED, "routing": _GAIN},
+    "gain_together": {"routing": _GAIN, "update": {"order": "together"}},
+    "pull": {**_CACHED, "update": {"order": "pull"}},
+    "gain_pull": {"routing": _GAIN, "update": {"order": "pull"}},
+    "gain_pull_v": {"routing": {**_GAIN, "admit": "engine"}, "update": {"order": "pull"}},
 }
-"""The settings of each arm that are not the defaults. With `pull` calls move, too; `_v`: V is the admitting engine's version."""
+"""The settings of each arm; `cached` has the defaults. With `pull` calls move; `_v`: V is the admitting engine's version."""
 MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
 """vLLM's steps and prefills with the tiny model on two cores (docs/performance.md)."""
 _LONGEST = 1000

@@ -169,7 +169,9 @@ class Run:
 def main(
     engine: Annotated[str, typer.Option(help="`fake`, `vllm` (real, on a tiny model) or `both`.")] = "both",
     mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
-    order: Annotated[str, typer.Option(help="`rolling` or `together`.")] = "rolling",
+    order: Annotated[
+        str, typer.Option(help="`rolling` or `together`: with `pull` an update has no end.")
+    ] = "rolling",
     transport: Annotated[str, typer.Option(help="`filesystem` or `collective`.")] = "filesystem",
     streams: Annotated[str, typer.Option(help="Open streams: with the fake engine, with vLLM.")] = "500,32",
     updates: Annotated[

@@ -30,7 +30,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """Three members, two engines."""
     store = postgres.url(postgres.new_database())
-    update = {"mode": request.param}
+    update = {"mode": request.param, "order": "rolling"}
     async with run_cluster(store, tiny_model, tmp_path, members=3, engines=2, update=update) as running:
         for engine in running.engines:
             engine.set_faults({"endless": True})
@@ -248,7 +248,14 @@ async def test_an_engine_that_was_started_anew_behind_the_gateways_backs_samples
 ) -> None:
     """Its connections are new, and it does not have the label that it was given: that is found out before a token is taken."""
     store = postgres.url(postgres.new_database())
-    async with run_cluster(store, tiny_model, tmp_path, engines=2) as cluster, cluster.admin() as admin:
+    spread: Any = {
+        "routing": {"rule": "cached"},
+        "update": {"order": "rolling"},
+    }  # calls come to both, though one has their prefixes
+    async with (
+        run_cluster(store, tiny_model, tmp_path, engines=2, **spread) as cluster,
+        cluster.admin() as admin,
+    ):
         await admin.publish(1, str(versions[1]), wait_s=600)
         opened = [await admin.open_episode(f"t{i}", mode="eval") for i in range(12)]
         for _ in range(2):

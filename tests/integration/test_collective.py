@@ -89,6 +89,7 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
                 "restart_window_s": 86_400,
                 "start_s": 120,
             },
+            update={"order": "rolling"},
             weights={"sources": [sender.url], "transfer_s": 300},
         )
         gateway = await stack.enter_async_context(run_gateway(values, in_process=False))

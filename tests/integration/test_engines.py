@@ -153,7 +153,7 @@ async def test_an_engine_that_fails_in_the_middle_costs_nothing(
 async def test_an_engine_can_be_added_and_removed_under_load(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, engine={"count": 1})
+    values = two_engines(tiny_model, tmp_path, engine={"count": 1}, update={"order": "rolling"})
     async with run_gateway(values, in_process=False) as gateway:
         (first,) = slots(gateway)
         agents, done = await start_held(gateway, 8, 2)
@@ -287,7 +287,8 @@ def sampled_after(prompt: list[int], model: Path, count: int, seed: int | None) 
 async def test_a_seeded_call_stays_in_its_engine_across_an_update(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], stream: bool
 ) -> None:
-    async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
+    values = two_engines(tiny_model, tmp_path, update={"order": "rolling"})
+    async with run_gateway(values, in_process=False) as gateway:
         episode, task = await seeded(gateway, stream=stream)
         call = await call_of(gateway, episode)
         assert call["pinned"]
@@ -326,7 +327,7 @@ async def test_a_seeded_call_whose_engine_dies_is_begun_anew(tiny_model: Path, t
 async def test_tokens_that_the_engine_never_accounted_for_carry_an_interval_and_are_masked(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, update={"mode": "keep"})
+    values = two_engines(tiny_model, tmp_path, update={"mode": "keep", "order": "rolling"})
     async with run_gateway(values, in_process=False) as gateway:
         for slot in slots(gateway):
             await gateway.fake("faults", slot, endless=True, hold_after=5)
@@ -349,7 +350,8 @@ async def test_tokens_that_the_engine_never_accounted_for_carry_an_interval_and_
 async def test_kept_caches_are_told_by_a_flag(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, update={"mode": "keep", "clear_cache": False})
+    update = {"mode": "keep", "order": "rolling", "clear_cache": False}
+    values = two_engines(tiny_model, tmp_path, update=update)
     async with run_gateway(values, in_process=False) as gateway:
         await hold_after(gateway, 7)
         question = long_question(gateway, 60)
@@ -414,7 +416,8 @@ async def test_calls_wait_a_moment_for_the_engine_that_gave_them_back(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     for patience, stay in ((3600.0, True), (0.0, False)):
-        values = two_engines(tiny_model, tmp_path / str(stay), update={"patience_s": patience})
+        update = {"order": "rolling", "patience_s": patience}
+        values = two_engines(tiny_model, tmp_path / str(stay), update=update)
         async with run_gateway(values, in_process=False) as gateway:
             first, second = slots(gateway)
             for slot in (first, second):

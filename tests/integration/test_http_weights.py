@@ -94,7 +94,7 @@ def write(trainer: Path, version: int, before: Path) -> Path:
 
 
 async def test_engines_elsewhere_run_what_the_trainer_wrote(tiny_model: Path, tmp_path: Path) -> None:
-    async with world(tiny_model, tmp_path) as w:
+    async with world(tiny_model, tmp_path, update={"order": "rolling"}) as w:
         done = asyncio.Event()
         agents = [asyncio.create_task(agent(w.gateway, done, i), name=f"agent-{i}") for i in range(3)]
         written = {0: tiny_model.resolve()}

@@ -26,7 +26,8 @@ from tests.harness.weights import fake_adapter, probe_of, write_manifest_of_piec
 
 def lora(model: Path, work: Path, count: int = 1) -> dict[str, Any]:
     """Settings with engines that the gateway starts."""
-    return settings_for(model, work, engine={"transport": "lora", "count": count})
+    engine = {"transport": "lora", "count": count}
+    return settings_for(model, work, engine=engine, update={"order": "rolling"})
 
 
 def write(directory: Path, base: Path, count: int) -> dict[int, Path]:

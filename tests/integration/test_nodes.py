@@ -26,11 +26,15 @@ BOTH = ["rollout", "train"]
 def cluster(
     model: Path, work: Path, nodes: dict[str, Any], count: int = 0, hold_after: int = 2, **overrides: Any
 ) -> dict[str, Any]:
-    """Settings with nodes, and `count` engines that live on none; all engines have their barrier from their start."""
+    """Settings with nodes, and `count` engines that live on none; all engines have their barrier from their start.
+
+    Calls stay in the engines that tests put them in (`order = "rolling"`).
+    """
     args = ["--hold-after", str(hold_after)]
     engine = {"launch": "fake", "count": count, "args": args, **overrides.pop("engine", {})}
     lending = {**QUICK, **overrides.pop("lending", {})}
-    return settings_for(model, work, engine=engine, lending=lending, nodes=nodes, **overrides)
+    update = {"order": "rolling", **overrides.pop("update", {})}
+    return settings_for(model, work, engine=engine, update=update, lending=lending, nodes=nodes, **overrides)
 
 
 def state_of(gateway: RunningGateway, engine: str) -> str:

@@ -158,7 +158,8 @@ async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_v(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], admit: str
 ) -> None:
     """The engine with the newest version has more to do than the other, which both groups could be sampled by."""
-    routing, staleness = {"running_below": 1, "admit": admit}, {"batch": 2, "eta": 1, "min_members": 1}
+    routing = {"rule": "cached", "running_below": 1, "admit": admit}
+    staleness = {"batch": 2, "eta": 1, "min_members": 1}
     update = {"order": "pull"}
     values = two_engines(tiny_model, tmp_path, update=update, routing=routing, staleness=staleness)
     async with run_gateway(values, in_process=False) as gateway:
