@@ -167,7 +167,8 @@ class WeightUpdate(Reactor):
         fresh = now[self.fresh]
         way = self._ways.setdefault(fresh.engine, _Way())
         way.up, way.asleep, way.to = True, False, fresh.version
-        way.failed = -1 if way.failed != fresh.version else way.failed
+        if way.failed != fresh.version:
+            way.failed = -1
         if self._running and fresh.engine not in self._todo:
             self._todo.append(fresh.engine)
         self._do(now, fresh.engine, "label", "it was launched")
