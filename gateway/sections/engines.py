@@ -131,7 +131,7 @@ class UpdateSettings(Section):
     mode: Literal["abort", "keep"] = "abort"
     """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
     engine."""
-    order: Literal["rolling", "together", "pull"] = "rolling"
+    order: Literal["rolling", "together", "pull"] = "pull"
     """One engine after the other; all at once; or `pull`: a version is live as soon as one engine runs it, and the others come to
     it when they have little to do, or a call waits that they are too old for (`[routing]`)."""
     clear_cache: bool = True

@@ -38,7 +38,7 @@ class LengthSettings(Section):
 class RoutingSettings(Section):
     """`[routing]`: where calls go, when engines pull weights, which calls move (docs/scheduler.md, Where a call goes)."""
 
-    rule: Literal["cached", "gain"] = "cached"
+    rule: Literal["cached", "gain"] = "gain"
     """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
     mu: float = Field(0.05, ge=0, lt=1)
     """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""

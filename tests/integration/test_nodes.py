@@ -28,13 +28,22 @@ def cluster(
 ) -> dict[str, Any]:
     """Settings with nodes, and `count` engines that live on none; all engines have their barrier from their start.
 
-    Calls stay in the engines that tests put them in (`order = "rolling"`).
+    Calls stay in the engines that tests put them in (`order = "rolling"`), and go where least runs, not where it costs no speed
+    (`rule = "cached"`).
     """
     args = ["--hold-after", str(hold_after)]
     engine = {"launch": "fake", "count": count, "args": args, **overrides.pop("engine", {})}
     lending = {**QUICK, **overrides.pop("lending", {})}
     update = {"order": "rolling", **overrides.pop("update", {})}
-    return settings_for(model, work, engine=engine, update=update, lending=lending, nodes=nodes, **overrides)
+    routing = {"rule": "cached", **overrides.pop("routing", {})}
+    given: dict[str, Any] = {
+        "engine": engine,
+        "update": update,
+        "routing": routing,
+        "lending": lending,
+        "nodes": nodes,
+    }
+    return settings_for(model, work, **given, **overrides)
 
 
 def state_of(gateway: RunningGateway, engine: str) -> str:
