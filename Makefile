@@ -213,7 +213,7 @@ bench-control: setup ## the control program's share of a core at 1,024 engines a
 bench-following: setup ## the choice of engines in 1, 2 and 4 gateway processes: its cost, the wait for it, how even engines are
 	$(BIN)/python -m bench.following
 
-bench-routing: setup ## gain routing, pull and migration beside the defaults and turns, on fake engines with measured steps (30 minutes)
+bench-routing: setup ## where calls go and when engines pull: the defaults beside simpler rules and turns, on fake engines with measured steps (30 minutes)
 	$(BIN)/python -m bench.routing
 
 bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU

@@ -1,4 +1,4 @@
-"""Where calls go, when engines pull weights and which calls move: gain routing, pull and migration beside the defaults and turns.
+"""Where calls go, when engines pull weights and which calls move: the defaults beside simpler rules and turns.
 
 One gateway after another, each with other `[routing]` and `[update]`, before the same engines, agents and trainer: the same tasks
 with the same log-normal lengths, episodes of several turns, a trainer that takes a fixed time per token. The engines are fake,
@@ -52,7 +52,7 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
     "gain_pull": {"routing": _GAIN, "update": {"order": "pull"}},
     "gain_pull_v": {"routing": {**_GAIN, "admit": "engine"}, "update": {"order": "pull"}},
 }
-"""The settings of each arm; `cached` has the defaults. With `pull` calls move; `_v`: V is the admitting engine's version."""
+"""The settings of each arm; `gain_pull` has the defaults. With `pull` calls move; `_v`: V is the admitting engine's version."""
 MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
 """vLLM's steps and prefills with the tiny model on two cores (docs/performance.md)."""
 _LONGEST = 1000

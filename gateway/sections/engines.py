@@ -132,8 +132,8 @@ class UpdateSettings(Section):
     """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
     engine."""
     order: Literal["rolling", "together", "pull"] = "pull"
-    """One engine after the other; all at once; or `pull`: a version is live as soon as one engine runs it, and the others come to
-    it when they have little to do, or a call waits that they are too old for (`[routing]`)."""
+    """`pull`: a version is live as soon as one engine runs it, and the others come to it when they have little to do, or a call
+    waits that they are too old for (`[routing]`). `rolling`: one engine after the other; `together`: all at once."""
     clear_cache: bool = True
     """False (for `keep`): frozen requests go on with what older weights computed, and their tokens are flagged STALE_KV."""
     patience_s: float = Field(0.0, ge=0, le=3600)
