@@ -7,7 +7,7 @@ Two rules say which is best, and whether there is room for the call or it waits 
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `mu` of what the call would add to an empty engine, and while
   nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays there while
-  there is room: where it goes else, the turns after it have nothing either.
+  there is room and it adds `_AS_GOOD` of what it would elsewhere: where it goes else, the turns after it have nothing either.
 
 *Late calls* (headgate's addition to `gain`). A group that began under V is trained by V + eta: what of it still runs when newer
 versions are there keeps a batch waiting, and the rest does not. So a call counts `urgency` times as much for each version that
@@ -34,6 +34,8 @@ from scheduler.policies.throughput import EngineModel
 
 Rule = Literal["cached", "gain"]
 _LOOKED_AT = 4
+_AS_GOOD = 0.8
+"""The share of the best engine's gain that keeps a call where most of it is cached."""
 _STAY = 256
 """The assumed number of tokens still to come, where there is no prediction."""
 _DRIFT = 0.02
@@ -133,6 +135,10 @@ class OpenEngine:
     def gain(self, length: int, weight: float = 1.0) -> float:
         """Tokens a second that one more call of `length` tokens adds, each call's times what it counts."""
         return self.model.gain(self.running, self.kv, length, self.extra, weight)
+
+    def unweighted_gain(self, length: int) -> float:
+        """The same, if all calls counted alike."""
+        return self.model.gain(self.running, self.kv, length)
 
 
 def footprint(request: EngineRequest) -> int:
@@ -366,7 +372,8 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        return self._kept(request) or self._best_of(request, self._candidates(request))
+        best = self._best_of(request, self._candidates(request))
+        return self._kept(request, best) or best
 
     def legal(self, version: int) -> bool:
         """True if an open engine may sample calls of this V."""
@@ -376,14 +383,20 @@ class Engines:
         """The present weight of a call of this V."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
-    def _kept(self, request: EngineRequest) -> OpenEngine | None:
-        """The engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
+    def _kept(self, request: EngineRequest, best: OpenEngine | None) -> OpenEngine | None:
+        """The engine with most of a call in its cache, if it may have it and, under `gain`, is about as good as the best one."""
         near = self.open.get(request.near)
         if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
             return None
+        length = footprint(request)
         legal = near.version >= request.version and near.name not in request.avoid
-        room = legal and self.choice.has_room(near, footprint(request), self.weight(request.version))
-        return near if room else None
+        if not legal or not self.choice.has_room(near, length, self.weight(request.version)):
+            return None
+        return (
+            near
+            if best is None or near.unweighted_gain(length) >= _AS_GOOD * best.unweighted_gain(length)
+            else None
+        )
 
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
