@@ -7,7 +7,9 @@ calls; and the lending of nodes.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from scheduler.policies.lending import LendingSettings
@@ -72,8 +74,12 @@ class ControlProgram(Program):
 
 
 def _placement(model: dict[str, Any]) -> PlacementSettings:
-    order = model.get("update", {}).get("order")
-    return PlacementSettings.of({"pull": order == "pull", **model.get("placement", {})})
+    update = model.get("update", {})
+    settings = PlacementSettings.of({"pull": update.get("order") == "pull", **model.get("placement", {})})
+    if update.get("mode") != "beside":
+        return settings
+    # An engine loses nothing by a pull, so none is too busy for one.
+    return replace(settings, sync=replace(settings.sync, running_below=sys.maxsize))
 
 
 def _slugs(names: Iterable[str]) -> dict[str, str]:

@@ -32,9 +32,10 @@ ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
 class Field:
     """A model's engines and calls, as the placement is told of them. Nobody takes the steps of updates."""
 
-    def __init__(self, order: str = "rolling", **placement: Any) -> None:
+    def __init__(self, order: str = "rolling", mode: str = "abort", **placement: Any) -> None:
         given = {"rule": "gain", "mu": 0.3, "engine": ENGINE, **placement}
-        self.program = ControlProgram({"models": {MODEL: {"update": {"order": order}, "placement": given}}})
+        update = {"order": order, "mode": mode}
+        self.program = ControlProgram({"models": {MODEL: {"update": update, "placement": given}}})
         self.reactor = self.program.placements[MODEL]
         self.clock = VirtualClock()
         self.runtime = Runtime(self.program, self.clock)

@@ -99,6 +99,14 @@ def test_a_version_is_pulled_at_once_by_one_and_by_the_others_when_they_are_unde
     assert field.pulled == ["e3", "e2"]
 
 
+def test_an_engine_that_loads_a_version_beside_the_others_pulls_however_busy_it_is() -> None:
+    field = Field(order="pull", mode="beside").opens(e1=0, e2=0).arrive(*calls(*"abcdef"))
+    field.publish(1)
+    assert field.pulled == ["e1"]
+    field.opens(e1=1).second()
+    assert field.pulled == ["e1", "e2"]
+
+
 def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
     field = Field(order="pull").opens(one=0, two=0).arrive(*calls(*"abcdef"))
     field.publish(1)
