@@ -153,7 +153,9 @@ async def test_an_engine_that_fails_in_the_middle_costs_nothing(
 async def test_an_engine_can_be_added_and_removed_under_load(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, engine={"count": 1}, update={"order": "rolling"})
+    values = two_engines(
+        tiny_model, tmp_path, engine={"count": 1}, update={"order": "rolling"}, routing={"rule": "cached"}
+    )
     async with run_gateway(values, in_process=False) as gateway:
         (first,) = slots(gateway)
         agents, done = await start_held(gateway, 8, 2)
