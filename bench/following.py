@@ -198,7 +198,7 @@ def main(
     skew: Annotated[
         float, typer.Option(min=1.0, help="Each process has so many times the calls of the one before.")
     ] = 1.5,
-    rule: Annotated[Rule, typer.Option(help="[routing] rule.")] = "cached",
+    rule: Annotated[Rule, typer.Option(help="[routing] rule.")] = "gain",
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path(
         "runs/bench/following.json"
     ),

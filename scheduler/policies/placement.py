@@ -372,8 +372,7 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        best = self._best_of(request, self._candidates(request))
-        return self._kept(request, best) or best
+        return self._kept(request) or self._best_of(request, self._candidates(request, _LOOKED_AT))
 
     def legal(self, version: int) -> bool:
         """True if an open engine may sample calls of this V."""
@@ -383,20 +382,22 @@ class Engines:
         """The present weight of a call of this V."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
-    def _kept(self, request: EngineRequest, best: OpenEngine | None) -> OpenEngine | None:
-        """The engine with most of a call in its cache, if it may have it and, under `gain`, is about as good as the best one."""
+    def _kept(self, request: EngineRequest) -> OpenEngine | None:
+        """The engine with most of a call in its cache, if it may have it and, under `gain`, has room and is about as good as the
+        first of each heap."""
         near = self.open.get(request.near)
         if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
             return None
-        length = footprint(request)
-        legal = near.version >= request.version and near.name not in request.avoid
-        if not legal or not self.choice.has_room(near, length, self.weight(request.version)):
+        length, weight, avoid = footprint(request), self.weight(request.version), request.avoid
+        legal = near.version >= request.version and near.name not in avoid
+        if not legal or not self.choice.has_room(near, length, weight):
             return None
-        return (
-            near
-            if best is None or near.unweighted_gain(length) >= _AS_GOOD * best.unweighted_gain(length)
-            else None
-        )
+        enough = near.unweighted_gain(length) / _AS_GOOD
+        for other in self._candidates(request, 1):
+            better = other.unweighted_gain(length) > enough and other.name not in avoid
+            if better and self.choice.has_room(other, length, weight):
+                return None
+        return near
 
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
@@ -409,9 +410,10 @@ class Engines:
         _, best = min(keyed, key=lambda pair: pair[0])
         return best if self.choice.has_room(best, length, weight) else None
 
-    def _candidates(self, request: EngineRequest) -> list[OpenEngine]:
-        """Returns the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
-        count, found = _LOOKED_AT + len(request.avoid), []
+    def _candidates(self, request: EngineRequest, count: int) -> list[OpenEngine]:
+        """Returns the legal engines that could be best: the first `count` of each heap that the call need not avoid, and the one
+        that has its prefix cached."""
+        count, found = count + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
             if place[0] == late and place[1] >= request.version:
