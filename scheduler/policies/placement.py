@@ -7,7 +7,7 @@ Two rules say which is best, and whether there is room for the call or it waits 
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
   from the others; an engine has room while the gain is above `mu` of what the call would add to an empty engine, and while
   nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays there while
-  there is room and it adds `_AS_GOOD` of what it would elsewhere: where it goes else, the turns after it have nothing either.
+  there is room: where it goes else, the turns after it have nothing either.
 
 *Late calls* (headgate's addition to `gain`). A group that began under V is trained by V + eta: what of it still runs when newer
 versions are there keeps a batch waiting, and the rest does not. So a call counts `urgency` times as much for each version that
@@ -34,8 +34,6 @@ from scheduler.policies.throughput import EngineModel
 
 Rule = Literal["cached", "gain"]
 _LOOKED_AT = 4
-_AS_GOOD = 0.8
-"""The share of the best engine's gain that keeps a call where most of it is cached."""
 _STAY = 256
 """The assumed number of tokens still to come, where there is no prediction."""
 _DRIFT = 0.02
@@ -135,10 +133,6 @@ class OpenEngine:
     def gain(self, length: int, weight: float = 1.0) -> float:
         """Tokens a second that one more call of `length` tokens adds, each call's times what it counts."""
         return self.model.gain(self.running, self.kv, length, self.extra, weight)
-
-    def unweighted_gain(self, length: int) -> float:
-        """The same, if all calls counted alike."""
-        return self.model.gain(self.running, self.kv, length)
 
 
 def footprint(request: EngineRequest) -> int:
@@ -372,7 +366,7 @@ class Engines:
         to = self.open.get(request.to)
         if to is not None and to.version >= request.version:
             return to
-        return self._kept(request) or self._best_of(request, self._candidates(request, _LOOKED_AT))
+        return self._kept(request) or self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
         """True if an open engine may sample calls of this V."""
@@ -383,21 +377,13 @@ class Engines:
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
     def _kept(self, request: EngineRequest) -> OpenEngine | None:
-        """The engine with most of a call in its cache, if it may have it and, under `gain`, has room and is about as good as the
-        first of each heap."""
+        """The engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
         near = self.open.get(request.near)
         if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
             return None
-        length, weight, avoid = footprint(request), self.weight(request.version), request.avoid
-        legal = near.version >= request.version and near.name not in avoid
-        if not legal or not self.choice.has_room(near, length, weight):
-            return None
-        enough = near.unweighted_gain(length) / _AS_GOOD
-        for other in self._candidates(request, 1):
-            better = other.unweighted_gain(length) > enough and other.name not in avoid
-            if better and self.choice.has_room(other, length, weight):
-                return None
-        return near
+        legal = near.version >= request.version and near.name not in request.avoid
+        room = legal and self.choice.has_room(near, footprint(request), self.weight(request.version))
+        return near if room else None
 
     def _best_of(self, request: EngineRequest, candidates: list[OpenEngine]) -> OpenEngine | None:
         if not candidates:
@@ -410,10 +396,9 @@ class Engines:
         _, best = min(keyed, key=lambda pair: pair[0])
         return best if self.choice.has_room(best, length, weight) else None
 
-    def _candidates(self, request: EngineRequest, count: int) -> list[OpenEngine]:
-        """Returns the legal engines that could be best: the first `count` of each heap that the call need not avoid, and the one
-        that has its prefix cached."""
-        count, found = count + len(request.avoid), []
+    def _candidates(self, request: EngineRequest) -> list[OpenEngine]:
+        """Returns the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
+        count, found = _LOOKED_AT + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
             if place[0] == late and place[1] >= request.version:
