@@ -24,10 +24,10 @@ from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import fake_adapter, probe_of, write_manifest_of_pieces
 
 
-def lora(model: Path, work: Path, count: int = 1) -> dict[str, Any]:
+def lora(model: Path, work: Path, count: int = 1, order: str = "pull") -> dict[str, Any]:
     """Settings with engines that the gateway starts."""
     engine = {"transport": "lora", "count": count}
-    return settings_for(model, work, engine=engine, update={"order": "rolling"})
+    return settings_for(model, work, engine=engine, update={"order": order})
 
 
 def write(directory: Path, base: Path, count: int) -> dict[int, Path]:
@@ -80,7 +80,8 @@ async def test_an_adapter_that_an_engine_does_not_apply_is_found_by_the_probe(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     written = write(tmp_path / "versions", tiny_model, 1)
-    async with run_gateway(lora(tiny_model, tmp_path, 2), in_process=False) as gateway:
+    values = lora(tiny_model, tmp_path, 2, order="rolling")  # each engine reports
+    async with run_gateway(values, in_process=False) as gateway:
         agents, done = start_agents(gateway, 2)
         (sick, sound) = slots(gateway)
         await gateway.fake("faults", sick, stale_reload=True)
