@@ -19,6 +19,7 @@
         ├── EngineRefused   the engine says that the request is wrong; no other would take it
         ├── WeightsMissed   a version did not come to it; nothing is known of the version
         ├── EngineReplaced  it was restarted by others, and has other weights
+        ├── NotComparable   it cannot compare what it holds with a version
         └── ProbeFailed     an engine does not run the weights it should
 
 `api/errors.py` is the one place that turns them into HTTP.
@@ -170,6 +171,10 @@ class EngineRefused(EngineError):
 
 class EngineReplaced(EngineError):
     """An engine was restarted by others: it lacks the label, and so the weights, that it was given."""
+
+
+class NotComparable(EngineError):
+    """An engine cannot compare what it holds with a version, which says nothing about either."""
 
 
 class ProbeFailed(EngineError):

@@ -157,6 +157,8 @@ class Probe:
     """Log-probabilities (nats, temperature 1) of every token but the first of each sequence, under version N."""
     parent_logprobs: tuple[tuple[float, ...], ...]
     """The same under the parent; empty for the first version."""
+    noise: float = 0.0
+    """The mean gap (nats) between two of the trainer's own passes of the same tokens under version N, batched otherwise."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with lists in place of tuples."""
@@ -164,6 +166,7 @@ class Probe:
             "sequences": [list(s) for s in self.sequences],
             "new_logprobs": [list(s) for s in self.new_logprobs],
             "parent_logprobs": [list(s) for s in self.parent_logprobs],
+            "noise": self.noise,
         }
 
     @classmethod
@@ -173,12 +176,15 @@ class Probe:
             tuple(tuple(int(t) for t in s) for s in value["sequences"]),
             tuple(tuple(float(x) for x in s) for s in value["new_logprobs"]),
             tuple(tuple(float(x) for x in s) for s in value["parent_logprobs"]),
+            float(value.get("noise", 0.0)),
         )
         for logprobs in (probe.new_logprobs, probe.parent_logprobs):
             if logprobs and [len(s) + 1 for s in logprobs] != [len(s) for s in probe.sequences]:
                 raise ValueError("a probe needs one log-probability for each token but the first")
             if not all(math.isfinite(x) for row in logprobs for x in row):
                 raise ValueError("a probe's log-probabilities must be finite")
+        if not (math.isfinite(probe.noise) and probe.noise >= 0):
+            raise ValueError("a probe's noise must be a number of nats, 0 or more")
         return probe
 
 

@@ -334,13 +334,16 @@ class Learner:
         """
         lr = self._set_lr()
         candidates = batch.candidates()
-        score = partial(probe.logprobs, self.policy, candidates, merged=not self.settings.serves_adapters)
+        merged = not self.settings.serves_adapters
+        score = partial(probe.logprobs, self.policy, candidates, merged=merged)
         before = score()
         stepped, norm = self._optimize(batch)
         if stepped:
             self.skipped = 0
             self.version, self.parent = self.version + 1, self.version
-            self.probe = probe.choose(candidates, score(), before)
+            chosen = probe.choose(candidates, score(), before)
+            noise = probe.noise(self.policy, chosen, merged=merged)
+            self.probe = None if chosen is None else replace(chosen, noise=noise)
         else:
             self.skipped += 1
             self.renumber(self.version + 1)

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from gateway.errors import EngineRefused
 from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
+from scheduler.policies.proof import Holding
 
 Level = Literal[1, 2]
 """The depth of sleep: 1 keeps the weights in the host's memory, 2 forgets them."""
@@ -163,6 +164,13 @@ class Engine(Protocol):
 
     async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights, or an adapter."""
+        ...
+
+    async def prove(self, version: int, path: str, adapter: str = "") -> list[Holding]:
+        """Compare what each worker holds with a version's tensors: those that it received, else those of the files in `path`.
+
+        `adapter`: the version is an adapter of this name, and not the engine's own weights. Raises NotComparable where the engine
+        has no means to compare."""
         ...
 
     async def read_load(self) -> Load | None:

@@ -14,8 +14,9 @@ import aiohttp
 import orjson
 
 from gateway.engines.streams import CONNECT_S, KEEP_ALIVE_S, StreamConnections
-from gateway.errors import EngineError, EngineRefused, EngineUnreachable
+from gateway.errors import EngineError, EngineRefused, EngineUnreachable, NotComparable
 from gateway.types import FinishReason
+from scheduler.policies.proof import Holding
 
 _CONTROL_S = 600.0
 """The longest that a call that is no generation may take; loading weights is the longest of them."""
@@ -54,6 +55,11 @@ class HTTPEngine:
 
     async def forget_adapters(self) -> None:
         raise self._no_transfer()
+
+    async def prove(self, version: int, path: str, adapter: str = "") -> list[Holding]:
+        raise NotComparable(
+            f"engine {self.name}: headgate has no means to compare the weights of an engine of this API"
+        )
 
     def _no_transfer(self) -> EngineError:
         return EngineError(

@@ -29,6 +29,8 @@ from processes.ports import free_port
 LOOPBACK = "127.0.0.1"
 _PLUGIN = Path(plugin.__file__).parent
 """The folder in which vLLM finds `headgate_transfer`."""
+_EXTENSION = "headgate_transfer.vllm_worker.ProvingWorker"
+"""The class whose methods vLLM adds to its workers."""
 SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
@@ -79,10 +81,12 @@ def command(
     argv = _COMMANDS[settings.launch](settings, model, served_name, weights, host, port)
     env = dict(_VLLM_ENV) if settings.launch == "vllm" else {}
     env |= settings.env
-    if settings.launch == "vllm" and settings.transport == "collective":
-        argv += ["--weight-transfer-config", json.dumps({"backend": "headgate"})]
+    if settings.launch == "vllm":
+        argv += ["--worker-extension-cls", _EXTENSION]
         paths = [str(_PLUGIN), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    if settings.launch == "vllm" and settings.transport == "collective":
+        argv += ["--weight-transfer-config", json.dumps({"backend": "headgate"})]
     if settings.launch == "vllm" and settings.transport == "lora":
         argv += ["--enable-lora", "--max-loras", str(settings.max_loras)]
         argv += ["--max-lora-rank", str(settings.max_lora_rank)]

@@ -19,8 +19,9 @@ from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, Token
 from gateway.engines.figures import label, samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.engines.vllm_images import EngineImages
-from gateway.errors import EngineError, EngineReplaced, EngineUnreachable
+from gateway.errors import EngineError, EngineReplaced, EngineUnreachable, NotComparable
 from gateway.types import Sampling
+from scheduler.policies.proof import Holding
 
 _GENERATE = "/inference/v1/generate"
 _ID_PREFIX = "generate-tokens-"
@@ -176,6 +177,22 @@ class VLLMEngine(HTTPEngine):
         answer = await self._http.post(_GENERATE, body | ({"model": adapter} if adapter else {}))
         rows = orjson.loads(answer)["prompt_logprobs"]
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
+
+    async def prove(self, version: int, path: str, adapter: str = "") -> list[Holding]:
+        """vLLM needs `--worker-extension-cls headgate_transfer.vllm_worker.ProvingWorker`."""
+        call: dict[str, Any] = {"method": "headgate_prove", "args": [version, path]}
+        if adapter:
+            call = {"method": "headgate_prove_adapter", "args": [path]}
+        try:
+            answer = await self._http.post("/collective_rpc", call)
+        except EngineUnreachable:
+            raise
+        except EngineError as error:
+            raise NotComparable(
+                f"engine {self.name} cannot compare its weights", quoted=error.message
+            ) from error
+        found = orjson.loads(answer)["results"]
+        return [Holding(one["hashes"], one["wrong"], one["missing"]) for one in found]
 
     async def read_load(self) -> Load | None:
         """The size of the cache is in the labels of `vllm:cache_config_info`."""

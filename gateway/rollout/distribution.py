@@ -16,15 +16,16 @@ from typing import Self
 
 import aiohttp
 
-from gateway.errors import EngineError, WeightsAway, WeightsMissed
+from gateway.errors import EngineError, NotComparable, WeightsAway, WeightsMissed
 from gateway.rollout.adapters import load_adapter
 from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, WeightsSettings
 from gateway.weights.fan_out import fan_out
-from gateway.weights.manifest import MANIFEST
+from gateway.weights.manifest import MANIFEST, published_tensors
 from gateway.weights.mirror import Mirror
+from scheduler.policies.proof import ProofReport, weigh
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +118,18 @@ class Distribution:
             await load_adapter(slot, weights, path, self._max_loras)
         elif self.max_lora_rank is None:
             await slot.engine.load(path)
+
+    async def prove(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> ProofReport:
+        """Compare what an engine holds with a version, bit by bit and name by name. Raises EngineError if it fails meanwhile."""
+        if slot.engine is None:
+            raise EngineError(f"{slot.name} has no engine")
+        path = await self._place(slot, weights, slots)
+        published = await asyncio.to_thread(published_tensors, Path(weights.path))
+        try:
+            holdings = await slot.engine.prove(weights.version, path, weights.adapter)
+        except NotComparable as error:
+            return ProofReport("none", why=error.message)
+        return weigh(holdings, *(published or (None,)))
 
     async def _place(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> str:
         """The path by which an engine loads a version; its mirror fetches what it lacks. Raises EngineError.

@@ -1,7 +1,7 @@
 """Carries out the control program's steps on engines: one method per step (`scheduler.program.events.Step`).
 
 Makes no decisions and keeps no deadlines: a step returns, raises EngineError, or is cancelled by its caller. Owns the reports of
-the updates.
+the updates; what an engine runs is found out by `verification`.
 """
 
 from __future__ import annotations
@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from gateway.engines.base import Engine, Level
 from gateway.engines.process import EngineProcess, connect
-from gateway.errors import EngineError, ProbeFailed
+from gateway.errors import EngineError
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
+from gateway.rollout.verification import UpdateReport, Verifier
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, UpdateSettings
 from processes.errors import ChildDied
-from scheduler.policies.probe import ProbeReport, judge
 from scheduler.program.events import Do, Step
 
 log = logging.getLogger(__name__)
@@ -34,36 +31,6 @@ _AGAIN_S = 0.2
 _SOON_S = 0.02
 _LEVELS: dict[str, Level] = {"level1": 1, "level2": 2}
 _REMEMBERED = 256
-_NO_NUMBERS = ("not JSON compliant", "JSON encodable")
-"""Words of Python's JSON errors for NaN and infinity."""
-
-
-@dataclass(slots=True)
-class UpdateReport:
-    """The cost of bringing one engine to one version."""
-
-    engine: str
-    version: int
-    streams: int = 0
-    """Requests that were running or waiting and were carried across."""
-    pinned: int = 0
-    """The number of these requests that had to stay in the engine."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    probe: ProbeReport | None = None
-    failure: str = ""
-    """The reason why the engine had to be restarted, if it had to."""
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        return {
-            "engine": self.engine,
-            "version": self.version,
-            "streams": self.streams,
-            "pinned": self.pinned,
-            "seconds": {step: round(s, 4) for step, s in self.seconds.items()},
-            "probe": self.probe.to_json() if self.probe else None,
-            "failure": self.failure,
-        }
 
 
 class EngineSteps:
@@ -95,6 +62,7 @@ class EngineSteps:
         self._settings = engine
         self._pinned_s = pinned_s
         self._update = update
+        self._verifier = Verifier(update, distribution, pool.slots)
         self._weights: dict[int, Weights] = {}
         self._reports: dict[tuple[str, int], UpdateReport] = {}
         self._steps: dict[Step, Callable[[Slot, Weights], Awaitable[None]]] = {
@@ -300,41 +268,7 @@ class EngineSteps:
         await _engine(slot).resume()
 
     async def _probe(self, slot: Slot, weights: Weights) -> None:
-        if weights.probe is None:
-            return
-        engine, probe = _engine(slot), weights.probe
-        measured = [await self._scores(engine, sequence, weights) for sequence in probe.sequences]
-        report = judge(
-            [x for row in measured for x in row],
-            [x for row in probe.new_logprobs for x in row],
-            [x for row in probe.parent_logprobs for x in row],
-            tolerance=self._update.probe_tolerance,
-            noise_floor=self._update.noise_floor,
-        )
-        self._report(slot.name, weights.version).probe = report
-        if report.verdict == "failed":
-            parent = "unknown" if report.parent_gap is None else f"{report.parent_gap:.4f}"
-            raise ProbeFailed(
-                f"{slot.name} does not run version {weights.version}: its log-probabilities are {report.gap:.4f}"
-                f" nats off ({parent} off its parent's)",
-                code="probe_failed",
-            )
-
-    @staticmethod
-    async def _scores(engine: Engine, sequence: Sequence[int], weights: Weights) -> list[float]:
-        """Scores a sequence. Raises ProbeFailed for NaN and infinity, which servers report as an error of JSON."""
-        try:
-            found = await engine.score(sequence, weights.adapter)
-        except EngineError as error:
-            if not any(words in error.message for words in _NO_NUMBERS):
-                raise
-            found = [math.nan]
-        if all(map(math.isfinite, found)):
-            return found
-        raise ProbeFailed(
-            f"with version {weights.version}, {engine.name} computes log-probabilities that are no numbers (NaN or infinite)",
-            code="probe_failed",
-        )
+        await self._verifier.verify(_engine(slot), slot, weights, self._report(slot.name, weights.version))
 
     async def _open(self, slot: Slot, weights: Weights) -> None:
         if slot.state == "quarantined":

@@ -75,6 +75,8 @@ class Slot:
         """The adapter that samples runs which begin now; empty: the engine's own weights."""
         self.adapters: dict[int, str] = {}
         """The adapters in the engine, by version (`[engine] transport = "lora"`)."""
+        self.proof = ""
+        """What the last comparison of the engine's weights gave: `proven`, `failed`, or why it proves nothing or a part only."""
         self.engine: Engine | None = None
         self.process: EngineProcess | None = None
         self.runs: dict[str, Run] = {}
@@ -234,6 +236,7 @@ class Slot:
             "streams": self.streams,
             "pinned": self.pinned,
             "restarts": self.restarts,
+            "proof": self.proof,
             "pid": process.pid if process else None,
             "url": self.url,
             "node": self.node or None,

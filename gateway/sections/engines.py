@@ -149,8 +149,9 @@ class UpdateSettings(Section):
     """Seconds that an engine may take to resume."""
     probe_tolerance: float = Field(0.15, gt=0, le=5)
     """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
-    noise_floor: float = Field(0.002, ge=0, le=1)
-    """Two versions whose probes differ by less (mean, nats) are called indistinct."""
+    prove: bool = True
+    """Engines compare what they hold with each version, bit by bit. False leaves that out, where it takes too long: then the
+    probe alone decides, which cannot tell versions apart that are closer than the noise of the engine's arithmetic."""
     orphans: Literal["drop", "correct"] = "drop"
     """How samples are treated whose version is no ancestor of the newest: `drop` does not train their tokens; `correct` does (the
     correction by importance sampling takes them for what they are: samples of another policy)."""

@@ -7,6 +7,7 @@ cover each of its bytes once.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -83,6 +84,22 @@ def _layout(found: Scan) -> dict[str, Any]:
             for name, tensor in found.tensors.items()
         },
     }
+
+
+def published_tensors(folder: Path) -> tuple[dict[str, tuple[str, ...]], frozenset[str]] | None:
+    """Return the hashes of each tensor's pieces and the names of tensors that the version may leave out.
+
+    None without a manifest of format 2. Blocks, so call it in a thread.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    if manifest["format"] != FORMAT:
+        return None
+    files = (entry for name, entry in manifest["files"].items() if name.endswith(TENSORS))
+    hashes = {name: tuple(run["blake3"]) for entry in files for name, run in entry["tensors"].items()}
+    return hashes, frozenset(manifest.get("unchanged", ()))
 
 
 class _Run(BaseModel):

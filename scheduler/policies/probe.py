@@ -1,4 +1,9 @@
-"""Does an engine run the version it should? Judged by its log-probabilities on tokens where version and parent differ most."""
+"""Judge by an engine's log-probabilities whether it computes what its version should.
+
+They judge sense, not identity: what an engine holds is compared bit by bit where the engine can do so (`proof`). Only where it
+cannot, the distance to the parent decides, and only if it is several times the noise that was measured. All gaps are means over
+the probe's tokens, in nats.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,12 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 Verdict = Literal["passed", "indistinct", "failed"]
+
+SEVERAL = 4.0
+"""Two versions are distinct if they are this many times the noise apart.
+
+By the triangle inequality, a right engine then fails only if its own gap is three times the noise that was measured before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +31,13 @@ class ProbeReport:
     """The gap between the engine and the parent version."""
     distance: float | None
     """The gap between the two versions themselves."""
+    noise: float | None
+    """The gap below which nothing is told apart: the largest of those that were measured."""
     margin: float | None
-    """(parent_gap - gap) / distance: 1 for the expected weights, -1 for the parent's."""
+    """(parent_gap - gap) / distance: 1 for the expected weights, -1 for the parent's; None if they are indistinct."""
 
     def to_json(self) -> dict[str, object]:
-        """A JSON object."""
+        """Return a JSON object."""
         return asdict(self)
 
 
@@ -34,25 +47,30 @@ def judge(
     parent: Sequence[float],
     *,
     tolerance: float,
-    noise_floor: float,
+    noise: float = 0.0,
+    proven: bool = False,
 ) -> ProbeReport:
-    """Compares an engine's log-probabilities (nats, one per token) with those of a version and of its parent.
+    """Compare an engine's log-probabilities (nats, one per token) with those of a version and of its parent.
 
-    An engine passes if it is within `tolerance` of the version and closer to it than to the parent. Versions that differ by less
-    than `noise_floor` cannot be told apart: then the tolerance alone decides, and the verdict says `indistinct`. `parent` may be
-    empty (the first version). Raises ValueError if the lengths differ.
+    An engine fails if it is further than `tolerance` from the version. It also fails if it is nearer to the parent, unless it is
+    `proven` that it holds the version. Where the two versions are less than `SEVERAL` times the noise apart, the verdict is
+    `indistinct`, which is not a failure. The noise is the largest of `noise` (measured before: the engine's gap at the version
+    before, the trainer's gap between two passes) and the engine's gap to the nearer of both. `parent` may be empty (the first
+    version). Raises ValueError if the lengths differ.
     """
     gap = _mean_gap(measured, expected)
+    sane = gap <= tolerance
     if not parent:
-        return ProbeReport("passed" if gap <= tolerance else "failed", gap, None, None, None)
+        return ProbeReport("passed" if sane else "failed", gap, None, None, None, None)
     distance = _mean_gap(expected, parent)
     parent_gap = _mean_gap(measured, parent)
-    if distance < noise_floor:
-        verdict: Verdict = "indistinct" if gap <= tolerance else "failed"
-        return ProbeReport(verdict, gap, parent_gap, distance, None)
-    passed = gap <= tolerance and gap < parent_gap
-    margin = (parent_gap - gap) / distance
-    return ProbeReport("passed" if passed else "failed", gap, parent_gap, distance, margin)
+    noise = max(noise, min(gap, parent_gap))
+    distinct = distance > 0 and distance >= SEVERAL * noise
+    margin = (parent_gap - gap) / distance if distinct else None
+    verdict: Verdict = "failed"
+    if sane and (proven or not distinct or gap < parent_gap):
+        verdict = "passed" if proven or distinct else "indistinct"
+    return ProbeReport(verdict, gap, parent_gap, distance, noise, margin)
 
 
 def _mean_gap(left: Sequence[float], right: Sequence[float]) -> float:

@@ -35,7 +35,7 @@ async def test_a_tied_head_that_vllm_leaves_stale_is_found_and_the_engine_starts
             record = await gateway.admin.publish(1, str(new), wait_s=600)
             assert record["state"] == "live"
             (report,) = record["report"]
-            assert "does not run version 1" in report["failure"], "it was sent, taken, and found out"
+            assert "does not hold version 1" in report["failure"], "it was sent, taken, and found out"
             assert "launch" in report["seconds"]
             assert report["probe"]["verdict"] == "passed"
             episode, headers = await gateway.open("after")

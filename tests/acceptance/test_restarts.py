@@ -61,7 +61,7 @@ async def test_an_engine_with_tied_embeddings_is_caught_and_restarted(
     record = await gateway.admin.publish(version, str(new), wait_s=600)
     assert record["state"] == "live"
     report = record["report"][0]
-    assert f"does not run version {version}" in report["failure"]
+    assert f"does not hold version {version}" in report["failure"]
     assert "launch" in report["seconds"]
     assert report["probe"]["verdict"] == "passed"
     await check_runs(gateway, version, models[1])

@@ -87,7 +87,7 @@ async def test_an_adapter_that_an_engine_does_not_apply_is_found_by_the_probe(
         await gateway.fake("faults", sick, stale_reload=True)
         record = await publish(gateway, 1, written[1])
         failures = {report["engine"]: report["failure"] for report in record["report"]}
-        assert "does not run version 1" in failures[sick.name]
+        assert "does not hold version 1" in failures[sick.name]
         assert failures[sound.name] == ""
         await until(lambda: sick.state == "open" and sick.version == 1, "it is started anew, and has it")
         await check_everything(gateway, written, await finished(agents, done))

@@ -69,8 +69,8 @@ async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_bef
         await faults(gateway, stale_reload=True)
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         assert (record["state"], record["bad"]) == ("failed", True)
-        assert "does not run version 1" in record["why"]
-        assert record["report"][0]["probe"]["verdict"] == "failed"
+        assert "does not hold version 1" in record["why"]
+        assert record["report"][0]["proof"]["verdict"] == "failed"
         status = await gateway.admin.status()
         assert status["version"] == 0
         assert (status["engines"][0]["state"], status["engines"][0]["version"]) == ("open", 0)

@@ -32,6 +32,22 @@ def logprobs(policy: Policy, sequences: Sequences, *, merged: bool = True) -> li
     return [tuple(row.tolist()) for row in values]
 
 
+def noise(policy: Policy, chosen: Probe | None, *, merged: bool = True) -> float:
+    """Return the mean gap (nats) between a probe's log-probabilities and those of a pass over each of its sequences alone.
+
+    It is the rounding of the arithmetic: below a few times that gap nothing tells two versions apart.
+    """
+    if chosen is None:
+        return 0.0
+    alone = [logprobs(policy, [sequence], merged=merged)[0] for sequence in chosen.sequences]
+    gaps = [
+        abs(a - b)
+        for row, new in zip(alone, chosen.new_logprobs, strict=True)
+        for a, b in zip(row, new, strict=True)
+    ]
+    return sum(gaps) / len(gaps)
+
+
 def choose(sequences: Sequences, new: Logprobs, parent: Logprobs) -> Probe | None:
     """The `SEQUENCES` on which two versions differ most (mean absolute difference); None without sequences."""
     if not sequences:

@@ -10,7 +10,8 @@ directory; their identity is the sha256 of `model.safetensors`, or of the path i
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
 (no more tokens), `load_s` (the duration of a load), `fail_load`, `fail_after` (an error event after so many tokens),
 `logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_mode` (it says that sleeping
-frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
+frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`, `cannot_prove` (it has no
+means to compare its weights).
 
 `hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
 waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs. `hold_load`
@@ -35,6 +36,7 @@ from gateway.engines.fake.blocks import Block
 from gateway.engines.fake.illness import catch
 from gateway.engines.fake.log import SampleLog
 from gateway.engines.fake.transfer import Transfer
+from gateway.weights.tensors import scan
 
 VOCABULARY = 256
 CACHE_BLOCK = 16
@@ -69,6 +71,7 @@ class Faults:
     wake_s: float = 0.0
     fail_sleep: bool = False
     fail_wake: bool = False
+    cannot_prove: bool = False
 
 
 @dataclass(slots=True)
@@ -269,6 +272,24 @@ class FakeEngine:
                 self.weights_id, self.block = found
             if self._log is not None:
                 self._log.load(f"v{version:06d}")
+
+    def prove(self, path: str, *, adapter: bool = False) -> dict[str, Any]:
+        """Compare the weights with those in a directory, in the form of the plugin that vLLM has. Raises RuntimeError if it
+        cannot."""
+        if self.faults.cannot_prove:
+            raise RuntimeError("Method 'headgate_prove' is not implemented.")
+        held = {one for one, _ in self._workers.values()} if adapter else {self.weights_id}
+        hashes = {
+            name: digests
+            for file in sorted(Path(path).glob("*.safetensors"))
+            for name, digests in scan(file).digests.items()
+        }
+        wrong = (
+            {}
+            if identity(path) in held
+            else dict.fromkeys(hashes or ("all",), "the engine holds other weights")
+        )
+        return {"hashes": hashes, "wrong": wrong, "missing": []}
 
     async def _may_load(self) -> None:
         await asyncio.sleep(self.faults.load_s)

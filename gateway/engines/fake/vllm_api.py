@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from gateway.engines.fake.engine import FakeEngine
@@ -130,11 +132,15 @@ async def _control(
             return no_such_path(path)
 
 
-async def _called(engine: FakeEngine, values: dict[str, Any]) -> str | None:
+async def _called(engine: FakeEngine, values: dict[str, Any]) -> Any:
     """A worker's answer to a call of one of its methods; vLLM makes a text of what is no object."""
     match values["method"]:
         case "list_loras":
             return str(engine.list_adapters())
+        case "headgate_prove":
+            return await asyncio.to_thread(engine.prove, values["args"][1])
+        case "headgate_prove_adapter":
+            return await asyncio.to_thread(partial(engine.prove, values["args"][0], adapter=True))
         case "remove_lora":
             return str(engine.remove_adapter(*values["args"]))
         case _:

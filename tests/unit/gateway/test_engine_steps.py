@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock, Mock
 import numpy as np
 import pytest
 
-from gateway.errors import EngineError, ProbeFailed
+from gateway.errors import EngineError, NotComparable, ProbeFailed
 from gateway.rollout.call import Call
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
@@ -22,6 +22,7 @@ from gateway.rollout.slot import Run, Slot
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.types import Probe, Sampling
+from scheduler.policies.proof import Holding
 from scheduler.program.events import Do, Step
 
 PROBE = Probe(((1, 2),), ((-0.5,),), ())
@@ -37,6 +38,7 @@ class Engine:
         self.slot.engine = cast(Any, self)
         self.scores: list[float] | EngineError = []
         self.frees = False
+        self.holdings: list[Holding] | NotComparable = NotComparable("e cannot compare")
 
     async def frees_memory(self) -> bool:
         return self.frees
@@ -64,6 +66,11 @@ class Engine:
 
     async def close(self) -> None:
         self.told.append("close")
+
+    async def prove(self, _version: int, _path: str, _adapter: str = "") -> list[Holding]:
+        if isinstance(self.holdings, NotComparable):
+            raise self.holdings
+        return self.holdings
 
     async def score(self, _ids: Sequence[int], _adapter: str = "") -> list[float]:
         if isinstance(self.scores, EngineError):
@@ -156,7 +163,7 @@ async def test_requests_that_can_move_are_given_back_and_the_others_stay() -> No
 async def test_an_engine_that_computes_no_numbers_does_not_run_the_version(scores: Any) -> None:
     engine = Engine()
     engine.scores = scores
-    with pytest.raises(ProbeFailed, match=r"with version 3, e computes .* no numbers") as failed:
+    with pytest.raises(ProbeFailed, match=r"with version 3, e computes .* not numbers") as failed:
         await do("probe", engine)
     assert failed.value.code == "probe_failed"
 
@@ -167,6 +174,34 @@ async def test_an_engine_that_cannot_be_probed_is_not_said_to_run_other_weights(
     with pytest.raises(EngineError, match="it is away") as failed:
         await do("probe", engine)
     assert not isinstance(failed.value, ProbeFailed)
+
+
+async def test_an_engine_that_holds_other_bits_is_not_asked_for_log_probabilities() -> None:
+    engine = Engine()
+    engine.holdings = [Holding({"a": ["1"]}, {"a": "it holds other numbers"})]
+    with pytest.raises(ProbeFailed, match="e does not hold version 3: tensor 'a': it holds other numbers"):
+        await do("probe", engine)
+    assert engine.slot.proof == "failed"
+
+
+async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Engine()
+    engine.scores = [-0.5]
+    steps = steps_of(engine)
+    steps.register_version(Weights(3, "version-3", probe=PROBE))
+    for _ in range(2):
+        await steps.run(Do("e", "probe", 3))
+    assert engine.slot.describe("demo")["proof"] == "none: e cannot compare"
+    assert [
+        record.message for record in caplog.records if "judged by its log-probabilities" in record.message
+    ] == [
+        "e: that it holds a version is judged by its log-probabilities, which cannot tell close versions apart: e cannot compare"
+    ]
+    engine.holdings = [Holding({"a": ["1"]}, {})]
+    await steps.run(Do("e", "probe", 3))
+    assert engine.slot.proof == "proven"
 
 
 class Watching(NoPeers):

@@ -13,7 +13,7 @@ from typing import Any
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from .wire import Join, Receiver, TransferError
+from .wire import Join, Received, Receiver, TransferError
 
 NAME = "headgate"
 
@@ -32,6 +32,8 @@ class CollectiveEngine(WeightTransferEngine):
     init_info_cls = Join
     update_info_cls = Take
     _receiver: Receiver | None = None
+    taken: Received | None = None
+    """The version that was put in place last, until it is compared with the memory (`vllm_worker`)."""
 
     def init_transfer_engine(self, init_info: Join) -> None:
         """Begins to receive, in a thread; what came before is forgotten."""
@@ -61,6 +63,7 @@ class CollectiveEngine(WeightTransferEngine):
         initialize_layerwise_reload(self.model)
         self.model.load_weights(received.tensors())
         finalize_layerwise_reload(self.model, self.model_config)
+        self.taken = received
 
     def finish_weight_update(self) -> None:
         """Nothing is left to do."""
@@ -70,6 +73,7 @@ class CollectiveEngine(WeightTransferEngine):
         if self._receiver is not None:
             self._receiver.abandon()
             self._receiver = None
+        self.taken = None
 
 
 def register() -> None:

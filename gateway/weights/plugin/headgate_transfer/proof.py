@@ -1,0 +1,211 @@
+"""Compare the tensors of a version with what a worker holds in memory, bit by bit.
+
+Owns the places: where in a worker's memory each tensor of the checkpoint lies. A place is found by its contents at the first
+comparison, since engines merge, shard and rename tensors, and is kept for the next versions. Invariants: a tensor counts as held
+only if every number of it, in the dtype that the worker keeps, is at each of its places; nothing in memory changes. A tensor
+that the worker keeps in another form (quantized, transposed) is never found: it is `missing`, which proves and refutes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from blake3 import blake3
+from torch import Tensor
+
+PIECE = 2**24
+"""The bytes that one hash covers, as in the manifest of a version; the last piece of a tensor is shorter."""
+_MOST_OFFSETS = 8
+"""The most offsets at which one tensor is compared with one block of memory: more of them tell nothing apart."""
+_AT_ONCE = 2**24
+"""The numbers that are compared at once, so that an engine whose memory is full needs little more."""
+
+
+class Place(NamedTuple):
+    """Where a part of a tensor lies: `rows` rows from `row` on, and the columns of `share`, at `start` in the block `block`."""
+
+    block: str
+    start: int
+    row: int
+    rows: int
+    share: tuple[int, int]
+    """Which of how many equal parts of the columns."""
+
+
+@dataclass
+class Comparison:
+    """What one worker reads and holds of a version."""
+
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+    """BLAKE3 (hexadecimal) of each `PIECE` bytes of the tensors that were read, by their names in the checkpoint."""
+    wrong: dict[str, str] = field(default_factory=dict)
+    """Tensors whose memory has other numbers, and where."""
+    missing: list[str] = field(default_factory=list)
+    """Tensors that were never found in memory."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return asdict(self)
+
+
+class Places:
+    """The memory of one worker, `shards` of which hold a model together."""
+
+    def __init__(self, shard: int = 0, shards: int = 1) -> None:
+        self._shard, self._shards = shard, shards
+        self._places: dict[str, list[Place]] = {}
+
+    def compare(self, memory: Mapping[str, Tensor], version: Iterable[tuple[str, Tensor]]) -> Comparison:
+        """Compare every tensor of a version with the blocks of memory, by name.
+
+        `memory`: tensors of any shape on one device; `version`: the checkpoint's tensors, on the CPU, one after the other.
+        """
+        blocks = {name: _rows(tensor) for name, tensor in memory.items()}
+        result, found = Comparison(), dict[str, list[Place]]()
+        for name, tensor in version:
+            result.hashes[name] = _hashes(tensor)
+            rows = _rows(tensor)
+            if known := self._places.get(name):
+                differing = next((p for p in known if self._differs(blocks.get(p.block), rows, p)), None)
+                if differing is not None:
+                    result.wrong[name] = f"{differing.block} holds other numbers than were published"
+                continue
+            found[name] = [place for key in blocks for place in self._find(name, rows, key, blocks[key])]
+            if not found[name]:
+                result.missing.append(name)
+            elif partial := next((p for p in found[name] if self._differs(blocks[p.block], rows, p)), None):
+                result.wrong[name] = f"{partial.block} holds a part of other numbers than were published"
+        self._remember({name: places for name, places in found.items() if name not in result.wrong})
+        return result
+
+    def _remember(self, found: Mapping[str, list[Place]]) -> None:
+        """Keep the places that one tensor alone has; those of equal tensors tell nothing."""
+        taken = [(place.block, place.start) for places in self._places.values() for place in places]
+        claims = Counter((place.block, place.start) for places in found.values() for place in places)
+        claims.update(taken)
+        for name, places in found.items():
+            own = [p for p in places if claims[p.block, p.start] == 1 or _same_name(name, p.block)]
+            if own:
+                self._places[name] = own
+
+    def _find(self, name: str, rows: Tensor, key: str, block: Tensor) -> Iterator[Place]:
+        """Yield the places of a tensor in a block of which at least half of the rows are equal; in the block of its own name
+        also one that differs in all."""
+        if not _may_hold(name, key):
+            return
+        for share in dict.fromkeys([(0, 1), (self._shard, self._shards)]):
+            width = rows.shape[1] // share[1]
+            if width != block.shape[1]:
+                continue
+            part = rows[:, share[0] * width :][:, :width]
+            spans = [
+                span for offset in self._offsets(part, block) if (span := self._span(part, block, offset))
+            ]
+            if not spans and _same_name(name, key) and len(rows) == len(block) and share == (0, 1):
+                spans = [(0, 0, len(rows))]
+            yield from (Place(key, start, row, count, share) for start, row, count in spans[:_MOST_OFFSETS])
+
+    def _offsets(self, rows: Tensor, block: Tensor) -> list[int]:
+        """Return at which rows of a block a tensor may begin, by a few of its rows; negative where the block has later rows."""
+        count = 3 * self._shards
+        candidates = dict[int, None]()
+        for anchor in sorted({len(rows) * i // count for i in range(count)} | {len(rows) - 1}):
+            at = _equal_rows(block, rows[anchor : anchor + 1].expand(len(block), -1)).nonzero().flatten()
+            candidates |= dict.fromkeys(position - anchor for position in at[:_MOST_OFFSETS].tolist())
+        return list(candidates)
+
+    def _span(self, rows: Tensor, block: Tensor, offset: int) -> tuple[int, int, int] | None:
+        """Return the first row in the block, the first in the tensor and the number of rows that are common at an offset.
+
+        None if they are not the whole tensor, or of several shards at least half a share, or if most rows differ.
+        """
+        row, start = max(0, -offset), max(0, offset)
+        count = min(len(rows) - row, len(block) - start)
+        if count <= 0 or (self._shards == 1 and count < len(rows)):
+            return None
+        equal = _equal_rows(block[start : start + count], rows[row : row + count])
+        if self._shards > 1:  # the block goes on with rows of another tensor
+            at = equal.nonzero().flatten()
+            first, last = (int(at[0]), int(at[-1])) if len(at) else (0, -1)
+            start, row, count, equal = start + first, row + first, last - first + 1, equal[first : last + 1]
+        if count * 2 * self._shards < len(rows) or int(equal.sum()) * 2 < count:
+            return None
+        return start, row, count
+
+    @staticmethod
+    def _differs(block: Tensor | None, rows: Tensor, place: Place) -> bool:
+        index, shares = place.share
+        width = rows.shape[1] // shares
+        mine = rows[place.row : place.row + place.rows, index * width : (index + 1) * width]
+        if block is None or block.shape[1] != width or len(block) < place.start + len(mine):
+            return True
+        return not bool(_equal_rows(block[place.start : place.start + len(mine)], mine).all())
+
+
+def compare_adapter(held: Mapping[str, Tensor], version: Mapping[str, Tensor], scaling: float) -> Comparison:
+    """Compare the factors of an adapter in memory, whose `lora_B` are multiplied by `scaling`, with those of a version.
+
+    Names agree from the number of the layer on. Factors of experts, which engines merge, are `missing`.
+    """
+    by_layer = {_from_layer(name): tensor for name, tensor in held.items()}
+    result = Comparison(hashes={name: _hashes(tensor) for name, tensor in version.items()})
+    for name, tensor in version.items():
+        mine = by_layer.get(_from_layer(name))
+        if mine is None and ".experts." in name:
+            result.missing.append(name)
+        elif mine is None:
+            result.wrong[name] = "the worker does not hold it"
+        else:
+            wanted = tensor.to(mine.device, mine.dtype, copy=True)
+            wanted = wanted.mul_(scaling) if ".lora_B." in name else wanted
+            if mine.shape != wanted.shape or not torch.equal(mine, wanted):
+                result.wrong[name] = "the worker holds other numbers than were published"
+    return result
+
+
+def _from_layer(name: str) -> str:
+    parts = name.split(".")
+    first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 3)
+    return ".".join(parts[max(0, first) :])
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """Return a matrix of a tensor's rows; a vector is a column."""
+    tensor = tensor.detach()
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.ndim > 1 else tensor.reshape(-1, 1)
+
+
+def _equal_rows(held: Tensor, rows: Tensor) -> Tensor:
+    """Return for each row whether its numbers are equal, in the dtype that is held; -0 equals 0, as products give either."""
+    step, found = max(1, _AT_ONCE // max(1, held.shape[1])), list[Tensor]()
+    for start in range(0, len(held), step):
+        part = held[start : start + step]
+        other = rows[start : start + step].to(part.device, part.dtype)
+        if part.itemsize == 1:
+            part, other = part.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
+        found.append((part == other).all(1))
+    return torch.cat(found) if found else torch.ones(0, dtype=torch.bool)
+
+
+def _hashes(tensor: Tensor) -> list[str]:
+    data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return [blake3(data[at : at + PIECE]).hexdigest() for at in range(0, len(data), PIECE)]
+
+
+def _numbers(name: str) -> list[str]:
+    return [part for part in name.split(".") if part.isdigit()]
+
+
+def _may_hold(name: str, block: str) -> bool:
+    """Return whether a block is of the layer of a tensor: its name has the same numbers, or fewer (experts are merged)."""
+    mine, its = _numbers(name), _numbers(block)
+    return mine[: len(its)] == its and (bool(its) or not mine)
+
+
+def _same_name(name: str, block: str) -> bool:
+    """Return whether a block is called as a tensor is, but for the modules around it."""
+    return name.split(".")[-2:] == block.split(".")[-2:] and _numbers(name) == _numbers(block)
