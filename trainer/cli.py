@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -308,6 +308,9 @@ def warmstart_command(
     recipe: Annotated[Path, typer.Option(help="A recipe's TOML file.", dir_okay=False)] = Path(
         "examples/demo/warmstart.toml"
     ),
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], typer.Option(help="The dtype of the weights that are written.")
+    ] = "float32",
 ) -> None:
     """Make a small model by a short supervised run; the same recipe is made once and cached.
 
@@ -322,7 +325,7 @@ def warmstart_command(
 
         loaded = Recipe.load(recipe)
         with Progress(transient=True) as progress:
-            cached = warm_start(loaded, out, progress=progress)
+            cached = warm_start(loaded, out, dtype=dtype, progress=progress)
         verb = "copied from the cache" if cached else "made, and cached"
         typer.echo(f"{out}: {verb} ({cache_root() / loaded.digest()})")
 

@@ -55,9 +55,18 @@ def vllm_settings(log: Path) -> dict[str, Any]:
 class SharedEngine:
     """One vLLM for all tests that end none. Started at its first use, and again by the next test after one that killed it."""
 
-    def __init__(self, model: Path, log: Path, *, path: Path | None = None, args: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: Path,
+        log: Path,
+        *,
+        path: Path | None = None,
+        args: Sequence[str] = (),
+        transport: str = "collective",
+    ) -> None:
         """`model`: a checkpoint for the start. It says the architecture and the longest request; its weights are replaced.
-        `path`: a folder of packages that it needs beside its own; `args`: more of its command line."""
+        `path`: a folder of packages that it needs; `args`: more of its command line; `transport`: how versions may come."""
+        self._transport = transport
         self._path = [str(path)] if path is not None else []
         self._args = [*args]
         self.starts = 0
@@ -124,7 +133,7 @@ class SharedEngine:
             self._process.wait()
 
     def _start(self) -> None:
-        values = vllm_settings(self._log) | {"transport": "collective"}  # which it can do, and need not
+        values = vllm_settings(self._log) | {"transport": self._transport}  # which it can do, and need not
         settings = EngineSettings.model_validate(values | {"args": [*values["args"], *self._args]})
         model = ModelSettings(path=self._model, max_model_len=LENGTH)
         self._port = free_port()

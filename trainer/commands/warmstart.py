@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.progress import Progress
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
@@ -36,6 +37,8 @@ from trainer.data import conversations
 from trainer.data.chat_template import CHATML_TEMPLATE
 from trainer.data.conversations import Example, Rows
 from trainer.errors import ConfigError
+from trainer.model.pretrained import DTYPES
+from trainer.sections.model import Dtype
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",
@@ -121,9 +124,14 @@ def cache_root() -> Path:
 
 
 def warm_start(
-    recipe: Recipe, out: Path, *, cache: Path | None = None, progress: Progress | None = None
+    recipe: Recipe,
+    out: Path,
+    *,
+    dtype: Dtype = "float32",
+    cache: Path | None = None,
+    progress: Progress | None = None,
 ) -> bool:
-    """Puts the recipe's model into `out`, making it first unless it is cached. Answers whether it was cached."""
+    """Put the recipe's model into `out`, in `dtype`. Make it first unless it is cached, in float32; return whether it was."""
     finished = (cache or cache_root()) / recipe.digest()
     cached = (finished / "model.safetensors").exists()
     if not cached:
@@ -133,7 +141,17 @@ def warm_start(
         shutil.rmtree(finished, ignore_errors=True)
         aside.rename(finished)
     shutil.copytree(finished, out, dirs_exist_ok=True)
+    if dtype != "float32":
+        _convert(out, dtype)
     return cached
+
+
+def _convert(checkpoint: Path, dtype: Dtype) -> None:
+    """Round the weights of a checkpoint, and name their dtype in its configuration."""
+    file, config = checkpoint / "model.safetensors", checkpoint / "config.json"
+    state = {name: tensor.to(DTYPES[dtype]) for name, tensor in load_file(file).items()}
+    save_file(state, file, metadata={"format": "pt"})
+    _write_json(config, json.loads(config.read_bytes()) | {"dtype": dtype})
 
 
 def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> None:

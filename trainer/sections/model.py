@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from trainer.sections.base import Section
 
+Dtype = Literal["float32", "bfloat16"]
+
 
 class LoraSettings(Section):
     """`[model.lora]`: adapters are trained, beside weights that stay as they are."""
@@ -33,7 +35,7 @@ class ModelSettings(Section):
 
     path: Path
     """A Hugging Face checkpoint: version 0, and the reference of a KL term."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     """The type of the weights while they are computed with; `bfloat16` keeps float32 masters and moments beside them."""
     attention: Literal["spans", "rows"] = "spans"
     """`spans`: packed without padding, a prefix that rows share computed once. `rows`: every row apart, by the model's own

@@ -73,7 +73,9 @@ def test_versions_that_were_loaded_are_held_and_their_parents_are_not(shards: in
             result = places.compare(loaded(version, shard, shards), version.items())
             assert (result.wrong, result.missing) == ({}, [])
         version, parent = checkpoint(number, near=version), version
-        kept = [places.compare(loaded(parent, i, shards), version.items()) for i, places in enumerate(workers)]
+        kept = [
+            places.compare(loaded(parent, i, shards), version.items()) for i, places in enumerate(workers)
+        ]
         changed = {name for name, tensor in version.items() if tensor.ndim == 2}
         assert {name for result in kept for name in result.wrong} == changed, "one number of each differs"
 

@@ -79,7 +79,7 @@ def _memory(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
             if tensor is not None and tensor.numel() and tensor.data_ptr() not in seen:
                 seen.add(tensor.data_ptr())
                 blocks[f"{path}.{key}"] = tensor
-        if hasattr(module, "cpu_linear") and (packed := _unpacked(module)) is not None:
+        if "cpu_linear" in vars(module) and (packed := _unpacked(module)) is not None:
             if not module.weight.numel():
                 blocks[f"{path}.weight"] = packed
             elif not torch.equal(module.weight, packed):
