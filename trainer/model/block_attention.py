@@ -8,6 +8,7 @@ Owns no state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainer.model.forest import BLOCK, Forest
+from trainer.model.forest import Forest
 
+BLOCK = 64
+"""Tokens of a block: few, for rows may be short. Of long ones, a tile has many blocks of keys."""
 SCORES = 2**18
 """Scores at a time, of all heads, or one block of each head if that is more: 1 MiB in float32, which a core has in its cache."""
+_LOG2E = math.log2(math.e)
+"""Scores are powers of 2 here: the CPU's `exp` takes twenty times as long for numbers whose power is 0."""
 
 
 def attend_by_blocks(
@@ -43,7 +48,7 @@ class _Tiles:
     """The scores of a pass, tile by tile: a block of queries against some blocks of keys."""
 
     def __init__(self, forest: Forest, window: int | None, scale: float, softcap: float | None) -> None:
-        blocks = forest.blocks(window)
+        blocks = forest.blocks(window, BLOCK)
         self.count = len(blocks.some)
         self.padding = self.count * BLOCK - len(forest)
         self._some, self._whole = blocks.some, blocks.whole
@@ -59,21 +64,22 @@ class _Tiles:
         yield from seen.split(max(1, SCORES // (heads * BLOCK * BLOCK)))
 
     def scores(self, query: int, keys: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the scores of a tile and, with a soft cap, the derivative of their cap.
+        """Return the scores of a tile, as powers of 2, and, with a soft cap, the derivative of their cap.
 
         `q` has shape (key heads, group, BLOCK, size), `k` (key heads, keys, size), the scores (key heads, group, BLOCK, keys).
         """
-        scores = (q.flatten(1, 2) @ k.mT).unflatten(1, q.shape[1:3]).mul_(self._scale)
-        slope = None
-        if self._softcap is not None:
-            scores.div_(self._softcap).tanh_()
+        scores, slope = (q.flatten(1, 2) @ k.mT).unflatten(1, q.shape[1:3]), None
+        if self._softcap is None:
+            scores.mul_(self._scale * _LOG2E)
+        else:
+            scores.mul_(self._scale / self._softcap).tanh_()
             slope = 1 - scores * scores
-            scores.mul_(self._softcap)
+            scores.mul_(self._softcap * _LOG2E)
         if not bool(self._whole[query, keys].all()):
             within = torch.arange(BLOCK, device=keys.device)
             tokens = (keys[:, None] * BLOCK + within).flatten()
             seen = self._padded.sees((query * BLOCK + within)[:, None], tokens, self._window)
-            scores.masked_fill_(~seen, -torch.inf)
+            scores.add_(scores.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf))
         return scores, slope
 
     def gradients(self, scores: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +124,7 @@ class _Attention(torch.autograd.Function):
         wide = sums.dtype
         # Of the scores' gradient, what does not depend on the key (FlashAttention-2, algorithm 2: D).
         shift = _blocked((gradient[0].to(wide) * found).sum(-1) - of_sums[0], tiles, group)
-        sums, gradient = _blocked(sums, tiles, group), _blocked(gradient[0], tiles, group)
+        sums, gradient = _blocked(sums * _LOG2E, tiles, group), _blocked(gradient[0], tiles, group)
         of_q, of_k, of_v = torch.empty_like(q), *(torch.zeros_like(x, dtype=wide) for x in (k, v))
         for i in range(tiles.count):
             rows = [x[:, :, i].to(wide) for x in (q, gradient, sums[..., None], shift[..., None])]
@@ -135,16 +141,16 @@ def _forward(tiles: _Tiles, i: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Te
         scores, _ = tiles.scores(i, keys, q, _chosen(k, keys, q.dtype))
         before, highest = top, scores.amax(-1, keepdim=True)
         top = highest if before is None else torch.maximum(before, highest)
-        weights = scores.sub_(top).exp_()
+        weights = scores.sub_(top).exp2_()
         total = weights.sum(-1, keepdim=True)
         part = (weights.flatten(1, 2) @ _chosen(v, keys, q.dtype)).unflatten(1, q.shape[1:3])
         if before is None:
             found, totals = part, total
         else:
-            shrunk = (before - top).exp_()
+            shrunk = (before - top).exp2_()
             found, totals = found.mul_(shrunk).add_(part), totals.mul_(shrunk).add_(total)
     assert top is not None
-    return found / totals, (top + totals.log()).squeeze(-1)
+    return found / totals, (top + totals.log2()).squeeze(-1) / _LOG2E
 
 
 def _backward(
@@ -156,7 +162,7 @@ def _backward(
     for keys in tiles.of(i, q.shape[0] * q.shape[1]):
         k, v = (_chosen(x, keys, q.dtype) for x in given)
         scores, slope = tiles.scores(i, keys, q, k)
-        weights = scores.sub_(sums).exp_()
+        weights = scores.sub_(sums).exp2_()
         _add(gradients[1], keys, weights.flatten(1, 2).mT @ gradient.flatten(1, 2))
         of_scores = (gradient.flatten(1, 2) @ v.mT).unflatten(1, q.shape[1:3]).sub_(shift).mul_(weights)
         if slope is not None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-BLOCK = 128
-"""Tokens of a block: FlexAttention's own size."""
+FLEX_BLOCK = 128
+"""Tokens of a block of FlexAttention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Forest:
         """Both have shape (tokens,), int64."""
         self.positions = positions
         self.ends = ends
-        self._blocks: dict[int | None, Blocks] = {}
+        self._blocks: dict[tuple[int | None, int], Blocks] = {}
         self._masks: dict[int | None, BlockMask] = {}
 
     def __len__(self) -> int:
@@ -44,11 +44,11 @@ class Forest:
         """Return, as bool, which queries see which keys; both are numbers of tokens, and broadcast."""
         return _sees(self.positions, self.ends, queries, keys, window)
 
-    def blocks(self, window: int | None) -> Blocks:
-        """Return the pairs of blocks that have anything to see, by the least and greatest end and position in each block."""
-        if window not in self._blocks:
-            self._blocks[window] = self._make_blocks(window)
-        return self._blocks[window]
+    def blocks(self, window: int | None, size: int) -> Blocks:
+        """Return the pairs of blocks of `size` tokens that have anything to see, by the extremes of ends and positions in each."""
+        if (window, size) not in self._blocks:
+            self._blocks[window, size] = self._make_blocks(window, size)
+        return self._blocks[window, size]
 
     def block_mask(self, window: int | None) -> BlockMask:
         """Return the pattern as FlexAttention takes it."""
@@ -56,31 +56,24 @@ class Forest:
             self._masks[window] = self._make_mask(window)
         return self._masks[window]
 
-    def _make_blocks(self, window: int | None) -> Blocks:
-        count = -(-len(self) // BLOCK)
-        first = torch.arange(count, device=self.ends.device) * BLOCK
-        last = (first + BLOCK - 1).clamp(max=len(self) - 1)
-        soonest, latest = self._range(self.ends, count)
-        nearest, farthest = self._range(self.positions, count)
+    def _make_blocks(self, window: int | None, size: int) -> Blocks:
+        first = torch.arange(0, len(self), size, device=self.ends.device)
+        last = (first + size - 1).clamp(max=len(self) - 1)
+        soonest, latest = _extremes(self.ends, size)
+        nearest, farthest = _extremes(self.positions, size)
         some = (first <= last[:, None]) & (first[:, None] < latest)
         whole = (last <= first[:, None]) & (last[:, None] < soonest)
         if window is not None:
             some &= nearest[:, None] - farthest < window
             whole &= farthest[:, None] - nearest < window
-        if len(self) % BLOCK:
+        if len(self) % size:
             # What lies behind the last token is seen by none.
             whole[-1] = False
         return Blocks(some, whole)
 
-    def _range(self, numbers: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Return the least and the greatest of each block."""
-        missing = count * BLOCK - len(numbers)
-        each = torch.cat([numbers, numbers[-1:].expand(missing)]).view(count, BLOCK)
-        return each.amin(1), each.amax(1)
-
     def _make_mask(self, window: int | None) -> BlockMask:
         # Tensors, and not the forest: what the compiler captures are inputs of its graph.
-        blocks, positions, ends = self.blocks(window), self.positions, self.ends
+        blocks, positions, ends = self.blocks(window, FLEX_BLOCK), self.positions, self.ends
 
         def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return _sees(positions, ends, query, key, window)
@@ -88,7 +81,7 @@ class Forest:
         return BlockMask.from_kv_blocks(
             *_ordered(blocks.some & ~blocks.whole),
             *_ordered(blocks.whole),
-            BLOCK_SIZE=BLOCK,
+            BLOCK_SIZE=FLEX_BLOCK,
             mask_mod=sees,
             seq_lengths=(len(self), len(self)),
         )
@@ -97,6 +90,12 @@ class Forest:
 def _sees(positions: Tensor, ends: Tensor, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     seen = (keys <= queries) & (queries < ends[keys])
     return seen if window is None else seen & (positions[queries] - positions[keys] < window)
+
+
+def _extremes(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Return the least and the greatest of each block."""
+    each = torch.cat([numbers, numbers[-1:].expand(-len(numbers) % size)]).view(-1, size)
+    return each.amin(1), each.amax(1)
 
 
 def _ordered(pairs: Tensor) -> tuple[Tensor, Tensor]:

@@ -257,7 +257,7 @@ class Policy(nn.Module):
 
 
 def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
-    """A micro-batch whose tokens are a multiple of `ranks`; those that are added see nothing and are seen by none."""
+    """A micro-batch whose tokens are a multiple of `ranks`; those that are added see themselves alone."""
     more = -len(micro) % ranks
     zeros, ends = micro.ids.new_zeros(more), len(micro) + 1 + torch.arange(more, device=micro.ends.device)
     return replace(

@@ -15,7 +15,8 @@ from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.model import attention, block_attention
 from trainer.model.attention import Scoring
-from trainer.model.forest import BLOCK, Forest
+from trainer.model.block_attention import BLOCK
+from trainer.model.forest import FLEX_BLOCK, Forest
 from trainer.model.shapes import Live
 
 SCORINGS = {
@@ -85,19 +86,23 @@ def test_flex_attention_is_that_of_all_scores(scoring: Scoring) -> None:
 
 
 @pytest.mark.parametrize("window", [None, 1, 50, 200])
+@pytest.mark.parametrize("size", [BLOCK, FLEX_BLOCK])
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_leave_out_what_sees_nothing_and_need_no_mask_where_all_is_seen(
-    seed: int, window: int | None
+    seed: int, size: int, window: int | None
 ) -> None:
     """A pair in a block that is left out, or none in a block without a mask, is a wrong log-probability. Without a window,
     FlexAttention's own search over all pairs finds the same blocks."""
     forest = random_forest(seed)
     pairs = seen(forest.positions, window)
-    n, count = len(forest), -(-len(forest) // BLOCK)
-    padded = torch.nn.functional.pad(pairs, (0, count * BLOCK - n) * 2).view(count, BLOCK, count, BLOCK)
-    blocks, mask = forest.blocks(window), forest.block_mask(window)
+    n, count = len(forest), -(-len(forest) // size)
+    padded = torch.nn.functional.pad(pairs, (0, -n % size) * 2).view(count, size, count, size)
+    blocks = forest.blocks(window, size)
     assert bool((blocks.some | ~padded.any(3).any(1)).all())
     assert bool((padded.all(3).all(1) | ~blocks.whole).all())
+    if size == BLOCK:
+        return
+    mask = forest.block_mask(window)
     assert mask.to_dense()[0, 0].bool().equal(blocks.some)
     if window is None:
         exact = create_block_mask(mask.mask_mod, None, None, n, n, device="cpu")
@@ -111,7 +116,7 @@ def test_the_mask_of_a_long_row_has_a_number_for_each_pair_of_blocks() -> None:
         forest = one_row(tokens)
         for window in (None, 4096):
             forest.block_mask(window)
-    pairs = (tokens // BLOCK) ** 2
+    pairs = (tokens // FLEX_BLOCK) ** 2
     # Two tables of bool and eight lists of int32, of which a sort holds as many again as int64, for each window.
     assert made.restart() < 2 * (2 + 8 * 4 + 2 * 8) * pairs + 16 * 8 * tokens
     assert tokens**2 > 1000 * pairs
@@ -128,6 +133,6 @@ def test_a_long_row_takes_memory_by_its_tokens(scoring: Scoring) -> None:
         with made:
             attention.by_blocks(forest, *given, scoring=scoring).sum().backward()
         taken.append(made.restart())
-    tiles = 8 * 4 * max(block_attention.SCORES, 4 * BLOCK**2)
+    tiles = 8 * 4 * block_attention.SCORES
     assert (taken[1] - tiles) / 4096 < taken[0] / 1024
     assert taken[1] < 4 * 4 * 4096**2 / 4, "a quarter of the scores alone"
