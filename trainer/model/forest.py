@@ -45,7 +45,7 @@ class Forest:
         return _sees(self.positions, self.ends, queries, keys, window)
 
     def blocks(self, window: int | None, size: int) -> Blocks:
-        """Return the pairs of blocks of `size` tokens that have anything to see, by the extremes of ends and positions in each."""
+        """Return the pairs of blocks of `size` tokens that have anything to see, by the extremes of ends and positions."""
         if (window, size) not in self._blocks:
             self._blocks[window, size] = self._make_blocks(window, size)
         return self._blocks[window, size]
