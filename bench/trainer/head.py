@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from trainer.model.head import token_logprobs
+from trainer.model.head import Head, token_logprobs
 
 
 def main() -> None:
@@ -30,7 +30,9 @@ def main() -> None:
     temperature = torch.ones(options.tokens)
 
     def work(count: int) -> None:
-        said = token_logprobs(layer, hidden[:count], ids[:count], temperature[:count], options.vocabulary)
+        said = token_logprobs(
+            Head(layer), hidden[:count], ids[:count], temperature[:count], options.vocabulary
+        )
         said[0].sum().backward()
 
     work(16)

@@ -1,4 +1,4 @@
-"""The attention that a device chooses is the segments' over SDPA in float64, forwards and backwards."""
+"""The attention that a device chooses is that of all scores in float64, forwards and backwards."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.nn.attention import flex_attention
 
 from tests.gpu.learners import batch
+from tests.harness.all_scores import all_scores
 from trainer.data.packing import lay_out
 from trainer.data.tree import rows_of
 from trainer.model import attention
-from trainer.model.attention import Forest, Scoring
+from trainer.model.attention import Scoring
+from trainer.model.forest import Forest
 
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
 """The norm of the difference over the norm. float32: a GPU may multiply in TF32, which has 11 bits; bfloat16 has 8."""
@@ -20,6 +22,7 @@ SCORINGS = {
     "window": Scoring(window=24),
     "softcap": Scoring(softcap=0.5),
     "scale": Scoring(scale=0.3),
+    "sinks": Scoring(window=24, sinks=torch.tensor([-1.0, 0.0, 1.0, 2.0])),
 }
 
 
@@ -39,13 +42,15 @@ def forward_and_backward(found: Tensor, inputs: list[Tensor], cotangent: Tensor)
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
-def test_attention_is_that_of_segments(device: str, dtype: torch.dtype, scoring: Scoring) -> None:
+def test_attention_is_that_of_all_scores(device: str, dtype: torch.dtype, scoring: Scoring) -> None:
     torch.manual_seed(1)
     reference, tokens = forest("cpu"), len(forest("cpu").positions)
     made = [torch.randn(1, heads, tokens, 64, dtype=torch.float64) for heads in (4, 2, 2)]
     cotangent = torch.randn(1, 4, tokens, 64, dtype=torch.float64)
     exact = [x.to(dtype).double().requires_grad_() for x in made]
-    expected = forward_and_backward(attention.by_span(reference, *exact, scoring=scoring), exact, cotangent)
+    expected = forward_and_backward(
+        all_scores(reference.positions, *exact, scoring=scoring), exact, cotangent
+    )
     given = [x.to(device, dtype).requires_grad_() for x in made]
     found = forward_and_backward(attention.attend(forest(device), *given, scoring=scoring), given, cotangent)
     for name, ours, theirs in zip(("output", "query", "key", "value"), found, expected, strict=True):
@@ -64,7 +69,7 @@ def test_what_a_gpu_compiles_is_one_graph_with_gradients(
     given = [x * 1.0 for x in made]  # no leaves, as in a model
     found = attention.by_flex(forest("cpu"), *given, scoring=scoring, backend="aot_eager")
     torch.testing.assert_close(
-        found, attention.by_span(forest("cpu"), *given, scoring=scoring), rtol=1e-4, atol=1e-4
+        found, all_scores(forest("cpu").positions, *given, scoring=scoring), rtol=1e-4, atol=1e-4
     )
 
 

@@ -1,87 +1,31 @@
 """Attention over a forest of token spans: one function that any Hugging Face decoder calls in place of its own.
 
-Token q sees token k if `k <= q < ends[k]` (`trainer.data.packing`), and within a layer's sliding window. Softcapping and sinks
-are honoured as the layer gives them. `attend` chooses the way: FlexAttention where it is compiled (GPUs), else scaled dot-product
-attention by span, which is also the float64 reference. Owns the entry `NAME` of transformers' two registries.
+`trainer.model.forest` knows which token sees which. Windows, soft caps and sinks are honoured as the layer or the model's mask
+gives them; what else a mask may hold raises NotBySpans. `attend` chooses the way: FlexAttention where it is compiled (GPUs), else
+`trainer.model.block_attention`. Owns the entry `NAME` of transformers' two registries.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from itertools import pairwise
-from typing import Any, Protocol
+from functools import cache
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
+
+from trainer.errors import ConfigError
+from trainer.model.block_attention import attend_by_blocks
+from trainer.model.forest import Forest
 
 NAME = "headgate_spans"
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A run of consecutive tokens of one path, and the tokens before it on that path."""
-
-    length: int
-    prefix: tuple[tuple[int, int], ...]
-    """(span, n): the first n tokens of an earlier span, from the root on."""
-    before: int
-    """Tokens of the prefix."""
-
-
-class Forest:
-    """The attention pattern of one micro-batch: which tokens see which."""
-
-    def __init__(self, positions: Tensor, ends: Tensor) -> None:
-        """Both have shape (tokens,), int64."""
-        self.positions = positions
-        self.ends = ends
-        self._block_masks: dict[int | None, BlockMask] = {}
-        self._causal_masks: dict[tuple[int, int, int | None], Tensor] = {}
-
-    @cached_property
-    def spans(self) -> Sequence[Span]:
-        """The spans, in order."""
-        positions = self.positions.tolist()
-        starts = [i for i, position in enumerate(positions) if i == 0 or position != positions[i - 1] + 1]
-        found: list[Span] = []
-        path: tuple[tuple[int, int], ...] = ()
-        for start, stop in pairwise([*starts, len(positions)]):
-            prefix = _cut(path, positions[start])
-            found.append(Span(stop - start, prefix, positions[start]))
-            path = (*prefix, (len(found) - 1, stop - start))
-        return found
-
-    def causal_mask(self, span: Span, window: int | None) -> Tensor:
-        """bool, (span, prefix and span): true where the query sees the key."""
-        key = (span.length, span.before, window)
-        if key not in self._causal_masks:
-            device = self.positions.device
-            queries = torch.arange(span.before, span.before + span.length, device=device)[:, None]
-            distance = queries - torch.arange(span.before + span.length, device=device)
-            mask = distance >= 0
-            self._causal_masks[key] = mask if window is None else mask & (distance < window)
-        return self._causal_masks[key]
-
-    def block_mask(self, window: int | None) -> BlockMask:
-        """The same as a mask for FlexAttention, made once for each width of the window."""
-        if window not in self._block_masks:
-            self._block_masks[window] = self._block_mask(window)
-        return self._block_masks[window]
-
-    def _block_mask(self, window: int | None) -> BlockMask:
-        positions, ends, n = self.positions, self.ends, len(self.positions)
-
-        def sees(batch: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            seen = (k <= q) & (q < ends[k])
-            return seen if window is None else seen & (positions[q] - positions[k] < window)
-
-        return create_block_mask(sees, None, None, n, n, device=str(positions.device))
+class NotBySpans(ConfigError):
+    """A model attends in a way that a forest of spans cannot express; the message names the way, and the setting that works."""
 
 
 class Exchange(Protocol):
@@ -116,12 +60,12 @@ class Holder:
 
 
 def install(model: Any, exchange: Exchange | None = None) -> Holder:
-    """Makes a model attend by spans. A forward pass needs a forest in the holder, `attention_mask=None` and one row.
+    """Make a model attend by spans. A forward pass needs a forest in the holder, `attention_mask=None` and one row.
 
-    With an exchange, a pass is given this rank's run of the tokens alone.
+    With an exchange, a pass is given this rank's run of the tokens alone. A pass raises NotBySpans where the model asks for more.
     """
     AttentionInterface.register(NAME, _attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
+    AttentionMaskInterface.register(NAME, _window_mask)
     holder = Holder(exchange)
     for module in model.modules():
         module.spans = holder
@@ -129,8 +73,38 @@ def install(model: Any, exchange: Exchange | None = None) -> Holder:
     return holder
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """The forest is the mask."""
+def _window_mask(
+    *_: Any, config: Any, q_length: int, local_size: int | None = None, use_vmap: bool = False, **__: Any
+) -> Tensor | None:
+    """The forest is the mask, but for a window, which some models (Qwen2-MoE, PhiMoE) put into their mask alone.
+
+    That is returned as a mask whose every number is the window: int64, shape (1, 1, tokens, tokens), one number in memory.
+    """
+    if local_size is not None and local_size == getattr(config, "attention_chunk_size", None):
+        raise NotBySpans(
+            f"[model] path: {config.model_type} attends within chunks of its rows (attention_chunk_size = {local_size}),"
+            " which this trainer does not compute"
+        )
+    if use_vmap:
+        raise _refused(config, "makes a mask of its own")
+    if local_size is None:
+        return None
+    # On the CPU, where reading it waits for no queue of kernels.
+    return torch.tensor(local_size).expand(1, 1, q_length, q_length)
+
+
+def _window_of(mask: Tensor, module: Any) -> int:
+    """Return what `_window_mask` put into a mask. Raises NotBySpans for any other mask."""
+    if mask.dtype != torch.int64:
+        raise _refused(module.config, "makes a mask of its own")
+    return int(mask[0, 0, 0, 0])
+
+
+def _refused(config: Any, what: str) -> NotBySpans:
+    return NotBySpans(
+        f'[model] attention = "spans": {config.model_type} {what}; set attention = "rows": every path is then computed'
+        " apart, by the model's own attention"
+    )
 
 
 def _attention(
@@ -146,9 +120,17 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The interface of transformers: (1, heads, tokens, size) in, (1, tokens, heads, size) out."""
+    """The interface of transformers: (1, heads, tokens, size) in, (1, tokens, heads, size) out, contiguous."""
     forest = module.spans.forest
     assert forest is not None
+    if key.shape[2] != query.shape[2]:
+        raise _refused(
+            module.config,
+            f"attends to {key.shape[2]} keys from {query.shape[2]} tokens (compressed attention, or a cache)",
+        )
+    if attention_mask is not None:
+        window = _window_of(attention_mask, module)
+        sliding_window = window if sliding_window is None else sliding_window
     exchange = module.spans.exchange
     if exchange is not None:
         if s_aux is not None:
@@ -158,18 +140,18 @@ def _attention(
     found = attend(forest, query, key, value, Scoring(scaling, sliding_window, softcap, s_aux))
     if exchange is not None:
         found = exchange.to_tokens(found)
-    return found.transpose(1, 2), None
+    return found.transpose(1, 2).contiguous(), None
 
 
 def _for_each_rank(x: Tensor, ranks: int) -> Tensor:
-    """Keys or values with a multiple of `ranks` heads: fewer are repeated, as grouped queries do anyway."""
+    """Return keys or values with a multiple of `ranks` heads: fewer are repeated, as grouped queries do anyway."""
     heads = x.shape[1]
     return x.repeat_interleave(math.lcm(heads, ranks) // heads, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer makes weights of queries and keys, beside who sees whom."""
+    """How a layer makes weights of queries and keys, given who sees whom."""
 
     scale: float | None = None
     """The factor of scores; None: one over the root of the head's size."""
@@ -182,19 +164,24 @@ class Scoring:
 
 
 def attend(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """Attention of every token to those that it sees, shape (1, heads, tokens, size).
+    """Return the attention of every token to those that it sees, shape (1, heads, tokens, size).
 
-    `key` and `value` may have fewer heads (grouped queries).
+    `key` and `value` may have fewer heads (grouped queries). Memory grows with tokens, and not with pairs of tokens.
     """
-    if query.is_cuda and scoring.sinks is None:
-        return by_flex(forest, query, key, value, scoring)
-    return by_span(forest, query, key, value, scoring)
+    return (by_flex if query.is_cuda else by_blocks)(forest, query, key, value, scoring)
+
+
+def by_blocks(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    """`attend` on any device, in PyTorch alone."""
+    scale = query.shape[3] ** -0.5 if scoring.scale is None else scoring.scale
+    found, sums = attend_by_blocks(forest, query, key, value, scale, scoring.window, scoring.softcap)
+    return found if scoring.sinks is None else _with_sinks(found, sums, scoring.sinks)
 
 
 def by_flex(
     forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: str | None = None
 ) -> Tensor:
-    """`attend` by FlexAttention, without sinks; on the CPU without gradient and uncompiled, unless `backend` compiles it."""
+    """`attend` by FlexAttention; on the CPU without gradient and uncompiled, unless `backend` compiles it."""
     softcap = scoring.softcap
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
@@ -202,8 +189,9 @@ def by_flex(
 
     backend = backend or ("inductor" if query.is_cuda else None)
     kernel: Any = _compiled(backend) if backend else flex_attention
+    options: dict[str, Any] = {} if scoring.sinks is None else {"return_aux": AuxRequest(lse=True)}
     with torch._dynamo.config.patch(_CAPTURE):
-        found: Tensor = kernel(
+        found: Any = kernel(
             query,
             key,
             value,
@@ -211,8 +199,11 @@ def by_flex(
             block_mask=forest.block_mask(scoring.window),
             scale=scoring.scale,
             enable_gqa=True,
+            **options,
         )
-    return found
+    if scoring.sinks is None:
+        return cast("Tensor", found)
+    return _with_sinks(found[0], found[1].lse, scoring.sinks)
 
 
 _CAPTURE = {"specialize_float": True, "recompile_limit": 64}
@@ -226,52 +217,9 @@ def _compiled(backend: str) -> Any:
     return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
 
 
-def by_span(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """`attend` span by span: each against its own path's keys."""
-    # Not slices: the gradient of each would be a tensor of all tokens.
-    parts = [x.split([span.length for span in forest.spans], 2) for x in (query, key, value)]
-    found = []
-    for number, span in enumerate(forest.spans):
-        q, (k, v) = parts[0][number], (_of_path(x, span, number) for x in parts[1:])
-        within = scoring.window is None or k.shape[2] <= scoring.window
-        mask = None if within and not span.before else forest.causal_mask(span, scoring.window)
-        if scoring.softcap is None and scoring.sinks is None:
-            out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, is_causal=mask is None, scale=scoring.scale,
-                enable_gqa=q.shape[1] != k.shape[1],
-            )  # fmt: skip
-        else:
-            out = _explicit(q, k, v, forest.causal_mask(span, scoring.window), scoring)
-        found.append(out)
-    return torch.cat(found, 2)
+def _with_sinks(found: Tensor, sums: Tensor, sinks: Tensor) -> Tensor:
+    """Return attention whose weights share their sum with a sink, of which `sums`, (1, heads, tokens), are the logarithms.
 
-
-def _cut(path: Sequence[tuple[int, int]], tokens: int) -> tuple[tuple[int, int], ...]:
-    """The first `tokens` tokens of a path."""
-    found = []
-    for span, n in path:
-        if tokens > 0:
-            found.append((span, min(n, tokens)))
-        tokens -= n
-    return tuple(found)
-
-
-def _of_path(parts: Sequence[Tensor], span: Span, number: int) -> Tensor:
-    """The keys or values of a span and of what is before it."""
-    if not span.prefix:
-        return parts[number]
-    return torch.cat([*(parts[earlier][:, :, :n] for earlier, n in span.prefix), parts[number]], 2)
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
-    """Attention with all scores in memory, for what no kernel of PyTorch knows."""
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    scores = q @ k.transpose(2, 3) * (scoring.scale if scoring.scale is not None else q.shape[3] ** -0.5)
-    if scoring.softcap is not None:
-        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-    scores = scores.masked_fill(~mask, -torch.inf)
-    if scoring.sinks is not None:
-        column = scoring.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat([scores, column], 3)
-    weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(v.dtype)
-    return weights[..., : k.shape[2]] @ v
+    exp(score) / (exp(sum) + exp(sink)) is exp(score) / exp(sum) times sigmoid(sum - sink).
+    """
+    return (found * torch.sigmoid(sums - sinks.to(sums.dtype)[:, None])[..., None]).to(found.dtype)

@@ -21,6 +21,7 @@ from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
 from trainer.model import attention, head
 from trainer.model.attention import Exchange
+from trainer.model.forest import Forest
 from trainer.model.parallel import State
 from trainer.model.vision import VisionInputs
 
@@ -159,7 +160,7 @@ class Policy(nn.Module):
             return
         if self._exchange is not None:
             micro = _padded(micro, self._exchange.size)
-        self._holder.forest = attention.Forest(micro.positions, micro.ends)
+        self._holder.forest = Forest(micro.positions, micro.ends)
         try:
             yield
         finally:
@@ -256,7 +257,7 @@ class Policy(nn.Module):
 
 
 def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
-    """A micro-batch whose tokens are a multiple of `ranks`; those that are added see nothing and are seen by none."""
+    """A micro-batch whose tokens are a multiple of `ranks`; those that are added see themselves alone."""
     more = -len(micro) % ranks
     zeros, ends = micro.ids.new_zeros(more), len(micro) + 1 + torch.arange(more, device=micro.ends.device)
     return replace(

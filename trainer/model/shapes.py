@@ -185,4 +185,4 @@ def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any
 ) -> tuple[Tensor, None]:
     found: Tensor = _Kernel.apply(query, key, value)
-    return found.transpose(1, 2), None
+    return found.transpose(1, 2).contiguous(), None

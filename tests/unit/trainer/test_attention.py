@@ -1,0 +1,138 @@
+"""Attention over forests against all scores: values, gradients, blocks of tokens, and memory that grows with tokens alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+
+from tests.harness.all_scores import all_scores, seen
+from trainer.data.packing import lay_out
+from trainer.data.tree import row_of_tokens
+from trainer.model import attention, block_attention
+from trainer.model.attention import Scoring
+from trainer.model.block_attention import BLOCK
+from trainer.model.forest import FLEX_BLOCK, Forest
+from trainer.model.shapes import Live
+
+SCORINGS = {
+    "plain": Scoring(),
+    "window": Scoring(window=50),
+    "window of one": Scoring(window=1),
+    "softcap": Scoring(window=150, softcap=0.5),
+    "scale and sinks": Scoring(scale=0.3, sinks=torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64)),
+}
+
+
+def random_forest(seed: int, rows: int = 5) -> Forest:
+    """Rows of up to 700 tokens that share beginnings, of spans that are shorter and longer than a block."""
+    generator = np.random.default_rng(seed)
+    trunk = generator.integers(0, 90, 400).tolist()
+    found = [
+        trunk[: generator.integers(1, 390)] + generator.integers(0, 90, generator.integers(1, 300)).tolist()
+        for _ in range(rows)
+    ]
+    micro = lay_out([row_of_tokens(row) for row in [*sorted(found), generator.integers(0, 90, 40).tolist()]])
+    return Forest(micro.positions, micro.ends)
+
+
+def one_row(tokens: int) -> Forest:
+    return Forest(torch.arange(tokens), torch.full((tokens,), tokens))
+
+
+def inputs_of(forest: Forest, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Queries of four heads, keys and values of two, with gradients."""
+    torch.manual_seed(1)
+    shapes = ((4, 16), (2, 16), (2, 24))
+    return [torch.randn(1, n, len(forest), size, dtype=dtype).requires_grad_() for n, size in shapes]
+
+
+@pytest.mark.parametrize("scores", [block_attention.SCORES, 1], ids=["many blocks", "a block at a time"])
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_attention_by_blocks_is_that_of_all_scores(
+    monkeypatch: pytest.MonkeyPatch, scoring: Scoring, scores: int
+) -> None:
+    monkeypatch.setattr(block_attention, "SCORES", scores)
+    forest = random_forest(0)
+    given = inputs_of(forest)
+    if scoring.sinks is not None:
+        given.append(scoring.sinks.clone().requires_grad_())
+        scoring = replace(scoring, sinks=given[-1])
+    ours = attention.by_blocks(forest, *given[:3], scoring=scoring)
+    theirs = all_scores(forest.positions, *given[:3], scoring=scoring)
+    cotangent = torch.randn_like(ours)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    for found, expected in zip(
+        torch.autograd.grad(ours, given, cotangent),
+        torch.autograd.grad(theirs, given, cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_flex_attention_is_that_of_all_scores(scoring: Scoring) -> None:
+    forest = random_forest(0)
+    given = [x.detach() for x in inputs_of(forest)]
+    found = attention.by_flex(forest, *given, scoring=scoring)
+    torch.testing.assert_close(
+        found, all_scores(forest.positions, *given, scoring=scoring), rtol=0, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("window", [None, 1, 50, 200])
+@pytest.mark.parametrize("size", [BLOCK, FLEX_BLOCK])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_leave_out_what_sees_nothing_and_need_no_mask_where_all_is_seen(
+    seed: int, size: int, window: int | None
+) -> None:
+    """A pair in a block that is left out, or none in a block without a mask, is a wrong log-probability. Without a window,
+    FlexAttention's own search over all pairs finds the same blocks."""
+    forest = random_forest(seed)
+    pairs = seen(forest.positions, window)
+    n, count = len(forest), -(-len(forest) // size)
+    padded = torch.nn.functional.pad(pairs, (0, -n % size) * 2).view(count, size, count, size)
+    blocks = forest.blocks(window, size)
+    assert bool((blocks.some | ~padded.any(3).any(1)).all())
+    assert bool((padded.all(3).all(1) | ~blocks.whole).all())
+    if size == BLOCK:
+        return
+    mask = forest.block_mask(window)
+    assert mask.to_dense()[0, 0].bool().equal(blocks.some)
+    if window is None:
+        exact = create_block_mask(mask.mask_mod, None, None, n, n, device="cpu")
+        assert exact.to_dense().equal(mask.to_dense())
+
+
+def test_the_mask_of_a_long_row_has_a_number_for_each_pair_of_blocks() -> None:
+    tokens = 131_072
+    made = Live(iter(()))
+    with made:
+        forest = one_row(tokens)
+        for window in (None, 4096):
+            forest.block_mask(window)
+    pairs = (tokens // FLEX_BLOCK) ** 2
+    # Two tables of bool and eight lists of int32, of which a sort holds as many again as int64, for each window.
+    assert made.restart() < 2 * (2 + 8 * 4 + 2 * 8) * pairs + 16 * 8 * tokens
+    assert tokens**2 > 1000 * pairs
+
+
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
+def test_a_long_row_takes_memory_by_its_tokens(scoring: Scoring) -> None:
+    """Forwards and backwards, at two lengths: what a token takes is what it takes in a shorter row."""
+    taken = []
+    for tokens in (1024, 4096):
+        forest = one_row(tokens)
+        given = inputs_of(forest, torch.float32)
+        made = Live(iter(given))
+        with made:
+            attention.by_blocks(forest, *given, scoring=scoring).sum().backward()
+        taken.append(made.restart())
+    tiles = 8 * 4 * block_attention.SCORES
+    assert (taken[1] - tiles) / 4096 < taken[0] / 1024
+    assert taken[1] < 4 * 4 * 4096**2 / 4, "a quarter of the scores alone"
