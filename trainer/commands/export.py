@@ -30,7 +30,7 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
         which = f"checkpoint of version {version}" if kept else "checkpoint"
         there = f"; there are: {', '.join(map(str, kept))}" if kept else ""
         raise CheckpointError(f"{directory}: there is no {which}{there}")
-    learner = Learner.open(settings)
+    learner = Learner.open(settings, older=version is not None)
     if version is not None and version != learner.version:
         learner.restore(directory / folders.name_of(version))
     if adapter and learner.policy.adapters is not None:
