@@ -140,7 +140,7 @@ async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_on
     }
     assert len(engine.given) == len(contents) == STEPS, "every step taught something"
     said = config.with_suffix(".log").read_text()
-    assert ("nothing lost, nothing trained twice" in said) == (every > 1)
+    assert "nothing lost, nothing trained twice" in said or every == 1, "or each was whole in time"
     trained = [group.group_id for batch in batches for group in batch]
     assert len(trained) == len(set(trained)) == STEPS * BATCH
     await check_final(Settings.load(config), batches, engine.given)
