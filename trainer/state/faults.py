@@ -57,7 +57,8 @@ def reading(directory: Path, *, whole: bool = False) -> Iterator[None]:
 def unwritable(target: Path, error: BaseException, needed: int = 0) -> str:
     """Return the sentence for an error in writing `target`, of `needed` bytes."""
     cause = _cause(error)
-    if isinstance(cause, OSError) and cause.errno in _FULL:
+    # safetensors' own library has no other type for it.
+    if (isinstance(cause, OSError) and cause.errno in _FULL) or f"os error {errno.ENOSPC}" in str(cause):
         return f"{target} cannot be written: {_full(target.parent, needed)}"
     return f"{target} cannot be written: {_words(cause)}"
 
@@ -74,10 +75,12 @@ def existing(path: Path) -> Path:
 
 
 def _full(directory: Path, needed: int) -> str:
-    free = shutil.disk_usage(existing(directory / "_")).free
+    free = f"{shutil.disk_usage(existing(directory / '_')).free / GB:.3g} GB are free"
+    if not needed:
+        return f"the disk of {directory} is full, {free}: make room, and start again"
     return (
-        f"the disk of {directory} is full, a checkpoint takes {needed / GB:.3g} GB and {free / GB:.3g} GB are free: make room,"
-        " lower [checkpoint] keep or move [run] dir to a larger disk, and start again, which goes on from the newest checkpoint"
+        f"the disk of {directory} is full, a checkpoint takes {needed / GB:.3g} GB and {free}: make room, lower [checkpoint] keep"
+        " or move [run] dir to a larger disk, and start again, which goes on from the newest checkpoint"
     )
 
 
