@@ -89,9 +89,9 @@ RANKS = {
 """Points that every rank passes, beside those of the learner in `POINTS`."""
 IDLE = {
     0: Point("trainer.loop.heartbeat:orders", "beat", "after"),
-    1: Point("trainer.model.parallel:Ranks", "order", "after"),
+    1: Point("trainer.learner:Learner", "begin", "after"),
 }
-"""The point at which each rank waits while there is no batch: the first heartbeat."""
+"""The point after which each rank waits while there is no batch: the first heartbeat, and the beginning of a batch."""
 
 
 def start(

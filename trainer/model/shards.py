@@ -7,6 +7,7 @@ themselves, a write takes the host's memory for one tensor; nothing is ever pick
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import struct
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -186,9 +187,8 @@ def _write(file: BinaryIO, name: str, items: Sequence[WriteItem], planner: SaveP
 
     put(_header(ordered))
     for item in ordered:
-        data = _data(planner.resolve_data(item))
-        for begin in range(0, len(data), _PIECE):
-            put(data[begin : begin + _PIECE])
+        for piece in _pieces(cast(Tensor, planner.resolve_data(item))):
+            put(piece)
     file.flush()
     os.fsync(file.fileno())
     return File(name, size, hashed.hexdigest())
@@ -215,9 +215,15 @@ def _header(items: Sequence[WriteItem]) -> bytes:
     return struct.pack("<Q", len(header)) + header
 
 
-def _data(tensor: Any) -> memoryview:
-    """Return the bytes of a tensor, copied to the host if they are elsewhere."""
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor, copied to the host if they are elsewhere.
+
+    Not by numpy: memory of which it had a view can no more be freed while the weights are offloaded.
+    """
+    data = tensor.detach().cpu().contiguous()
+    view = memoryview((ctypes.c_char * data.nbytes).from_address(data.data_ptr())).cast("B")
+    for begin in range(0, data.nbytes, _PIECE):
+        yield view[begin : begin + _PIECE]
 
 
 def _chunk(item: WriteItem) -> Any:
