@@ -1,6 +1,6 @@
 """Going on after a kill from a checkpoint that is older than the newest version: the batches since then are trained again.
 
-With `[checkpoint] every` above 1, versions are published and batches acknowledged whose effect no checkpoint holds. The gateway
+Versions are published and batches acknowledged whose effect no checkpoint holds yet. The gateway
 has the record of every batch, and training is a function of checkpoint and batches, so the same learner, given the same groups in
 the same order, must come to the same weights. Whether it did is not believed but compared, bit for bit, with the weights that
 were written last; one acknowledged batch may follow them, whose version nobody has seen. If it did not (another machine, an

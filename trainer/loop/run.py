@@ -2,11 +2,11 @@
 
 A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they
 become ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). A version is published beside that
-(`publication`), and is live before the next step. What survives a crash are checkpoints and the gateway's record of every batch,
-and the order of the steps makes every crash recoverable: the checkpoint is written before the lease is acknowledged (but see
-`checkpoints`). A new start at version c publishes it, unless it is live. If it is given a buffer below c, nothing is trained: if
-the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the buffer is
-given back. With `[checkpoint] every` above 1 batches may be acknowledged after the newest checkpoint; `replay` trains them again.
+(`publication`), and is live before the next step. What survives a crash are checkpoints, which are written while
+training goes on (`checkpoints`), and the gateway's record of every batch: a new start trains the batches since the newest
+checkpoint again (`replay`). At version c it then publishes that, unless it is live. If it is given a buffer below c, nothing is
+trained: if the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the
+buffer is given back.
 
 With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
 when the batch is whole, or there are groups and the gateway has no other use for the nodes, because the batch soon will be. How
