@@ -316,6 +316,35 @@ async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_r
         assert (noted["files"], noted["probe"]) == expected, version
 
 
+async def test_two_ranks_that_are_stopped_write_a_checkpoint_first(tiny_model: Path, tmp_path: Path) -> None:
+    async with world(tiny_model, tmp_path) as (gateway, _):
+        config, port = tmp_path / "trainer.toml", free_port()
+        names = {"work": tmp_path, "steps": 99, "url": gateway.url, "model": tiny_model, "every": 100}
+        config.write_text(TRAINER.format(**names))
+        logs = [config.with_suffix(f".{rank}.log") for rank in range(2)]
+        ranks = [
+            await asyncio.to_thread(start, config, logs[rank], None, environment(rank, 2, port))
+            for rank in range(2)
+        ]
+
+        async def two_are_trained() -> bool:
+            over = any(process.exitcode is not None for process in ranks)
+            return over or (await gateway.admin.status())["consumed"] >= 2
+
+        try:
+            await until(two_are_trained, "two batches are trained", LIMIT_S)
+            for process in ranks:
+                process.terminate()
+            for process in ranks:
+                await asyncio.to_thread(process.join, LIMIT_S)
+        finally:
+            for process in ranks:
+                process.kill()
+        said = [log.read_text()[-3000:] for log in logs]
+        assert [process.exitcode for process in ranks] == [130, 0], said
+        assert newest(tmp_path / "run" / "checkpoints") >= (await gateway.admin.status())["consumed"], said
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_rank_that_is_killed_while_there_is_no_batch_ends_the_other(
     tiny_model: Path, tmp_path: Path, victim: int
