@@ -117,7 +117,7 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
 
 
 def checkpoint_bytes(trained: int, matrices: int, settings: LearnerSettings) -> int:
-    """Return the bytes of a checkpoint of so many trained weights, `matrices` of which Muon is for: they, and their moments."""
+    """Return the bytes of a checkpoint of `trained` weights, `matrices` of which Muon is for: they, and their moments."""
     return MASTER * trained + _moments(trained, matrices, settings)
 
 

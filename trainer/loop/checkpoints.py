@@ -93,7 +93,7 @@ class Checkpoints:
         await in_thread(self._learner.checkpoint_written)
 
     def watch(self) -> Watched:
-        """Return the task that fails as soon as a checkpoint cannot be written beside what follows."""
+        """Return the task that fails as soon as a checkpoint cannot be written while training goes on."""
         return Watched("writing of checkpoints", self._watch())
 
     async def _watch(self) -> None:

@@ -247,7 +247,7 @@ def _bytes_of(item: WriteItem) -> int:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """One rank alone is no mistake, of which torch would warn."""
+    """Ignore torch's warning that one rank alone may be a mistake."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
