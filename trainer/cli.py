@@ -65,13 +65,20 @@ def run_command(
         bool, typer.Option("--meta", help="With --dry-run: check shapes only; no weights are needed.")
     ] = False,
     memory: Memory = None,
+    from_older: Annotated[
+        bool,
+        typer.Option(
+            "--from-older",
+            help="Where the newest checkpoint is damaged: go on from the newest that is whole.",
+        ),
+    ] = False,
 ) -> None:
     """Train: lease batches, update the model, publish the weights; stop with ctrl-c or a kill, go on with the same command.
 
     Forward and backward begin with a batch's first groups, before it is whole. A start goes on from the newest checkpoint under
-    run.dir. With checkpoint.every above 1 it first trains the batches since then again, from the gateway's record, and compares
-    the result with the weights that were published last: with run.deterministic = true nothing is lost. If they differ, or
-    newer checkpoints were removed, the checkpoint's weights become a new version, and the versions between are orphaned.
+    run.dir: it first trains the batches since then again, from the gateway's record, and compares the result with the weights
+    that were published last: with run.deterministic = true nothing is lost. If they differ, or newer checkpoints were removed,
+    the checkpoint's weights become a new version, and the versions between are orphaned.
 
     Several ranks, as `[parallel]` divides them: torchrun --nproc-per-node N -m trainer.cli run CONFIG on each machine.
 
@@ -94,7 +101,7 @@ def run_command(
         if dry:
             _rehearse(settings, meta, memory)
         elif own_rank() == 0:
-            _main(run(settings))
+            _main(run(settings, from_older=from_older))
         else:
             follow_first(settings)
 

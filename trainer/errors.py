@@ -2,7 +2,8 @@
 
 TrainerError
 |- ConfigError          a settings file or recipe that cannot be used
-|- CheckpointError      a checkpoint that is missing, torn or of another model
+|- CheckpointError      a checkpoint that is missing, cannot be read or written, or is of another model
+|  `- CheckpointDamaged  some of its bytes are not those that were written
 |- VersionReused        weights of this version were written before
 |- GatewayAhead         the gateway knows weights newer than the newest checkpoint
 |- GatewayUnreachable   the gateway could not be had: it did not answer, or another one listens in its place
@@ -29,7 +30,11 @@ class ConfigError(TrainerError):
 
 
 class CheckpointError(TrainerError):
-    """A checkpoint that is missing, torn or of another model."""
+    """A checkpoint that is missing, cannot be read or written, or is of another model."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint that has other bytes than were written; an older one may be whole."""
 
 
 class VersionReused(TrainerError):

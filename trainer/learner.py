@@ -32,17 +32,19 @@ from trainer.data.details import DetailChoice
 from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
-from trainer.errors import ConfigError
+from trainer.errors import CheckpointDamaged, ConfigError
 from trainer.model import build, device, optim, parallel, pretrained, probe
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
+from trainer.model.shards import HostCopy
 from trainer.model.vision import VisionInputs
 from trainer.orders import together
 from trainer.settings import LearnerSettings
 from trainer.state import checkpoint
 from trainer.state.background import Background
 from trainer.state.images import ImageFiles
+from trainer.state.origin import Origin
 
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 _NO_GPU = ("", "-1", "void", "none")
@@ -71,7 +73,12 @@ class Learner:
         """The sorted ids of the groups of the last step's batch; None if the checkpoint does not say."""
         self.saved: checkpoint.CheckpointMeta | None = None
         """The newest checkpoint that is whole; None before the first."""
+        self.damaged: list[Path] = []
+        """Newer checkpoints that are damaged, the newest first."""
+        self.damage = ""
+        """What is wrong with the newest of these, in a sentence."""
         self._background = Background()
+        self._host_copy = HostCopy()
         self._offload: Offload | None = None
         self.offloaded = False
         """True while weights, gradients and moments are not in the device's memory."""
@@ -91,6 +98,7 @@ class Learner:
         self._reference: build.Reference | None = None
         if self.algorithm.needs_reference or self.algorithm.reward_kl:
             self._reference = build.reference(settings.model, ranks, self.policy)
+        self._origin = Origin.of(settings.model.path) if ranks.leads else None
 
     @property
     def policy(self) -> Policy:
@@ -105,16 +113,39 @@ class Learner:
         return self.policy.model
 
     @classmethod
-    def open(cls, settings: LearnerSettings) -> Learner:
-        """The state of the newest checkpoint under `[run] dir`, or version 0. Raises CheckpointError."""
+    def open(cls, settings: LearnerSettings, *, older: bool = False) -> Learner:
+        """Return the learner at the newest checkpoint under `[run] dir`, or at version 0. Collective.
+
+        `older`: where the newest is damaged, at the newest that is whole; `damaged` then says which are not. Raise
+        CheckpointError.
+        """
         prepare_torch(settings)
         ranks = parallel.join(settings.parallel, device_of(settings))
         with ranks.within("start"):
             learner = cls(settings, ranks)
-            found = ranks.from_first(checkpoint.newest(learner.checkpoints) if ranks.leads else None)
-            if found is not None:
-                learner._restore(found)
+            learner._restore_newest(older)
         return learner
+
+    def _restore_newest(self, older: bool) -> None:
+        """Restore as the first rank would have it."""
+        mine = (checkpoint.newest_first(self.checkpoints), older) if self.ranks.leads else None
+        found, older = self.ranks.from_first(mine)
+        for directory in found:
+            try:
+                return self._restore(directory)
+            except CheckpointDamaged as error:
+                self.damage = self.damage or str(error)
+                self.damaged.append(directory)
+                if not older:
+                    break
+        if not found:
+            return
+        way = "put its files back, or begin a new run in another [run] dir"
+        if len(self.damaged) < len(found):
+            way = "put its files back, or go on from the one before it with `trainer run --from-older`"
+        elif len(found) > 1:
+            way = f"none of the {len(found) - 1} older ones is whole either: {way}"
+        raise CheckpointDamaged(f"{self.damage}; {way}")
 
     @property
     def checkpoints(self) -> Path:
@@ -127,10 +158,7 @@ class Learner:
         self._restore(directory)
 
     def _restore(self, directory: Path) -> None:
-        wanted = self.settings.model
-        said = checkpoint.load(
-            directory, self.model, self.optimizer, self.ranks, wanted.dtype, wanted.adapters
-        )
+        said = checkpoint.load(directory, self.model, self.optimizer, self.ranks, self._terms)
         self.version, self.parent, self.steps, self.probe = said.version, said.parent, said.steps, said.probe
         self.groups, self.saved = said.groups, said
 
@@ -141,36 +169,66 @@ class Learner:
         if self.probe is not None:
             self.probe = replace(self.probe, parent_logprobs=self.probe.new_logprobs)
 
+    @property
+    def _terms(self) -> checkpoint.Terms:
+        """What checkpoints have to agree with."""
+        wanted, model, rests = self.settings.model, self._policy.model, ""
+        if self._policy.adapters is not None:
+            rests = "what [model.lora] adds"
+        elif any(not weight.requires_grad for weight in model.parameters()):
+            rests = "what is not trained"
+        elif self._reference is not None:
+            rests = "the reference of the KL term"
+        return checkpoint.Terms(wanted.dtype, wanted.adapters, self._origin, rests)
+
     @together
     def save_checkpoint(self) -> Path:
-        """Writes the state as a checkpoint, atomically. Raises CheckpointError."""
+        """Write the state as a checkpoint, atomically. Raise CheckpointError."""
         self.checkpoint_written()
-        said = self._described()
+        began, said = time.monotonic(), self._described()
         tensors = checkpoint.tensors_of(self.model, self.optimizer, self.ranks)
         path = checkpoint.save(self.checkpoints, said, tensors, self.ranks)
+        self._background.save_s = time.monotonic() - began
         self.saved = said
         return path
 
     @together
     def begin_checkpoint(self) -> None:
-        """Copies the state, and writes the copy as a checkpoint while what follows goes on. Raises CheckpointError."""
+        """Copy the state, and write the copy as a checkpoint while what follows goes on; waits for the one before.
+
+        Raise CheckpointError.
+        """
         self.checkpoint_written()
-        said = self._described()
-        tensors = parallel.copied(checkpoint.tensors_of(self.model, self.optimizer, self.ranks))
+        began, said = time.monotonic(), self._described()
+        tensors = self._host_copy.take(checkpoint.tensors_of(self.model, self.optimizer, self.ranks))
 
         def write() -> checkpoint.CheckpointMeta:
             checkpoint.save(self.checkpoints, said, tensors, self.ranks.aside)
             return said
 
-        if self.ranks.leads:
-            checkpoint.announce(self.checkpoints, said.version)
-        self._background.begin(write)
+        self._background.begin(write, began)
+
+    @property
+    def saving(self) -> bool:
+        """True while a checkpoint that was begun is being written."""
+        return self._background.busy
+
+    @property
+    def save_s(self) -> float | None:
+        """The seconds that the newest checkpoint of this process took, copy included; None before it is whole."""
+        return self._background.save_s
 
     def checkpoint_written(self) -> None:
-        """Waits until the checkpoint that was begun is whole on this rank. Raises CheckpointError or RankLost."""
+        """Wait until the checkpoint that was begun is whole on this rank. Raise CheckpointError or RankLost."""
         said = self._background.written()
         if said is not None and (self.saved is None or said.version > self.saved.version):
             self.saved = said
+
+    def set_damaged_aside(self) -> None:
+        """Rename the checkpoints that are newer than this one and damaged, as the first rank. Raise CheckpointError."""
+        for directory in self.damaged:
+            checkpoint.set_aside(directory)
+        self.damaged, self.damage = [], ""
 
     @together
     def offload(self, where: Where, directory: Path) -> None:
@@ -203,23 +261,14 @@ class Learner:
             yield from entry.values()
 
     def _described(self) -> checkpoint.CheckpointMeta:
-        """The checkpoint of the state as it is now, without its tensors."""
-        every, wanted = self.settings.checkpoint.every, self.settings.model
-        return checkpoint.CheckpointMeta(
-            self.version,
-            self.parent,
-            self.steps,
-            self.probe,
-            every,
-            self.groups,
-            wanted.dtype,
-            wanted.adapters,
-        )
+        """Return the checkpoint of the state as it is now, without its tensors."""
+        wanted, groups = self.settings.model, self.groups
+        lineage = self.version, self.parent, self.steps, self.probe
+        return checkpoint.CheckpointMeta(*lineage, groups, wanted.dtype, wanted.adapters, self._origin)
 
     def prune_checkpoints(self) -> None:
-        """Removes those beyond `[checkpoint] keep`. Only once the newest is of a version that engines run."""
-        if not self._background.busy:
-            checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
+        """Remove those beyond `[checkpoint] keep`. Only once the newest is of a version that engines run."""
+        checkpoint.prune(self.checkpoints, self.settings.checkpoint.keep)
 
     @together
     def published(self) -> dict[str, Tensor]:

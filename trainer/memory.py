@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.settings import Settings
+from trainer.settings import LearnerSettings, Settings
 
 GIB = 2**30
 MASTER = 4
@@ -90,7 +90,7 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
     """The memory of one of `ranks`. `reference`: the run needs the initial weights too, as models of their own."""
     wide, shards = width(settings), ranks // settings.parallel.replicate
     held, offload = shapes.weights, settings.optimizer.offload == "host"
-    kept_moments = _moments(shapes, settings)
+    kept_moments = _moments(held.trained, shapes.matrices, settings)
     static = {
         "weights": (MASTER * held.trained + wide * held.frozen) // shards,
         "gradients": MASTER * held.trained // shards,
@@ -109,16 +109,22 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
         "moments": kept_moments // shards if offload else 0,
         "inputs of layers": shapes.kept_on_host,
         "weights to publish": wide * held.all,
+        "copy for checkpoints": (MASTER * held.trained + kept_moments) // shards,
     }
     if settings.gateway.nodes and settings.gateway.offload in ("auto", "host"):
         host["what leaves while nodes are lent"] = sum(static.values())
     return Prediction(static | moments[moment], host, moment)
 
 
-def _moments(shapes: Shapes, settings: Settings) -> int:
+def checkpoint_bytes(trained: int, matrices: int, settings: LearnerSettings) -> int:
+    """Return the bytes of a checkpoint of `trained` weights, `matrices` of which Muon is for: they, and their moments."""
+    return MASTER * trained + _moments(trained, matrices, settings)
+
+
+def _moments(trained: int, matrices: int, settings: LearnerSettings) -> int:
     """AdamW has two for each weight, Muon one."""
-    one = shapes.matrices if settings.optimizer.type == "muon" else 0
-    return MASTER * (2 * (shapes.weights.trained - one) + one)
+    one = matrices if settings.optimizer.type == "muon" else 0
+    return MASTER * (2 * (trained - one) + one)
 
 
 def _add_gathered(moments: dict[str, dict[str, int]], shapes: Shapes, wide: int, shards: int) -> None:

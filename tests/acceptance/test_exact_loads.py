@@ -125,9 +125,8 @@ async def running(
     engine: SharedEngine, model: Path, work: Path, rate: float, **more: Any
 ) -> AsyncIterator[Run]:
     values = settings_of(model, work, {"type": "grpo"}, dtype_of(model), more)
-    settings = values.model_copy(
-        update={"optimizer": values.optimizer.model_copy(update={"lr": rate, "warmup_steps": 0})}
-    )
+    optimizer = values.optimizer.model_copy(update={"lr": rate, "schedule": "constant", "warmup_steps": 0})
+    settings = values.model_copy(update={"optimizer": optimizer})
     async with engine.running(model) as connected:
         run = Run(settings, connected)
         await connected.prove(0, str(model))  # what every start of an engine does

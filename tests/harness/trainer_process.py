@@ -83,15 +83,15 @@ BESIDE = {
 }
 """Points that a process passes while a checkpoint is being written."""
 RANKS = {
-    "writing shards": Point("trainer.state.checkpoint:parallel", "write", "before"),
+    "writing shards": Point("trainer.state.checkpoint:shards", "write", "before"),
     "gathered": Point("trainer.learner:Learner", "published", "after"),
 }
 """Points that every rank passes, beside those of the learner in `POINTS`."""
 IDLE = {
     0: Point("trainer.loop.heartbeat:orders", "beat", "after"),
-    1: Point("trainer.model.parallel:Ranks", "order", "after"),
+    1: Point("trainer.learner:Learner", "begin", "after"),
 }
-"""The point at which each rank waits while there is no batch: the first heartbeat."""
+"""The point after which each rank waits while there is no batch: the first heartbeat, and the beginning of a batch."""
 
 
 def start(
@@ -153,21 +153,22 @@ def _ever() -> threading.Event:
 def _writing() -> threading.Event:
     """Set once a thread writes a checkpoint, which it never ends to do; whoever begins one waits until then."""
     from trainer.learner import Learner
-    from trainer.model import parallel
+    from trainer.model import shards
 
-    inner, begin, begun = parallel.write, Learner.begin_checkpoint, threading.Event()
+    inner, begin, begun = shards.write, Learner.begin_checkpoint, threading.Event()
 
     def begin_checkpoint(learner: Learner) -> None:
         begin(learner)
         begun.wait()
 
-    def write(*arguments: Any) -> None:
-        inner(*arguments)
+    def write(*arguments: Any) -> Any:
+        written = inner(*arguments)
         if threading.current_thread().name.startswith("checkpoint"):
             begun.set()
             threading.Event().wait()
+        return written
 
-    parallel.write, Learner.begin_checkpoint = write, begin_checkpoint  # type: ignore[method-assign]
+    shards.write, Learner.begin_checkpoint = write, begin_checkpoint  # type: ignore[method-assign]
     return begun
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,12 +16,16 @@ from transformers import AutoTokenizer
 
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.types import Episode, Group, Node
-from trainer.commands.plan_memory import MemoryPlan, plan
+from gateway.weights import folders
+from trainer.commands.plan_memory import MemoryPlan, checkpoint_size, plan
 from trainer.errors import ConfigError, NotFinite
 from trainer.learner import Learner
+from trainer.memory import checkpoint_bytes
+from trainer.model.optim import muon_weights
 from trainer.orders import dismiss
 from trainer.sections.run import GatewaySettings
 from trainer.settings import Settings
+from trainer.state.faults import GB, existing
 
 _ANSWER_S = 5.0
 
@@ -41,6 +46,38 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class Space:
+    """The disk that checkpoints take, in bytes."""
+
+    checkpoint: int
+    """One checkpoint."""
+    needed: int
+    """What those to come take: `[checkpoint] keep` of them and the one that is being written, without those that are there."""
+    free: int
+
+    @classmethod
+    def of(cls, settings: Settings, size: int) -> Space:
+        """Return what checkpoints of `size` bytes need where the `[run] dir` is, or will be."""
+        directory = settings.run.dir / "checkpoints"
+        most = settings.checkpoint.keep + 1
+        needed = size * (most - min(most - 1, len(folders.versions_in(directory))))
+        return cls(size, needed, shutil.disk_usage(existing(directory / "_")).free)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether there is enough."""
+        return self.needed <= self.free
+
+    def line(self) -> str:
+        """Return a sentence for people."""
+        way = "" if self.fits else ": make room, lower [checkpoint] keep, or put [run] dir on a larger disk"
+        return (
+            f"checkpoints: {self.checkpoint / GB:.3g} GB each; those to come need {self.needed / GB:.3g} GB of disk, and"
+            f" {self.free / GB:.3g} GB are free{way}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DryRun:
     """The findings of a dry run."""
 
@@ -50,11 +87,14 @@ class DryRun:
     """The tokenizer's; None for shapes alone."""
     computed: Pass | None
     """None for shapes alone."""
+    space: Space
     gateway: str
 
     @property
     def fits(self) -> bool | None:
-        """None if no device's memory was named."""
+        """False if the disk is too small; else None if no device's memory was named."""
+        if not self.space.fits:
+            return False
         return None if self.memory is None else self.memory.fits
 
     def to_json(self) -> dict[str, Any]:
@@ -63,6 +103,7 @@ class DryRun:
             "memory": self.memory and self.memory.to_json(),
             "tokenizer": self.vocabulary,
             "pass": self.computed and asdict(self.computed),
+            "checkpoints": asdict(self.space) | {"fits": self.space.fits},
             "gateway": self.gateway,
         }
 
@@ -85,6 +126,7 @@ class DryRun:
                 f"a step on a batch of n times as many tokens: n x {found.seconds:.2f} s, and {found.optimizer_s:.2f} s for the"
                 " optimizer"
             )
+        yield self.space.line()
         yield f"gateway: {self.gateway}"
 
 
@@ -95,14 +137,23 @@ def rehearse(settings: Settings, *, meta: bool = False, memory: int | None = Non
     """
     shapes_alone = meta or not any(settings.model.path.glob("*.safetensors"))
     if shapes_alone:
-        return DryRun(plan(settings, None, memory), None, None, asyncio.run(_gateway(settings.gateway)))
+        found = plan(settings, None, memory)
+        space = Space.of(settings, checkpoint_size(settings))
+        return DryRun(found, None, None, space, asyncio.run(_gateway(settings.gateway)))
     vocabulary = _tokenizer(settings)
     learner = Learner.open(settings)
     computed = _compute(learner)
     planned = settings.parallel.tensor == 1 or memory is not None
-    found = plan(settings, learner.ranks.size, memory) if planned else None
+    predicted = plan(settings, learner.ranks.size, memory) if planned else None
+    space = Space.of(settings, _checkpoint_size(learner))
     dismiss(learner)
-    return DryRun(found, vocabulary, computed, asyncio.run(_gateway(settings.gateway)))
+    return DryRun(predicted, vocabulary, computed, space, asyncio.run(_gateway(settings.gateway)))
+
+
+def _checkpoint_size(learner: Learner) -> int:
+    trained = sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
+    matrices = sum(weight.numel() for weight in muon_weights(learner.model))
+    return checkpoint_bytes(trained, matrices, learner.settings)
 
 
 def _tokenizer(settings: Settings) -> int:

@@ -9,6 +9,7 @@ from trainer.errors import CheckpointError, ConfigError
 from trainer.learner import Learner
 from trainer.model import pretrained
 from trainer.settings import Settings
+from trainer.state import faults
 from trainer.state.directory import Aside
 
 
@@ -16,7 +17,7 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
     """Writes `out`, whole or not at all, in the precision in which versions are published; returns the version.
 
     `version`: that checkpoint's; None: the newest's. `adapter`: what `[model.lora]` trained alone, as peft reads it. Raises
-    CheckpointError without a checkpoint, and ConfigError if `out` exists, or there is no adapter.
+    CheckpointError without a checkpoint, or if `out` cannot be written, and ConfigError if `out` exists, or there is no adapter.
     """
     if out.exists():
         raise ConfigError(f"{out} exists; name another --out, or remove it")
@@ -30,11 +31,11 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
         which = f"checkpoint of version {version}" if kept else "checkpoint"
         there = f"; there are: {', '.join(map(str, kept))}" if kept else ""
         raise CheckpointError(f"{directory}: there is no {which}{there}")
-    learner = Learner.open(settings)
+    learner = Learner.open(settings, older=version is not None)
     if version is not None and version != learner.version:
         learner.restore(directory / folders.name_of(version))
     if adapter and learner.policy.adapters is not None:
-        with Aside(out) as aside:
+        with faults.writing(out), Aside(out) as aside:
             learner.policy.adapters.save(aside, learner.published_adapter())
     else:
         write(learner, out)
@@ -42,6 +43,6 @@ def export(settings: Settings, out: Path, version: int | None = None, *, adapter
 
 
 def write(learner: Learner, out: Path) -> None:
-    """Writes the learner's weights as `out`, whole or not at all."""
-    with Aside(out) as aside:
+    """Write the learner's weights as `out`, whole or not at all. Raise CheckpointError."""
+    with faults.writing(out), Aside(out) as aside:
         pretrained.save(learner.model, aside, learner.settings.model.path, learner.published())

@@ -13,7 +13,7 @@ from scheduler.cluster import sharing
 from scheduler.cluster.sharing import Fit
 from trainer.algorithms import create
 from trainer.errors import ConfigError
-from trainer.memory import GIB, Change, Prediction, Shapes, advise, predict
+from trainer.memory import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
 from trainer.model import parallel, pretrained, shapes
 from trainer.sections.model import ModelSettings
 from trainer.settings import Settings
@@ -117,6 +117,12 @@ def _predicted(settings: Settings, ranks: int) -> Prediction:
     # Without its adapters, a model is its own reference.
     reference = settings.model.lora is None and bool(algorithm.needs_reference or algorithm.reward_kl)
     return predict(_shapes(settings), settings, ranks, reference=reference)
+
+
+def checkpoint_size(settings: Settings) -> int:
+    """Return the bytes of a checkpoint of a run, by its model's shapes."""
+    shapes = _shapes(settings)
+    return checkpoint_bytes(shapes.weights.trained, shapes.matrices, settings)
 
 
 def _shapes(settings: Settings) -> Shapes:

@@ -19,6 +19,7 @@ from trainer.report import trackers
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import SupervisedSettings
+from trainer.state import cadence
 from trainer.state.directory import sweep
 
 _KEPT = ("loss", "entropy", "grad_norm", "lr", "trained_tokens", "computed_tokens", "skipped_steps")
@@ -38,7 +39,7 @@ def sft(settings: SupervisedSettings, out: Path | None = None) -> None:
     steps = min(settings.run.steps, examples.steps)
     # The schedule of the learning rate ends with the last step.
     run = settings.run.model_copy(update={"steps": steps})
-    learner = Learner.open(settings.model_copy(update={"run": run}))
+    learner = Learner.open(settings.model_copy(update={"run": run}), older=True)
     if not learner.ranks.leads:
         follow(learner)
         learner.ranks.leave()
@@ -46,6 +47,9 @@ def sft(settings: SupervisedSettings, out: Path | None = None) -> None:
     sweep(learner.checkpoints)
     with Metrics(settings.run.dir, steps, senders=Senders(settings)) as metrics:
         metrics.say(described(examples))
+        if learner.damaged:
+            metrics.say(f"{learner.damage}; renamed, and the steps since the one before are trained again")
+            learner.set_damaged_aside()
         _Run(settings, learner, examples, metrics, steps).train()
     export.write(learner, out)
     dismiss(learner)
@@ -72,6 +76,8 @@ class _Run:
         self._examples = examples
         self._metrics = metrics
         self._steps = steps
+        self._since = learner.steps, time.monotonic()
+        """Steps and time at which the newest checkpoint was begun."""
 
     def train(self) -> None:
         """All steps that are left."""
@@ -87,11 +93,22 @@ class _Run:
             figures["tokens_per_second"] = measured["trained_tokens"] / seconds
             if self._is_measured():
                 figures |= self._held_out()
-            if learner.steps % self._settings.checkpoint.every == 0 or learner.steps == self._steps:
-                learner.save_checkpoint()
-                learner.prune_checkpoints()
+            self._save()
             self._metrics.fine_tuned(learner.steps, figures)
             self._check_skipped()
+
+    def _save(self) -> None:
+        """Begin a checkpoint if one is due, and write one at the end."""
+        learner, (steps, began) = self._learner, self._since
+        every, since_s = self._settings.checkpoint.every, time.monotonic() - began
+        if learner.steps == self._steps:
+            learner.save_checkpoint()
+        elif every == "auto" and learner.saving:
+            return
+        elif cadence.is_due(every, learner.steps, learner.steps - steps, since_s, learner.save_s):
+            self._since = learner.steps, time.monotonic()
+            learner.begin_checkpoint()
+        learner.prune_checkpoints()
 
     def _is_measured(self) -> bool:
         """True if the held-out loss is due."""

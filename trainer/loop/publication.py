@@ -145,7 +145,7 @@ class Publication:
             mine = self._learner.checkpoints / folders.name_of(version)
             way = (
                 f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before,"
-                " without the batch that made it"
+                " without the batches since"
             )
         else:
             way = "the next start goes on from the newest checkpoint, without the batches since"

@@ -1,6 +1,6 @@
 """Going on after a kill from a checkpoint that is older than the newest version: the batches since then are trained again.
 
-With `[checkpoint] every` above 1, versions are published and batches acknowledged whose effect no checkpoint holds. The gateway
+Versions are published and batches acknowledged whose effect no checkpoint holds yet. The gateway
 has the record of every batch, and training is a function of checkpoint and batches, so the same learner, given the same groups in
 the same order, must come to the same weights. Whether it did is not believed but compared, bit for bit, with the weights that
 were written last; one acknowledged batch may follow them, whose version nobody has seen. If it did not (another machine, an
@@ -46,7 +46,7 @@ async def replay(
     """
     first, last = learner.version, max(used, consumed)
     try:
-        await _check_line(learner, feed, weights, published, used, last)
+        await _check_line(learner, feed, weights, published, used)
         for buffer in range(first, last):
             groups = await feed.record(buffer)
             missing = await images.fetch(groups)
@@ -80,14 +80,11 @@ def left_out(version: int, consumed: int) -> str:
 
 
 async def _check_line(
-    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int, last: int
+    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int
 ) -> None:
     """Refuses what a kill between two checkpoints cannot have left behind: a checkpoint was removed, or the line was left."""
     saved = learner.saved
-    bound = max(saved.every, learner.settings.checkpoint.every) if saved is not None else 0
-    if saved is not None and checkpoint.is_missing(learner.checkpoints, saved.version):
-        bound += 1
-    if saved is None or last - saved.version >= bound:
+    if saved is None or checkpoint.was_removed(learner.checkpoints, saved.version):
         raise Impossible("a checkpoint after it is missing")
     for version in range(saved.version + 1, used + 1):
         if (why := weights.rejected(version)) is not None:

@@ -2,11 +2,11 @@
 
 A trainer at version v trains buffer v and so makes version v + 1. `stream` is forward and backward over the groups as they
 become ready, so a step begins before its batch is whole (StreamRL, arXiv 2504.15930). A version is published beside that
-(`publication`), and is live before the next step. What survives a crash are checkpoints and the gateway's record of every batch,
-and the order of the steps makes every crash recoverable: the checkpoint is written before the lease is acknowledged (but see
-`checkpoints`). A new start at version c publishes it, unless it is live. If it is given a buffer below c, nothing is trained: if
-the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the buffer is
-given back. With `[checkpoint] every` above 1 batches may be acknowledged after the newest checkpoint; `replay` trains them again.
+(`publication`), and is live before the next step. What survives a crash are checkpoints, which are written while
+training goes on (`checkpoints`), and the gateway's record of every batch: a new start trains the batches since the newest
+checkpoint again (`replay`). At version c it then publishes that, unless it is live. If it is given a buffer below c, nothing is
+trained: if the buffer's groups are those of the last step, whose ids are in the checkpoint, the lease is acknowledged, else the
+buffer is given back.
 
 With `[gateway] nodes` (`nodes.py`), the nodes are released before the lease, and groups are only fetched until they are claimed:
 when the batch is whole, or there are groups and the gateway has no other use for the nodes, because the batch soon will be. How
@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -40,7 +40,9 @@ from trainer.errors import (
     FeedBroken,
     GatewayAhead,
     NotFinite,
+    RankLost,
     StepTimeout,
+    TrainerError,
 )
 from trainer.learner import Learner, cpu_warning, device_of
 from trainer.loop import feed, replay
@@ -77,11 +79,20 @@ from trainer.state.directory import sweep
 T = TypeVar("T")
 
 
-async def run(settings: Settings) -> None:
-    """Trains until version `[run] steps` is published and acknowledged, as the first rank. Raises TrainerError or ChildDied."""
+async def run(settings: Settings, *, from_older: bool = False) -> None:
+    """Train until version `[run] steps` is published and acknowledged, as the first rank.
+
+    `from_older`: a damaged newest checkpoint may be gone without. When cancelled, write a checkpoint first. Raise TrainerError or
+    ChildDied.
+    """
     trackers.check(settings.report.to)
     learner = await _opened(settings)
-    await watch(_lead(settings, learner), heartbeat(learner))
+    try:
+        await watch(_lead(settings, learner, from_older), heartbeat(learner))
+    except asyncio.CancelledError:
+        with suppress(RankLost):
+            await asyncio.to_thread(dismiss, learner)
+        raise
     await asyncio.to_thread(dismiss, learner)
 
 
@@ -90,16 +101,16 @@ async def _opened(settings: Settings) -> Learner:
 
     Nobody has lent them where the gateway is started by this trainer, afterwards.
     """
-    given = settings.gateway
+    given, opening = settings.gateway, partial(Learner.open, settings, older=True)
     if given.url is None or not given.nodes or offloaded_to(settings) is None:
-        return await asyncio.to_thread(Learner.open, settings)
+        return await asyncio.to_thread(opening)
     async with GatewayClient(given.url, given.key) as client:
         nodes = Nodes(Feed(client, given.model, given.answer_s), given.nodes)
         await nodes.claim()
-        return await watch(in_thread(Learner.open, settings), Watched("renewal of the claim", nodes.keep()))
+        return await watch(in_thread(opening), Watched("renewal of the claim", nodes.keep()))
 
 
-async def _lead(settings: Settings, learner: Learner) -> None:
+async def _lead(settings: Settings, learner: Learner, from_older: bool) -> None:
     """All of a run that the first rank does beside its heartbeat."""
     async with AsyncExitStack() as stack:
         log = rollout_log(settings) if settings.rollout is not None else None
@@ -112,20 +123,28 @@ async def _lead(settings: Settings, learner: Learner) -> None:
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         metrics.watched_at(url)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
-        trainer = Trainer(settings, learner, client, metrics, url)
+        trainer = Trainer(settings, learner, client, metrics, url, from_older=from_older)
         stack.push_async_callback(trainer.evaluations.close)
         stack.push_async_callback(trainer.step_events.close)
         server = await weights_process(stack, settings.weights, trainer.weights.directory)
         stack.push_async_callback(trainer.publication.close)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
-        await watch(trainer.train(), gateway, server, rollout, trainer.keeper(), *trainer.aside())
+        try:
+            await watch(trainer.train(), gateway, server, rollout, trainer.keeper(), *trainer.aside())
+        except asyncio.CancelledError:
+            await trainer.before_stop()
+            raise
 
 
 def follow_first(settings: Settings) -> None:
-    """Computes as another rank than the first until the run is over. Raises TrainerError; blocks, and a signal ends it."""
+    """Compute as another rank than the first until the run is over. Raise TrainerError; blocks, and ctrl-c ends it.
+
+    SIGTERM does not: the first rank gets it too, writes a checkpoint with the others' help, and dismisses them.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    learner = Learner.open(settings)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    learner = Learner.open(settings, older=True)
     follow(learner)
     learner.ranks.leave()
 
@@ -156,9 +175,16 @@ class Trainer:
     """One run of the loop against one gateway."""
 
     def __init__(
-        self, settings: Settings, learner: Learner, client: GatewayClient, metrics: Metrics, url: str = ""
+        self,
+        settings: Settings,
+        learner: Learner,
+        client: GatewayClient,
+        metrics: Metrics,
+        url: str = "",
+        *,
+        from_older: bool = False,
     ) -> None:
-        """`url`: the gateway's, for those who evaluate beside."""
+        """`url`: the gateway's, for evaluations. `from_older`: a damaged newest checkpoint may be gone without."""
         self.settings = settings
         self.learner = learner
         self.metrics = metrics
@@ -176,6 +202,7 @@ class Trainer:
         self.evaluations = Evaluations(settings, at, self.feed, metrics, self.step_events.tell)
         self.details = Details(settings)
         self.excluded = Excluded(settings.run.max_excluded)
+        self._from_older = from_older
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
         self._rest_s = 0.0
@@ -208,12 +235,14 @@ class Trainer:
         self._check_dropped(status["drop_equal"])
         self.publication.begun = status["version"]
         published, consumed = status["newest_version"], status["consumed"]
+        if said := await self.checkpoints.leave_damaged(consumed, from_older=self._from_older):
+            self.metrics.say(said)
         used = max(published, self.weights.newest())
         if max(used, consumed) > self.learner.version:
             await self._catch_up(published, used, consumed)
-        elif self.learner.saved is None and self.settings.checkpoint.every > 1:
+        elif self.learner.saved is None:
             # Batches that are acknowledged before the first checkpoint name this one.
-            await in_thread(self.learner.save_checkpoint)
+            await self.checkpoint()
 
     def _check_dropped(self, drop_equal: bool) -> None:
         """Refuses an algorithm whose mean over the batch would miss the groups that the gateway drops. Raises ConfigError."""
@@ -446,6 +475,13 @@ class Trainer:
     async def checkpoint(self) -> None:
         """Writes the checkpoint from which the steps before need never be repeated."""
         await self.checkpoints.write()
+
+    async def before_stop(self) -> None:
+        """Write what a start would have to train again, and say so if that cannot be."""
+        try:
+            await self.checkpoints.before_stop()
+        except TrainerError as error:
+            self.metrics.say(f"stopped without a last checkpoint: {error}")
 
     async def publish(self) -> None:
         """Brings the current version to the engines, unless they have it, and waits until they run it."""

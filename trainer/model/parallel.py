@@ -1,7 +1,8 @@
 """Several processes that train one model: their mesh, the weights' shards, and what the ranks say to one another.
 
-Imports torch.distributed, as its parts `context_parallel` and `tensor_parallel` do, and no other module. Owns the process group.
-FSDP2 shards a model by layers; it also carries mixed precision, so a single rank with bf16 compute has a process group of one.
+Imports torch.distributed, as its parts `context_parallel`, `tensor_parallel` and `shards` do, and no other module. Owns the
+process group. FSDP2 shards a model by layers; it also carries mixed precision, so a single rank with bf16 compute has a process
+group of one.
 Invariants: gradients of ranks are summed, not averaged, and accumulate in the precision of the weights; between passes every
 weight is a shard, so that an optimizer step is never followed by a pass with old weights. Every function that says so is
 collective: all ranks call it, in the same order.
@@ -12,19 +13,15 @@ from __future__ import annotations
 import math
 import os
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
@@ -36,8 +33,6 @@ from trainer.model.context_parallel import ContextExchange
 from trainer.sections.parallel import ParallelSettings
 
 T = TypeVar("T")
-StorageError = dcp.CheckpointException
-"""Raised on every rank if one of them cannot write or read its shards."""
 _BEAT_S = 5.0
 _TRIES, _BETWEEN_S = 40, 0.05
 """How often a rank that is gone is looked for. Not until a moment, since this process may be suspended meanwhile."""
@@ -146,6 +141,11 @@ class Ranks:
         """The mesh without `tensor`: the ranks that have the same part of every matrix, or shards of it."""
         names = tuple(name for name in self.mesh.mesh_dim_names or () if name != "tensor")
         return self.mesh[names]
+
+    @property
+    def talk(self) -> Any:
+        """The process group for objects, which is on the CPU; None for one rank."""
+        return self._talk
 
     def from_first(self, value: Any = None) -> Any:
         """Rank 0's value, on every rank. Collective."""
@@ -388,43 +388,3 @@ def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
         assert parameter.grad is not None
         parameter.grad /= divisor
     return float(whole(torch.nn.utils.clip_grad_norm_(parameters, largest)))
-
-
-def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of tensors, or of this rank's shards, on the CPU."""
-    found: dict[str, Tensor] = dcp.staging.BlockingAsyncStager().stage(dict(tensors))
-    return found
-
-
-def write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Writes tensors by name, every rank its shards, as safetensors; no pickle is among them. Collective."""
-    writer = dcp.HuggingFaceStorageWriter(str(directory), save_distributed=True)
-    with _silence():
-        dcp.save(dict(tensors), storage_writer=writer, process_group=ranks._talk, no_dist=ranks.size == 1)
-
-
-def stored(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shapes and precisions of what `write` wrote, whole tensors by name. Raises OSError or SafetensorError."""
-    entries = dcp.HuggingFaceStorageReader(str(directory)).read_metadata().state_dict_metadata
-    return {
-        name: (entry.size, entry.properties.dtype)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def read(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Fills tensors with what `write` wrote of that name, by however many ranks. Collective."""
-    reader = dcp.HuggingFaceStorageReader(str(directory))
-    with _silence():
-        dcp.load(dict(tensors), storage_reader=reader, process_group=ranks._talk, no_dist=ranks.size == 1)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """One rank alone is no mistake, of which torch would warn."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
-        )
-        yield

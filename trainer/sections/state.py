@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
@@ -13,10 +13,11 @@ from trainer.sections.base import Seconds, Section
 class CheckpointSettings(Section):
     """`[checkpoint]`: how often one is written, and how many are kept."""
 
-    every: int = Field(1, ge=1, le=10_000)
-    """Steps from one checkpoint to the next. With 1, each step waits until its checkpoint is written. Above, the next goes on
-    meanwhile, which needs memory of the host for a copy; and a trainer that was killed trains the recorded batches since the last
-    one again, and goes on if that gives the published weights to the bit, which needs `[run] deterministic`."""
+    every: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
+    """Steps from one checkpoint to the next; it is written while training goes on, from a copy in the host's memory. `auto`: as
+    often as saving one takes at most 5 % of the time since the one before, as measured, and after 100 steps at the latest. A
+    trainer that was killed trains the recorded batches since the newest again, and goes on if that gives the published weights to
+    the bit, which needs `[run] deterministic`."""
     keep: int = Field(2, ge=1, le=10_000)
     """Checkpoints to keep, the newest."""
 

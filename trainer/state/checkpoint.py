@@ -1,161 +1,158 @@
 """Checkpoints: all that a trainer needs to go on as if it had never stopped, on any number of ranks.
 
 Owns `DIR/v000007`: `tensors/*.safetensors` (weights, moments and random number state, every rank its shards) and `state.json`
-(version, parent, steps, probe, every, groups, dtype, lora). Format 1, of one process, is read too.
+(`record`: what it is of, and the hashes of those files). Formats 1 and 2, without hashes, are read too.
 Invariants: a directory of that name is whole (it was written aside by all ranks, fsynced and renamed by the first, and is renamed
-before it is removed) and never written again; nothing is ever unpickled.
+before it is removed) and never written again; the newest that became whole is noted, so that one that was removed is missed;
+every byte is compared with its hash before any is used; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import re
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gateway.types import Probe
 from gateway.weights import folders
-from trainer.errors import CheckpointError
-from trainer.model import parallel
+from trainer.errors import CheckpointDamaged, CheckpointError, VersionReused
+from trainer.model import parallel, shards
 from trainer.model.optim import Moments, Optimizer
 from trainer.model.parallel import Ranks
-from trainer.state.directory import Aside, sweep
+from trainer.state import faults, first_format, record, terms
+from trainer.state.directory import Aside
+from trainer.state.record import CheckpointMeta, Record
+from trainer.state.terms import Terms
 
-FORMAT = 2
-_FLOATS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+__all__ = [
+    "CheckpointMeta",
+    "Terms",
+    "load",
+    "newest_first",
+    "prune",
+    "save",
+    "set_aside",
+    "tensors_of",
+    "was_removed",
+]
+
 _WEIGHT, _MOMENT, _RNG = "weight/", "moment/", "rng"
 _CUDA_RNG = "cuda_rng"
-_ANNOUNCED = ".announced"
-_WAY = "put it back, or begin a new run in another [run] dir"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointMeta:
-    """The metadata of a checkpoint, beside its tensors."""
-
-    version: int
-    parent: int | None
-    """The version that this one was made of; None for the initial weights."""
-    steps: int
-    """Optimizer steps since the initial weights. Fewer than the version once a run went back to an older checkpoint."""
-    probe: Probe | None
-    every: int = 1
-    """Versions from one checkpoint to the next: up to `every` - 1 later ones may be published without a checkpoint."""
-    groups: tuple[str, ...] | None = ()
-    """The sorted ids of the groups that the last step was trained on; None in a checkpoint that was written without them."""
-    dtype: str | None = None
-    """`[model] dtype` of the run; None in a checkpoint of format 1, whose weights are of that precision."""
-    adapters: Mapping[str, Any] | None = None
-    """`[model.lora]` of the run, whose adapters alone are in the checkpoint; None if all weights are."""
+_NOTE = re.compile(r"\.(v\d{6,})\.whole")
+DAMAGED = ".damaged"
+"""The suffix of a damaged checkpoint that a run went on without."""
 
 
 def tensors_of(model: Any, optimizer: Optimizer, ranks: Ranks) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name: this rank's shards."""
+    """Return the tensors of a checkpoint by name: this rank's shards."""
     tensors = {_WEIGHT + name: tensor for name, tensor in parallel.weights(model).items()}
     return tensors | _flat(optimizer.moments()) | _random_state(ranks)
 
 
-def save(directory: Path, said: CheckpointMeta, tensors: Mapping[str, Tensor], ranks: Ranks) -> Path:
-    """Writes `directory/v<version>`. Collective.
+def save(directory: Path, meta: CheckpointMeta, tensors: Mapping[str, Tensor], ranks: Ranks) -> Path:
+    """Write `directory/v<version>`, whole or not at all. Collective.
 
-    Raises VersionReused if there is one, CheckpointError if it cannot be written, and RankLost.
+    Raise VersionReused if there is one, CheckpointError if it cannot be written, and RankLost.
     """
-    target = directory / folders.name_of(said.version)
-    with _naming(target), ranks.within("checkpoint"):
+    target, needed = directory / folders.name_of(meta.version), shards.size_of(tensors)
+    with faults.writing(target, needed), ranks.within("checkpoint"), ExitStack() as stack:
         if not ranks.leads:
-            parallel.write(ranks.from_first(), tensors, ranks)
+            if isinstance(begun := ranks.from_first(), str):
+                raise CheckpointError(begun)
+            shards.write(begun, tensors, ranks)
             return target
-        with Aside(target) as aside:
-            parallel.write(ranks.from_first(aside / "tensors"), tensors, ranks)
-            (aside / "state.json").write_text(json.dumps(_state_of(said)))
-        for note in _announced(directory, 0, said.version):
-            note.unlink()
+        aside = stack.enter_context(_begun(target, needed, ranks))
+        record.write(aside, meta, shards.write(ranks.from_first(aside / "tensors"), tensors, ranks))
+    _note(target)
     return target
 
 
-def announce(directory: Path, version: int) -> None:
-    """Notes that a checkpoint is going to be written while its version is published already. Raises CheckpointError."""
-    note = directory / f".{folders.name_of(version)}{_ANNOUNCED}"
-    with _naming(note):
-        note.touch()
-        folders.sync(directory)
-
-
-def is_missing(directory: Path, since: int) -> bool:
-    """True if a checkpoint after version `since` was announced, and never became whole; one that was removed did."""
-    return bool(_announced(directory, since + 1))
-
-
-def _announced(directory: Path, first: int, last: float = math.inf) -> list[Path]:
-    """The notes of checkpoints that are not whole, of the versions from `first` to `last`."""
-    notes = {
-        note: folders.version_of(note.stem.removeprefix(".")) for note in directory.glob(f".*{_ANNOUNCED}")
-    }
-    return [note for note, version in notes.items() if version is not None and first <= version <= last]
-
-
-def _state_of(said: CheckpointMeta) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "version": said.version,
-        "parent": said.parent,
-        "step": said.steps,
-        "probe": said.probe.to_json() if said.probe else None,
-        "every": said.every,
-        "groups": said.groups,
-        "dtype": said.dtype,
-        "lora": said.adapters,
-    }
-
-
-def load(
-    directory: Path,
-    model: Any,
-    optimizer: Optimizer,
-    ranks: Ranks,
-    dtype: str,
-    adapters: Mapping[str, Any] | None = None,
-) -> CheckpointMeta:
-    """Puts a checkpoint's tensors into `model` and `optimizer`. Collective.
-
-    Raises CheckpointError if they do not fit or are damaged, or are of another `[model] dtype` or `[model.lora]`.
-    """
-    with _naming(directory):
-        state = json.loads((directory / "state.json").read_text())
-        _check_adapters(directory, state.get("lora"), adapters)
-        if state["format"] == 1:
-            _load_first_format(directory, model, optimizer, dtype)
-        elif state["format"] == FORMAT:
-            _check_dtype(directory, state["dtype"], dtype)
-            _load_tensors(directory, model, optimizer, ranks)
-        else:
-            raise CheckpointError(f"{directory}: format {state['format']}, this build reads 1 and {FORMAT}")
-        return _said(state)
-
-
 @contextmanager
-def _naming(directory: Path) -> Iterator[None]:
-    """Names the checkpoint of which a file cannot be written or read."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError, parallel.StorageError) as error:
-        raise CheckpointError(f"{directory}: {error}") from error
+def _begun(target: Path, needed: int, ranks: Ranks) -> Iterator[Path]:
+    """Yield a directory to fill as the first rank; if there can be none, the other ranks hear why."""
+    with ExitStack() as stack:
+        try:
+            faults.check_space(target, needed)
+            aside = stack.enter_context(Aside(target))
+        except (OSError, VersionReused) as error:
+            ranks.from_first(faults.unwritable(target, error, needed))
+            raise
+        yield aside
+
+
+def _note(target: Path) -> None:
+    """Note that a checkpoint is the newest that is whole, in place of the note before. Raise CheckpointError."""
+    note = target.with_name(f".{target.name}.whole")
+    with faults.writing(note):
+        note.touch()
+        for other in _notes(target.parent):
+            if other != note:
+                other.unlink()
+        folders.sync(target.parent)
+
+
+def _notes(directory: Path) -> list[Path]:
+    return [path for path in directory.glob(".*.whole") if _NOTE.fullmatch(path.name)]
+
+
+def was_removed(directory: Path, since: int) -> bool:
+    """Return whether a checkpoint of a version after `since` was whole, and has been removed."""
+    noted = (folders.version_of(path.name[1:].removesuffix(".whole")) for path in _notes(directory))
+    return any(version is not None and version > since for version in noted)
+
+
+def load(directory: Path, model: Any, optimizer: Optimizer, ranks: Ranks, wanted: Terms) -> CheckpointMeta:
+    """Put a checkpoint's tensors into `model` and `optimizer`. Collective.
+
+    Raise CheckpointDamaged, the same on every rank, if not all of its bytes are those that were written, and CheckpointError if
+    it is of other settings or another model, or cannot be read.
+    """
+    found = _checked(directory, ranks, wanted)
+    with faults.reading(directory, whole=found.files is not None), ranks.within("checkpoint"):
+        if found.format == 1:
+            first_format.load(directory, model, optimizer, wanted.dtype)
+        else:
+            _load_tensors(directory, model, optimizer, ranks)
+    return found.meta
+
+
+def _checked(directory: Path, ranks: Ranks, wanted: Terms) -> Record:
+    """Return what the first rank reads of a checkpoint, once it fits and its files have their hashes. Collective."""
+    found: Record | CheckpointError | None = None
+    if ranks.leads:
+        try:
+            with faults.reading(directory):
+                found = record.read(directory)
+            if found.format > record.FORMAT:
+                raise CheckpointError(
+                    f"{directory}: format {found.format}, this build reads 1 to {record.FORMAT}"
+                )
+            terms.check(directory, found.meta, wanted)
+        except CheckpointError as error:
+            found = error
+    found = ranks.from_first(found)
+    if isinstance(found, CheckpointError):
+        raise found
+    assert found is not None
+    if found.files is not None and (why := shards.damage(directory / "tensors", found.files, ranks)):
+        raise CheckpointDamaged(f"{directory} is damaged: {why}")
+    return found
 
 
 def _load_tensors(directory: Path, model: Any, optimizer: Optimizer, ranks: Ranks) -> None:
-    stored = parallel.stored(directory / "tensors")
+    stored = shards.stored(directory / "tensors")
     weights = parallel.weights(model)
     found = {
         name.removeprefix(_WEIGHT): shape for name, (shape, _) in stored.items() if name.startswith(_WEIGHT)
     }
-    _check_shapes(directory, found, weights)
+    terms.check_shapes(directory, found, weights)
+    if missing := weights.keys() - found.keys():
+        raise CheckpointDamaged(f"{directory} is damaged: it has no {min(missing)}")
     moments: Moments = {
         name: entry
         for name, entry in optimizer.empty_moments().items()
@@ -164,7 +161,7 @@ def _load_tensors(directory: Path, model: Any, optimizer: Optimizer, ranks: Rank
     }
     random = {name: tensor for name, tensor in _random_state(ranks).items() if name in stored}
     tensors = {_WEIGHT + name: weights[name] for name in found}
-    parallel.read(directory / "tensors", {**tensors, **_flat(moments), **random}, ranks)
+    shards.read(directory / "tensors", {**tensors, **_flat(moments), **random}, ranks)
     optimizer.take_moments(moments)
     torch.set_rng_state(random[_RNG])
     if _CUDA_RNG in random:
@@ -183,78 +180,26 @@ def _random_state(ranks: Ranks) -> dict[str, Tensor]:
     return found | {_CUDA_RNG: torch.cuda.get_rng_state()} if ranks.device.startswith("cuda") else found
 
 
-def _load_first_format(directory: Path, model: Any, optimizer: Optimizer, dtype: str) -> None:
-    """`model.safetensors` and `optimizer.pt`, whose moments have the numbers of the weights."""
-    weights = parallel.weights(model)
-    with safe_open(directory / "model.safetensors", framework="pt") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        _check_shapes(directory, {name: torch.Size(s.get_shape()) for name, s in slices.items()}, weights)
-        for stored in slices.values():
-            if stored.get_dtype() in _FLOATS:
-                _check_dtype(directory, _FLOATS[stored.get_dtype()], dtype)
-        for name in slices:
-            parallel.put(weights[name], file.get_tensor(name))
-    tensors = torch.load(directory / "optimizer.pt", weights_only=True, map_location="cpu")
-    moments, whole = optimizer.empty_moments(), tensors["optimizer"]["state"]
-    for number, (name, _) in enumerate(model.named_parameters()):
-        if not moments.get(name, {}).keys() <= whole.get(number, {}).keys():
-            moments.pop(name)
-            continue
-        for key, target in moments.get(name, {}).items():
-            parallel.put(target, whole[number][key])
-    optimizer.take_moments(moments)
-    torch.set_rng_state(tensors["rng"])
+def newest_first(directory: Path) -> list[Path]:
+    """Return the checkpoints, that of the highest version first. Raise CheckpointError if `directory` cannot be read."""
+    with faults.reading(directory):
+        return [*reversed(folders.versions_in(directory).values())]
 
 
-def _check_shapes(directory: Path, stored: Mapping[str, torch.Size], mine: Mapping[str, Tensor]) -> None:
-    """Refuses settings whose model is not the one that was trained. Raises CheckpointError, which names the setting."""
-    for name, shape in stored.items():
-        if name not in mine or mine[name].shape != shape:
-            said = list(mine[name].shape) if name in mine else "absent"
-            raise CheckpointError(
-                f"{directory} is of another model than [model] path: {name} has shape {list(shape)} in the checkpoint"
-                f" and is {said} in the model; {_WAY}"
-            )
-
-
-def _check_dtype(directory: Path, trained: str, now: str) -> None:
-    if trained != now:
-        raise CheckpointError(f"{directory} was trained in {trained}, and [model] dtype is {now}; {_WAY}")
-
-
-def _check_adapters(
-    directory: Path, trained: Mapping[str, Any] | None, now: Mapping[str, Any] | None
-) -> None:
-    if trained is None or now is None:
-        if trained is not now:
-            one, other = ("without", "with") if trained is None else ("with", "without")
-            raise CheckpointError(
-                f"{directory} was trained {one} [model.lora], and now is {other} it; {_WAY}"
-            )
-        return
-    for key, value in now.items():
-        if trained.get(key) != value:
-            raise CheckpointError(
-                f"{directory} was trained with [model.lora] {key} = {trained.get(key)!r}, and now it is {value!r}; {_WAY}"
-            )
-
-
-def _said(state: dict[str, Any]) -> CheckpointMeta:
-    version: int = state["version"]
-    # A checkpoint without a parent was written when every version's parent was the one before.
-    parent = state.get("parent", version - 1 if version else None)
-    probe = Probe.from_json(state["probe"]) if state["probe"] else None
-    groups = tuple(state["groups"]) if state.get("groups") is not None else None
-    every, dtype = state.get("every", 1), state.get("dtype")
-    return CheckpointMeta(version, parent, state["step"], probe, every, groups, dtype, state.get("lora"))
-
-
-def newest(directory: Path) -> Path | None:
-    """The checkpoint of the highest version, or None."""
-    return next(reversed(folders.versions_in(directory).values()), None)
+def set_aside(damaged: Path) -> Path:
+    """Rename a damaged checkpoint, so that none of its version is there; return the new path. Raise CheckpointError."""
+    target = damaged.with_name(damaged.name + DAMAGED)
+    with faults.writing(target):
+        if target.exists():
+            shutil.rmtree(target)
+        damaged.rename(target)
+        for note in _notes(damaged.parent):
+            note.unlink()
+    return target
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Removes all but the newest `keep` checkpoints."""
-    sweep(directory)
-    folders.prune(directory, keep)
+    """Remove all but the newest `keep` checkpoints; one may be written meanwhile. Raise CheckpointError."""
+    with faults.writing(directory):
+        folders.sweep(directory)
+        folders.prune(directory, keep)

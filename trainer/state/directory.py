@@ -11,6 +11,7 @@ from types import TracebackType
 from gateway.weights import folders
 from gateway.weights.folders import sync
 from trainer.errors import VersionReused
+from trainer.state import faults
 
 _ASIDE = re.compile(r"\..+\.tmp-(\d+)")
 
@@ -47,15 +48,16 @@ class Aside:
 
 
 def sweep(directory: Path) -> None:
-    """Removes what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
+    """Remove what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
 
-    What another process that lives writes stays.
+    What another process that lives writes stays. Raise CheckpointError if it cannot be removed.
     """
-    folders.sweep(directory)
-    for leftover in directory.glob(".*"):
-        aside = _ASIDE.fullmatch(leftover.name)
-        if aside and not _is_another(int(aside[1])):
-            shutil.rmtree(leftover)
+    with faults.writing(directory):
+        folders.sweep(directory)
+        for leftover in directory.glob(".*"):
+            aside = _ASIDE.fullmatch(leftover.name)
+            if aside and not _is_another(int(aside[1])):
+                shutil.rmtree(leftover)
 
 
 def _is_another(process: int) -> bool:

@@ -45,7 +45,7 @@ def settings_of(
     model: Path,
     tmp_path: Path,
     name: str | None = None,
-    every: int = 1,
+    every: int | str = 1,
     nodes: Sequence[str] = (),
     **run: Any,
 ) -> Settings:
@@ -60,10 +60,11 @@ def settings_of(
 
 @asynccontextmanager
 async def trainer_of(
-    gateway: RunningGateway, settings: Settings, senders: Senders | None = None
+    gateway: RunningGateway, settings: Settings, senders: Senders | None = None, *, from_older: bool = False
 ) -> AsyncIterator[Trainer]:
     with Metrics(settings.run.dir, settings.run.steps, senders=senders) as metrics:
-        trainer = Trainer(settings, ProbelessLearner.open(settings), gateway.admin, metrics)
+        learner = ProbelessLearner.open(settings, older=True)
+        trainer = Trainer(settings, learner, gateway.admin, metrics, from_older=from_older)
         await trainer.check_versions()
         try:
             yield trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,27 @@ def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path
         assert (code, said["pass"], said["tokenizer"]) == (0, None, None), text
         assert said["memory"]["weights"] > 0 and "shapes alone" in text
     assert invoke("--dry-run", "--meta", "--memory", "1MiB")[0] == 1
+
+
+@pytest.mark.parametrize("shapes_alone", [False, True])
+def test_the_disk_is_compared_with_what_checkpoints_take(
+    invoke: Invoke, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes_alone: bool
+) -> None:
+    learner = Learner.open(Settings.load(config))
+    learner.train([group("g", [1.0, 0.0])])
+    written = sum(path.stat().st_size for path in learner.save_checkpoint().rglob("*") if path.is_file())
+    arguments = ("--dry-run", "--meta") if shapes_alone else ("--dry-run",)
+    code, said, text = invoke(*arguments)
+    space = said["checkpoints"]
+    assert (code, space["fits"]) == (0, True), text
+    assert space["checkpoint"] == pytest.approx(written, rel=0.15), (
+        "its header, and random numbers, are in no plan"
+    )
+    assert space["needed"] == 2 * space["checkpoint"], "three, [checkpoint] keep and one, and one is there"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=space["needed"] - 1))
+    code, said, text = invoke(*arguments)
+    assert (code, said["checkpoints"]["fits"]) == (1, False) and "make room, lower [checkpoint] keep" in text
 
 
 def test_what_would_stop_a_run_stops_the_dry_one(invoke: Invoke, tiny_model: Path, tmp_path: Path) -> None:

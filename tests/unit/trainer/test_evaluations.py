@@ -158,7 +158,9 @@ async def test_the_next_version_waits_for_an_evaluation_that_is_pinned_and_for_n
             async with episodes(gateway):
                 if pinned:
                     await until(
-                        lambda: trainer.learner.saved is not None, "the step has its checkpoint", LIMIT_S
+                        lambda: trainer.learner.saved is not None and trainer.learner.saved.version == 1,
+                        "the step has its checkpoint",
+                        LIMIT_S,
                     )
                 else:
                     await until(lambda: gateway.model.ledger.rule.version == 1, "version 1 is live", LIMIT_S)

@@ -56,4 +56,12 @@ def test_what_cannot_be_exported_is_said(config: Path, tmp_path: Path) -> None:
     learner.save_checkpoint()
     code, said = invoke(config, "--out", tmp_path / "out", "--version", 7)
     assert (code, "no checkpoint of version 7; there are: 1" in said) == (1, True)
+    learner.train([group("h", [1.0, 0.0], version=1)])
+    (learner.save_checkpoint() / "state.json").write_text("")
+    code, said = invoke(config, "--out", tmp_path / "out")
+    assert (code, "v000002 is damaged: state.json" in said) == (1, True), "the older one is not taken for it"
     assert not (tmp_path / "out").exists()
+    assert invoke(config, "--out", tmp_path / "out", "--version", 1)[0] == 0
+    (tmp_path / "file").write_text("")
+    code, said = invoke(config, "--out", tmp_path / "file" / "out", "--version", 1)
+    assert (code, said.count("\n"), "file/out cannot be written: File exists" in said) == (1, 1, True), said

@@ -142,8 +142,9 @@ def test_a_checkpoint_that_names_no_parent_was_made_of_the_version_before(settin
     train(learner)
     state = learner.save_checkpoint() / "state.json"
     values = json.loads(state.read_text())
-    del values["parent"]
-    state.write_text(json.dumps(values))
+    for key in ("parent", "origin", "files", "blake3"):
+        del values[key]
+    state.write_text(json.dumps(values | {"format": 2}))
     assert Learner.open(settings).parent == 0
 
 
@@ -202,15 +203,6 @@ def test_a_kill_before_the_rename_leaves_the_old_checkpoint(
     assert not list(learner.checkpoints.glob(".v000002.tmp-*"))
 
 
-def test_a_damaged_checkpoint_is_an_error_and_not_a_fresh_start(settings: Settings) -> None:
-    learner = Learner.open(settings)
-    train(learner)
-    (file,) = (learner.save_checkpoint() / "tensors").iterdir()
-    file.write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match="v000001"):
-        Learner.open(settings)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_checkpoint_of_format_1_is_gone_on_from(settings: Settings, dtype: Any) -> None:
     """As builds before wrote them: the weights by name, in the precision of the run, and torch's own optimizer state."""
@@ -248,7 +240,7 @@ def test_old_checkpoints_are_removed(settings: Settings) -> None:
         learner.version = version
         learner.save_checkpoint()
     learner.prune_checkpoints()
-    assert sorted(d.name for d in learner.checkpoints.iterdir()) == ["v000002", "v000003"]
+    assert sorted(d.name for d in learner.checkpoints.glob("v*")) == ["v000002", "v000003"]
 
 
 def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> None:
@@ -313,9 +305,7 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_newest_checkpoint_is_the_highest_version(tmp_path: Path) -> None:
-    assert checkpoint.newest(tmp_path / "absent") is None
-    for name in ("v000002", "v000010", ".v000011.tmp-1"):
+    assert checkpoint.newest_first(tmp_path / "absent") == []
+    for name in ("v000002", "v000010", ".v000011.tmp-1", "v000012.damaged"):
         (tmp_path / name).mkdir()
-    found = checkpoint.newest(tmp_path)
-    assert found is not None
-    assert found.name == "v000010"
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == ["v000010", "v000002"]

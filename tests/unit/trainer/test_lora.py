@@ -30,7 +30,7 @@ from trainer.data.tree import row_of_tokens
 from trainer.errors import CheckpointError, ConfigError
 from trainer.learner import Learner
 from trainer.loop.run import Trainer
-from trainer.model import build, parallel, pretrained, probe
+from trainer.model import build, parallel, pretrained, probe, shards
 from trainer.model.policy import Policy
 from trainer.report.metrics import Metrics
 from trainer.sections.model import LoraSettings, ModelSettings
@@ -212,7 +212,7 @@ def test_a_run_changes_adapters_alone_and_keeps_them_alone(
         assert weight.dtype == (torch.float32 if name in trained else target), name
         assert plain not in base or torch.equal(weight, base[plain].to(target)), f"{name} is frozen"
     directory = learner.save_checkpoint()
-    kept = {name.split("/")[1] for name in parallel.stored(directory / "tensors") if "/" in name}
+    kept = {name.split("/")[1] for name in shards.stored(directory / "tensors") if "/" in name}
     assert kept == trained
     published = learner.published()
     for name in names:

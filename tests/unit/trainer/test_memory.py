@@ -150,7 +150,11 @@ def test_offloaded_moments_are_the_hosts_but_those_of_one_tensor(tmp_path: Path)
     slim = Shapes(Weights(1000, 0), Weights(100, 0), Weights(0, 0), 0, 400, 0, 300, 0, 0)
     found = predict(slim, settings_of(tmp_path, optimizer={"offload": "host"}), 1, reference=False)
     assert (found.moment, found.total) == ("step", 8000 + 3200)
-    assert found.host == {"moments": 8000, "inputs of layers": 300, "weights to publish": 4000}
+    assert found.host == {
+        "moments": 8000, "inputs of layers": 300, "weights to publish": 4000, "copy for checkpoints": 12_000,
+    }  # fmt: skip
+    shared = predict(SHAPES, settings_of(tmp_path, parallel={"replicate": 2}), 8, reference=False)
+    assert shared.host["copy for checkpoints"] == 12_000 // 4, "of this rank's shards"
 
 
 def test_changes_are_named_until_a_run_fits_and_those_that_do_not_help_are_left_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_ranks
 from trainer.errors import ConfigError
-from trainer.model import optim, parallel
+from trainer.model import optim, parallel, shards
 from trainer.model.parallel import Ranks
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
@@ -184,7 +184,7 @@ def saved(directory: Path, settings: ParallelSettings, steps: int) -> None:
     for step in range(steps):
         step_of(model, ranks, optimizer, step)
     moments = {f"{n}/{k}": value for n, entry in optimizer.moments().items() for k, value in entry.items()}
-    parallel.write(directory, {**parallel.weights(model.model), **moments}, ranks)
+    shards.write(directory, {**parallel.weights(model.model), **moments}, ranks)
 
 
 def resumed(
@@ -198,7 +198,7 @@ def resumed(
     optimizer = optim.create(model.model, OPTIMIZER)
     moments = optimizer.empty_moments()
     flat = {f"{n}/{k}": value for n, entry in moments.items() for k, value in entry.items()}
-    parallel.read(directory, {**parallel.weights(model.model), **flat}, ranks)
+    shards.read(directory, {**parallel.weights(model.model), **flat}, ranks)
     optimizer.take_moments(moments)
     return [step_of(model, ranks, optimizer, step) for step in steps], parallel.gather(
         model.model.state_dict(keep_vars=True), ranks
@@ -213,7 +213,7 @@ def test_what_some_ranks_wrote_others_read(tmp_path: Path, before: int, after: i
     (_, weights), *_ = on_ranks(after, resumed, tmp_path, ParallelSettings(), range(3, STEPS))
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-12)
-    assert parallel.stored(tmp_path)["transformer.wte.weight"] == (
+    assert shards.stored(tmp_path)["transformer.wte.weight"] == (
         torch.Size([VOCABULARY, 24]),
         torch.float64,
     )

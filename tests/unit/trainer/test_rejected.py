@@ -52,7 +52,7 @@ async def test_a_nan_in_a_layer_stops_the_training_and_the_last_good_checkpoint_
         assert f"tensor '{NAME}' has numbers that are not finite" in message
         assert str(trainer.learner.checkpoints / "v000002") in message
         assert "\n" not in message
-        assert sorted(p.name for p in trainer.learner.checkpoints.iterdir()) == ["v000001", "v000002"]
+        assert sorted(p.name for p in trainer.learner.checkpoints.glob("v*")) == ["v000001", "v000002"]
         assert (await gateway.admin.status())["newest_version"] == 1
 
         with pytest.raises(

@@ -228,6 +228,8 @@ async def test_a_checkpoint_tells_by_its_groups_whether_a_batch_was_trained(
         state = trainer.learner.checkpoints / "v000001" / "state.json"
         values = json.loads(state.read_text())
         written = values.pop("groups", None)
+        # As it was written before it had hashes, with which it would be damaged now.
+        values = {"format": 2, **{k: v for k, v in values.items() if k not in ("format", "files", "blake3")}}
         state.write_text(json.dumps(values if groups is None else {**values, "groups": groups}))
         async with trainer_of(gateway, settings) as trainer:
             await trainer.train()
@@ -320,7 +322,10 @@ async def test_a_start_removes_what_dead_processes_left_half_written(
             (folder / name).mkdir(parents=True)
             (folder / name / "model.safetensors").touch()
     async with trainer_of(gateway, settings):
-        assert [sorted(path.name for path in folder.iterdir()) for folder in folders] == [sorted(alive)] * 2
+        mine = {"v000000", ".v000000.whole"}
+        assert [sorted({path.name for path in folder.iterdir()} - mine) for folder in folders] == [
+            sorted(alive)
+        ] * 2
 
 
 async def test_a_gateway_that_is_ahead_is_an_error(

@@ -279,7 +279,8 @@ class Stopped(Exception):
 def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the second of three epochs; the held-out loss is that of an uninterrupted run too."""
+    """In the second of three epochs; the held-out loss is that of an uninterrupted run too. So it is if its newest checkpoint is
+    damaged: the steps since the one before are a function of their numbers."""
     data = write(tmp_path / "talks.jsonl", [talk(f"q{i}", f"a{i}" * (1 + i % 3)) for i in range(8)])
     found, records, train = [], [], Learner.train
 
@@ -288,24 +289,29 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
             raise Stopped
         return train(self, groups)
 
-    for name in ("through", "stopped"):
+    for name in ("through", "stopped", "damaged"):
         work = tmp_path / name
         work.mkdir()
         config = config_of(chatty, work, data, epochs=3, held_out=0.25, examples=2)
-        settings = SupervisedSettings.load(config)
-        if name == "stopped":
+        settings = SupervisedSettings.load(config, ["checkpoint.every=1", "checkpoint.keep=2"])
+        if name != "through":
             with monkeypatch.context() as patch:
                 patch.setattr(Learner, "train", until_the_fifth)
+                patch.setattr(Learner, "begin_checkpoint", Learner.save_checkpoint)
                 with pytest.raises(Stopped):
                     sft(settings)
+        if name == "damaged":
+            (work / "run" / "checkpoints" / "v000004" / "state.json").write_text("[1,2]")
         sft(settings)
         found.append(AutoModelForCausalLM.from_pretrained(work / "run" / "model").state_dict())
         records.append({line["step"]: line for line in lines(work)})
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
-    assert list(records[0]) == list(records[1]) == list(range(10))
-    for through, stopped in zip(records[0].values(), records[1].values(), strict=True):
-        for name in ("loss", "held_out_loss", "lr", "epoch"):
-            assert through.get(name) == stopped.get(name)
+    for weights, record in zip(found[1:], records[1:], strict=True):
+        assert all(torch.equal(found[0][name], weights[name]) for name in found[0])
+        assert list(records[0]) == list(record) == list(range(10))
+        for through, stopped in zip(records[0].values(), record.values(), strict=True):
+            for name in ("loss", "held_out_loss", "lr", "epoch"):
+                assert through.get(name) == stopped.get(name)
+    assert (tmp_path / "damaged" / "run" / "checkpoints" / "v000004.damaged").is_dir()
     assert [step for step, line in records[0].items() if "held_out_loss" in line] == [0, 3, 6, 9]
 
 

@@ -1,0 +1,333 @@
+"""What a checkpoint sees of damage, of a full disk and of another model, and what writing one costs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blake3 import blake3
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from tests.harness.ranks import on_ranks
+from tests.unit.trainer.learning import groups_of, settings_of
+from trainer.errors import CheckpointDamaged, CheckpointError
+from trainer.learner import Learner
+from trainer.model import parallel, shards
+from trainer.orders import dismiss, follow
+from trainer.sections.parallel import ParallelSettings
+from trainer.settings import Settings
+from trainer.state.cadence import is_due
+
+
+def spoil_bytes(checkpoint: Path, change: Callable[[bytearray], None]) -> None:
+    file = sorted((checkpoint / "tensors").iterdir())[-1]
+    data = bytearray(file.read_bytes())
+    change(data)
+    file.write_bytes(data)
+
+
+def halve(data: bytearray) -> None:
+    del data[len(data) // 2 :]
+
+
+def flip(data: bytearray) -> None:
+    data[-100] ^= 0x40
+
+
+def zero(data: bytearray) -> None:
+    data[-40_000:] = bytes(40_000)
+
+
+def spoil_state(checkpoint: Path, text: str) -> None:
+    (checkpoint / "state.json").write_text(text)
+
+
+def change_state(checkpoint: Path, **values: Any) -> None:
+    state = json.loads((checkpoint / "state.json").read_text())
+    spoil_state(checkpoint, json.dumps(state | values))
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a shard cut in two": lambda at: spoil_bytes(at, halve),
+    "an empty shard": lambda at: spoil_bytes(at, bytearray.clear),
+    "a flipped bit": lambda at: spoil_bytes(at, flip),
+    "40 kB of zeros": lambda at: spoil_bytes(at, zero),
+    "no shard": lambda at: sorted((at / "tensors").iterdir())[-1].unlink(),
+    "a shard of another checkpoint": lambda at: shutil.copy(
+        next((at / "tensors").iterdir()), at / "tensors" / "shard-00009.safetensors"
+    ),
+    "no tensors": lambda at: shutil.rmtree(at / "tensors"),
+    "an empty state": lambda at: spoil_state(at, ""),
+    "half a state": lambda at: spoil_state(at, (at / "state.json").read_text()[:100]),
+    "a state that is a list": lambda at: spoil_state(at, "[1,2]"),
+    "a state of another version": lambda at: change_state(at, version=7),
+    "a state of wrong types": lambda at: change_state(at, format="x", files=3),
+    "no state": lambda at: (at / "state.json").unlink(),
+}
+
+
+def with_two(settings: Settings) -> Learner:
+    """A learner at version 2 with checkpoints of versions 1 and 2."""
+    learner = Learner.open(settings)
+    for version in range(2):
+        learner.train(groups_of(version))
+        learner.save_checkpoint()
+    return learner
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_found_and_named_and_the_older_checkpoint_is_whole(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    settings = settings_of(tiny_model, tmp_path, {})
+    newest = with_two(settings).checkpoints / "v000002"
+    DAMAGE[name](newest)
+    with pytest.raises(CheckpointDamaged) as found:
+        Learner.open(settings)
+    said = str(found.value)
+    assert "\n" not in said and "Errno" not in said
+    assert said.startswith(f"{newest} is damaged: ") and "--from-older" in said
+    learner = Learner.open(settings, older=True)
+    assert (learner.version, learner.damaged) == (1, [newest])
+    learner.set_damaged_aside()
+    assert Learner.open(settings).version == 1
+    assert newest.with_name("v000002.damaged").is_dir(), "nothing is deleted"
+
+
+def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(tiny_model: Path, tmp_path: Path) -> None:
+    settings = settings_of(tiny_model, tmp_path, {})
+    directory = with_two(settings).checkpoints
+    for version in (1, 2):
+        DAMAGE["a flipped bit"](directory / f"v00000{version}")
+    with pytest.raises(
+        CheckpointDamaged, match=r"v000002 is damaged: .* older ones is whole either: put its"
+    ):
+        Learner.open(settings, older=True)
+
+
+def opened_on_two(settings: Settings) -> tuple[str, int, float]:
+    """What a rank says of a damaged newest checkpoint, and the version and a weight of the older one."""
+    said = ""
+    try:
+        Learner.open(settings)
+    except CheckpointDamaged as error:
+        said = str(error)
+    learner = Learner.open(settings, older=True)
+    weight = parallel.whole(next(learner.model.parameters()).detach())
+    return said, learner.version, float(weight.double().sum())
+
+
+def written_on_two(settings: Settings) -> None:
+    learner = Learner.open(settings)
+    if not learner.ranks.leads:
+        return follow(learner)
+    for version in range(2):
+        learner.train(groups_of(version))
+        learner.begin_checkpoint()
+    learner.checkpoint_written()
+    return dismiss(learner)
+
+
+@pytest.mark.parametrize("name", ["a flipped bit", "a state that is a list", "no shard"])
+def test_two_ranks_agree_on_damage_and_on_the_older_checkpoint(
+    tiny_model: Path, tmp_path: Path, name: str
+) -> None:
+    settings = settings_of(tiny_model, tmp_path, {})
+    on_ranks(2, written_on_two, settings)
+    newest = tmp_path / "checkpoints" / "v000002"
+    assert len(list((newest / "tensors").iterdir())) == 2
+    DAMAGE[name](newest)
+    first, second = on_ranks(2, opened_on_two, settings)
+    assert first == second
+    assert first[0].startswith(f"{newest} is damaged: ") and first[1] == 1
+
+
+def test_every_file_is_hashed_as_it_was_written_and_is_plain_safetensors(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    learner = Learner.open(settings_of(tiny_model, tmp_path, {}))
+    learner.train(groups_of(0))
+    path = learner.save_checkpoint()
+    (file,) = (path / "tensors").iterdir()
+    state = json.loads((path / "state.json").read_text())
+    content = file.read_bytes()
+    assert state["files"] == [
+        {"name": file.name, "size": len(content), "blake3": blake3(content).hexdigest()}
+    ]
+    stored = load_file(file)
+    for name, weight in learner.model.named_parameters():
+        assert torch.equal(stored[f"weight/{name}"], weight), name
+
+
+def test_a_write_takes_no_memory_beyond_the_tensors(tmp_path: Path) -> None:
+    """torch's own writer makes one object of all bytes: 32 MB more here."""
+    ranks = parallel.join(ParallelSettings(), "cpu")
+    tensors = {f"w{i}": torch.randn(2**20) for i in range(8)}
+    shards.write(tmp_path / "warm", {"w": torch.zeros(1)}, ranks)
+    tracemalloc.start()
+    shards.write(tmp_path / "tensors", tensors, ranks)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert all(tensor.untyped_storage().resizable() for tensor in tensors.values()), (
+        "they can still be offloaded"
+    )
+    found = {name: torch.zeros(2**20) for name in tensors}
+    shards.read(tmp_path / "tensors", found, ranks)
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_copy_of_a_state_is_made_in_the_memory_of_the_copy_before() -> None:
+    copy, source = shards.HostCopy(), {"w": torch.randn(9), "step": torch.tensor(3.0)}
+    first = copy.take(source)
+    places = {name: tensor.data_ptr() for name, tensor in first.items()}
+    source["w"].add_(1.0)
+    assert not torch.equal(first["w"], source["w"])
+    second = copy.take(source)
+    assert {name: tensor.data_ptr() for name, tensor in second.items()} == places
+    assert all(torch.equal(second[name], tensor) for name, tensor in source.items())
+
+
+# Disks
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = with_two(settings_of(tiny_model, tmp_path, {}))
+    learner.train(groups_of(2))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(CheckpointError) as found:
+        learner.save_checkpoint()
+    said = str(found.value)
+    assert "\n" not in said and "Errno" not in said
+    assert said.startswith(f"{learner.checkpoints / 'v000003'} cannot be written: the disk of")
+    assert "make room" in said
+    assert sorted(path.name for path in learner.checkpoints.glob("*v*")) == [
+        ".v000002.whole", "v000001", "v000002",
+    ]  # fmt: skip
+    monkeypatch.undo()
+    learner.save_checkpoint()
+
+
+def fills_up(settings: Settings) -> list[str]:
+    """What a rank says while the disk fills up as the second one writes, and once more while the first one begins."""
+    learner, said = Learner.open(settings), []
+    for failing in ("second", "first"):
+        with pytest.MonkeyPatch.context() as patch:
+            if failing == "second" and not learner.ranks.leads:
+                patch.setattr(os, "fsync", full)
+            if failing == "first":
+                patch.setattr(Path, "mkdir", full)
+            learner.ordered = True
+            try:
+                learner.save_checkpoint()
+            except CheckpointError as error:
+                said.append(str(error))
+    return said
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_two_ranks_agree_on_a_full_disk_and_leave_nothing(tiny_model: Path, tmp_path: Path) -> None:
+    settings = settings_of(tiny_model, tmp_path, {})
+    (tmp_path / "checkpoints").mkdir()
+    first, second = on_ranks(2, fills_up, settings)
+    assert first == second and len(first) == 2
+    for said in first:
+        assert "\n" not in said and "v000000 cannot be written: the disk of" in said
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
+    learner = Learner.open(settings_of(tiny_model, tmp_path, {}))
+    learner.checkpoints.write_text("no folder")
+    with pytest.raises(
+        CheckpointError, match=r"v000000 cannot be written: (File exists|Not a directory)"
+    ) as found:
+        learner.save_checkpoint()
+    assert "\n" not in str(found.value) and "Errno" not in str(found.value)
+
+
+# The model that a run began with
+
+
+def model_of(path: Path, seed: int, **changes: Any) -> Path:
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 256,
+        "n_positions": 128,
+        "n_embd": 32,
+        "n_layer": 1,
+        "n_head": 2,
+        "bos_token_id": 0,
+    }
+    GPT2LMHeadModel(GPT2Config(**sizes | changes)).save_pretrained(path)
+    return path
+
+
+KL, ADAPTERS = {"type": "grpo", "kl_coef": 0.1}, {"lora": {"rank": 2}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "what"),
+    [({}, ADAPTERS, r"\[model.lora\]"), (KL, {}, "reference of the KL term"), ({}, {}, None)],
+)
+def test_other_base_weights_are_refused_where_something_rests_on_them(
+    tmp_path: Path, algorithm: dict[str, Any], more: dict[str, Any], what: str | None
+) -> None:
+    model = model_of(tmp_path / "model", 1)
+    settings = settings_of(model, tmp_path / "run", algorithm, more=more)
+    with_two(settings)
+    assert Learner.open(settings).version == 2
+    stored = load_file(model / "model.safetensors")
+    stored["transformer.h.0.mlp.c_fc.weight"][16:24] += 0.01
+    save_file(stored, model / "model.safetensors", {"format": "pt"})
+    if what is None:
+        assert Learner.open(settings).version == 2, "all weights are in the checkpoint"
+        return
+    with pytest.raises(
+        CheckpointError, match=rf"v000002 began with other weights than .*{what}.* put it back"
+    ):
+        Learner.open(settings)
+
+
+def test_another_config_is_refused_by_its_key(tmp_path: Path) -> None:
+    settings = settings_of(model_of(tmp_path / "model", 1), tmp_path / "run", {})
+    with_two(settings)
+    model_of(tmp_path / "model", 1, n_head=4, use_cache=False)
+    with pytest.raises(CheckpointError, match=r"v000002.*in config.json n_head is 4 and was 2; put it back"):
+        Learner.open(settings)
+
+
+# How often
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "since", "since_s", "save_s", "due"),
+    [
+        (3, 6, 3, 0.0, 99.0, True),
+        (3, 7, 1, 9e9, 0.0, False),
+        ("auto", 1, 1, 0.0, None, True),
+        ("auto", 9, 4, 1999.0, 100.0, False),
+        ("auto", 9, 4, 2000.0, 100.0, True),
+        ("auto", 100, 99, 200.0, 100.0, False),
+        ("auto", 101, 100, 200.0, 100.0, True),
+    ],
+)
+def test_saving_costs_at_most_a_twentieth_of_the_time(
+    every: Any, steps: int, since: int, since_s: float, save_s: float | None, due: bool
+) -> None:
+    assert is_due(every, steps, since, since_s, save_s) is due
