@@ -105,8 +105,8 @@ compose-check: setup ## compose.yaml, as far as that can be told without Docker
 images-check: setup ## the gateway's image without Docker, and an agent that asks what runs in it; needs root, buildah and debootstrap
 	$(BIN)/python -m tests.images
 
-demo: setup engine ## train a small model behind an unmodified agent, from nothing
-	$(BIN)/python -m examples.demo.run
+demo: setup engine ## train a small model behind an unmodified agent, from nothing; DTYPE=bfloat16, LR=1e-6, LORA=1, SEED=2 change it
+	$(BIN)/python -m examples.demo.run $(DTYPE:%=--dtype %) $(LR:%=--lr %) $(SEED:%=--seed %) $(if $(LORA),--lora)
 
 demo-seeds: setup engine ## the demo for three seeds, and a control run with frozen weights
 	$(BIN)/python -m examples.demo.seeds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def summarize(
         json.loads(line) for line in (directory / "trainer" / "metrics.jsonl").read_text().splitlines()
     ]
     reports = [report for version in facts["versions"] for report in version["report"]]
-    verdicts = [report["probe"]["verdict"] for report in reports if report["probe"]]
+    probes = Counter(report["probe"]["verdict"] for report in reports if report["probe"])
+    proofs = Counter(report["proof"]["verdict"] for report in reports if report["proof"])
     summary = {
         "seed": seed,
         "frozen": frozen,
@@ -49,7 +51,8 @@ def summarize(
         "failed_requests": failed_requests(facts, before, after),
         "abandoned_requests": abandoned_requests(facts["metrics"]),
         "engine_restarts": sum(bool(report["failure"]) for report in reports),
-        "probes": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+        "probes": {verdict: probes[verdict] for verdict in ("passed", "indistinct", "failed")},
+        "proofs": {verdict: proofs[verdict] for verdict in ("proven", "partial", "failed", "none")},
         "episodes_trained": sum(int(record["episodes"]) for record in records),
         "tokens_trained": sum(int(record["trained_tokens"]) for record in records),
         "staleness_mean": _mean([record["staleness_mean"] for record in records]),

@@ -3,6 +3,7 @@
     python -m examples.demo.run                 # what `make demo` does
     python -m examples.demo.run --seed 2 --dir runs/other
     python -m examples.demo.run --frozen        # the control: the same, with a learning rate of 0
+    python -m examples.demo.run --dtype bfloat16 --lora     # engine and trainer in bf16; adapters alone travel
 
 Everything is done with the commands that a user would type; each is printed before it runs. What it leaves: `summary.json`,
 `reward.png`, the configuration, logs, checkpoints and the gateway's database, all in one folder.
@@ -22,7 +23,7 @@ import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import httpx
 from rich.console import Console
@@ -33,6 +34,7 @@ from processes.child import LocalProcess
 from processes.ports import free_port
 
 T = TypeVar("T")
+Dtype = Literal["float32", "bfloat16"]
 
 HELDOUT = 200
 TRAIN = 2000
@@ -70,6 +72,12 @@ class Demo:
     seed: int = 1
     frozen: bool = False
     job: Job = SUMS
+    dtype: Dtype = "float32"
+    """Of the model, the engine and the trainer."""
+    lr: float | None = None
+    """In place of the job's learning rate."""
+    lora: bool = False
+    """Train adapters, which engines load next to the first version's weights."""
     port: int = field(default_factory=free_port)
     seconds: dict[str, float] = field(default_factory=dict)
     variables: ClassVar[dict[str, str]] = {}
@@ -115,15 +123,22 @@ class Demo:
             arguments = ["--split", split, "--count", str(count), "--seed", str(seed), "--out", out]
             await self.command(f"{self.job.package}.tasks", *arguments)
         recipe = str(self.job.folder / "warmstart.toml")
-        await self.command("trainer.cli", "warmstart", "--recipe", recipe, "--out", self.path("model"))
+        out = ["--out", self.path("model"), "--dtype", self.dtype]
+        await self.command("trainer.cli", "warmstart", "--recipe", recipe, *out)
 
     def configure(self) -> None:
         """The job's TOML files, with this run's folder, port and seed."""
         folder = {rf"{self.job.runs}/": f"{self.directory}/"}
         gateway = {**folder, r"^port = 8000$": f"port = {self.port}"}
         trainer = {**folder, r"^seed = 1$": f"seed = {self.seed}", r"^config = .*$": f'url = "{self.url}"'}
-        if self.frozen:
-            trainer[r"^lr = .*$"] = "lr = 0.0"
+        if self.dtype != "float32":
+            gateway['"--dtype", "float32"'] = f'"--dtype", "{self.dtype}"'
+            trainer[r"^\[model\]$"] = f'[model]\ndtype = "{self.dtype}"'
+        if self.lora:
+            gateway[r'^launch = "vllm"$'] = 'launch = "vllm"\ntransport = "lora"'
+            trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[weights]\ntransport = "lora"\n'
+        if self.frozen or self.lr is not None:
+            trainer[r"^lr = .*$"] = f"lr = {0.0 if self.frozen else self.lr}"
         for name, changes in (("gateway.toml", gateway), ("trainer.toml", trainer)):
             text = (self.job.folder / name).read_text()
             for old, new in changes.items():
@@ -218,8 +233,14 @@ def main(job: Job = SUMS, description: str | None = __doc__) -> None:
         "--dir", type=Path, default=Path(job.runs), help="everything goes here; it is emptied first"
     )
     parser.add_argument("--frozen", action="store_true", help="the control run: a learning rate of 0")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of engine and trainer"
+    )
+    parser.add_argument("--lr", type=float, help="the learning rate, in place of the demo's")
+    parser.add_argument("--lora", action="store_true", help="train adapters, which engines load")
     options = parser.parse_args()
-    summary = asyncio.run(Demo(options.dir, options.seed, options.frozen, job).run())
+    demo = Demo(options.dir, options.seed, options.frozen, job, options.dtype, options.lr, options.lora)
+    summary = asyncio.run(demo.run())
     report.show(summary, options.dir, console)
 
 
