@@ -50,6 +50,8 @@ export interface Report {
   streams: number;
   seconds: Record<string, number>;
   failure: string;
+  /** What the engine holds, compared bit by bit; absent in runs that were recorded before. */
+  proof?: { verdict: string; why: string } | null;
   probe: { verdict: string; gap: number; margin: number | null } | null;
 }
 
@@ -72,6 +74,7 @@ export interface Update {
   engine: string;
   streams: number | null;
   seconds: Record<string, number>;
+  proof: string;
   verdict: string;
   margin: number | null;
   gap: number | null;
@@ -92,13 +95,14 @@ export const endOf = (told: Timeline) => Math.max(told.to, beginOf(told) + 1);
 export function updatesOf(versions: readonly VersionRow[]): Update[] {
   return versions.flatMap(({ version, state, created_at, live_at, bad, report }): Update[] => {
     const own = { version, state, created_at, live_at, bad };
-    const none = { engine: "", streams: null, seconds: {}, verdict: "", margin: null, gap: null, failure: "" };
+    const none = { engine: "", streams: null, seconds: {}, proof: "", verdict: "", margin: null, gap: null, failure: "" };
     if (!report?.length) return [{ ...own, ...none }];
     return report.map((one) => ({
       ...own,
       engine: one.engine,
       streams: one.streams,
       seconds: one.seconds,
+      proof: one.proof?.verdict ?? "",
       verdict: one.probe?.verdict ?? "",
       margin: one.probe?.margin ?? null,
       gap: one.probe?.gap ?? null,

@@ -266,7 +266,8 @@ function Updates() {
           { head: "Published", cell: (one) => <span class="together">{clock(one.created_at)}</span> },
           { head: "Live after", cell: (one) => (one.live_at ? duration(one.live_at - one.created_at) : "–"), number: true },
           { head: "Engine", cell: (one) => <span class="together">{one.engine || "–"}</span> },
-          { head: "Probe", cell: (one) => probe(one) },
+          { head: "Proof", cell: (one) => verdict(one.proof, "proven") },
+          { head: "Probe", cell: (one) => verdict(one.verdict, "passed") },
           { head: "Margin", cell: (one) => short(one.margin), number: true },
           { head: "Gap, nats", cell: (one) => short(one.gap), number: true },
           { head: "Calls carried", cell: (one) => one.streams ?? "–", number: true },
@@ -285,8 +286,8 @@ function Updates() {
   );
 }
 
-function probe(one: Update) {
-  return one.verdict ? <Badge tone={one.verdict === "passed" ? "good" : one.verdict === "failed" ? "bad" : "warn"}>{one.verdict}</Badge> : "–";
+function verdict(found: string, good: string) {
+  return found ? <Badge tone={found === good ? "good" : found === "failed" ? "bad" : "warn"}>{found}</Badge> : "–";
 }
 
 function curvesOf(updates: Update[]) {
