@@ -82,7 +82,6 @@ def command(
     env = dict(_VLLM_ENV) if settings.launch == "vllm" else {}
     env |= settings.env
     if settings.launch == "vllm":
-        argv += ["--worker-extension-cls", _EXTENSION]
         paths = [str(_PLUGIN), env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     if settings.launch == "vllm" and settings.transport == "collective":
@@ -165,6 +164,7 @@ def _vllm_command(
         *("--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",
+        *("--worker-extension-cls", _EXTENSION),
     ]
 
 

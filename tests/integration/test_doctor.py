@@ -96,14 +96,16 @@ async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_answer_is_r
 
 
 class Scorer:
-    """An engine that samples the same token again and again, and reports log-probabilities times a factor."""
+    """An engine in bf16 that samples the same token again and again; at another temperature than 1 it reports log-probabilities
+    times a factor. What it reports and what it scores are apart by rounding."""
 
     def __init__(self, factor: float) -> None:
         self._factor = factor
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
         count = request.sampling.max_tokens
-        yield TokenChunk([7] * count, [-0.5 * self._factor] * count, "length")
+        factor = self._factor if request.sampling.temperature != 1 else 1.0
+        yield TokenChunk([7] * count, [-0.5 * factor - 0.01] * count, "length")
 
     async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         return [-0.5] * (len(ids) - 1)
