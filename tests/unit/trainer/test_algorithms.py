@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal, localcontext
 from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from trainer.algorithms import REGISTRY, Algorithm, TokenBatch, create
+from trainer.algorithms.baselines import group_mean
 
 LENGTHS = (7, 1, 4, 6, 3)
 ADVANTAGES = (1.2, 0.7, -0.4, -1.1, 0.9)
@@ -228,19 +232,21 @@ def test_what_needs_whole_episodes_says_so(name: str) -> None:
     assert algorithm_of(type="gspo").whole_episodes
 
 
+EPSILON = 1e-4
+"""What the deviation of rewards is raised by, as in TRL's GRPOTrainer."""
 REWARDS = ((1.0, 0.0, 0.5, 0.5), (2.0, -1.0), (0.3, 0.1 + 0.2), (4.0,))
 
 
 def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
     if name == "reinforce++":
         every = [reward for group in groups for reward in group]
-        return [[(r - fmean(every)) / pstdev(every) for r in group] for group in groups]
+        return [[(r - fmean(every)) / (pstdev(every) + EPSILON) for r in group] for group in groups]
     if name == "rloo":
         return [
             [r - fmean([*group[:i], *group[i + 1 :]]) if len(group) > 1 else 0.0 for i, r in enumerate(group)]
             for group in groups
         ]
-    scales = [1.0 if name == "dr_grpo" or pstdev(group) < 1e-9 else pstdev(group) for group in groups]
+    scales = [1.0 if name == "dr_grpo" else pstdev(group) + EPSILON for group in groups]
     return [[(r - fmean(group)) / s for r in group] for group, s in zip(groups, scales, strict=True)]
 
 
@@ -269,9 +275,51 @@ def test_a_group_baseline_is_taken_off_before_the_batch_is_normalised() -> None:
         [torch.tensor(group, dtype=torch.float64) for group in REWARDS]
     )
     centred = [[r - fmean(group) for r in group] for group in REWARDS]
-    deviation = pstdev([value for group in centred for value in group])
+    deviation = pstdev([value for group in centred for value in group]) + EPSILON
     for ours, theirs in zip(found, centred, strict=True):
         assert ours.tolist() == pytest.approx([value / deviation for value in theirs], abs=1e-12)
+
+
+SIZES = st.sampled_from([0.0, 1e-300, 1e-200, 5.6e-17, 1e-7, 1e-6, 1e-3, 0.5, 1.0, 1e6, 1e15, 1e150])
+
+
+@st.composite
+def groups_of_every_size(draw: st.DrawFn) -> list[float]:
+    """Rewards with an offset, and a spread that may be far below or above it."""
+    offset, spread = draw(SIZES), draw(SIZES)
+    steps = draw(st.lists(st.integers(-8, 8), min_size=1, max_size=9))
+    return [offset + spread * step / 8 for step in steps]
+
+
+@given(groups_of_every_size())
+@example([0.0] * 7 + [5.6e-17])
+@example([0.5, 0.5, 0.5, 0.5000006])
+@example([0.0, 1e-200])
+@example([0.0, 1e200])
+@example([1e6, 1e6 + 1.0])
+@example([-1e308, 1e308, 1e308])
+def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) -> None:
+    """Against decimals of 700 digits, in which nothing is rounded, vanishes or overflows."""
+    exact = [Decimal(reward) for reward in rewards]
+    with localcontext(prec=700):
+        size = max(Decimal(1), *map(abs, exact))
+        mean = sum(exact) / len(exact)
+        centred = [reward - mean for reward in exact]
+        deviation = (sum(value * value for value in centred) / len(exact)).sqrt()
+        equal = len(exact) < 2 or max(exact) - min(exact) <= size / 2**20
+        expected = [0.0 if equal else float(value / (deviation + Decimal("1e-4"))) for value in centred]
+    (found,) = group_mean([torch.tensor(rewards, dtype=torch.float64)], normalise_std=True)
+    # An offset of 2**20 times the spread leaves 33 of the 53 bits.
+    assert found.tolist() == pytest.approx(expected, rel=2**-30, abs=2**-30)
+    assert (found == 0).all() or not equal
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_not_hidden_among_equal_ones(name: str, wrong: float) -> None:
+    algorithm = algorithm_of(**OBJECTIVES[name][0])
+    (found,) = algorithm.advantages([torch.tensor([1.0, wrong, 1.0], dtype=torch.float64)])
+    assert not found.isfinite().all()
 
 
 @pytest.mark.parametrize("name", CORRECTED)

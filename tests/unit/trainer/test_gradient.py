@@ -25,6 +25,8 @@ from trainer.model.policy import Policy
 from trainer.settings import Settings
 
 CAP, LOW, HIGH, ENTROPY, KL = 1.5, 0.2, 0.28, 0.03, 0.05
+EPSILON = 1e-4
+"""What the standard deviation of rewards is raised by."""
 
 
 def learner_of(
@@ -94,9 +96,8 @@ def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bo
     episodes, tokens = [], 0
     for group in groups:
         rewards = np.array([e.reward for e in group.episodes])
-        spread = rewards.std()
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / spread if spread > 1e-12 else 0.0
+            advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
             turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
             if turns:
                 losses = [token_losses(learner, episode, node, float(advantage)) for node in turns]
@@ -272,7 +273,7 @@ def policy_gradient_of_the_sum(learner: Learner, groups: Sequence[Group], sequen
     for group in groups:
         rewards = np.array([e.reward for e in group.episodes])
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / max(rewards.std(), 1e-12)
+            advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
             turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
             losses = [policy_losses(learner, episode, node, float(advantage)) for node in turns]
             if losses:
@@ -377,7 +378,7 @@ def decoupled_loss(weights: Any, initial: Any, groups: Sequence[Group]) -> Tenso
     for group in groups:
         rewards = np.array([e.reward for e in group.episodes])
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = float((reward - rewards.mean()) / rewards.std())
+            advantage = float((reward - rewards.mean()) / (rewards.std() + EPSILON))
             for node in episode.nodes:
                 if node.sampled and not node.mask_reason:
                     new, proximal = (logprobs_of(model, episode, node) for model in (weights, initial))
