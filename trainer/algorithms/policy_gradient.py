@@ -83,8 +83,8 @@ class PolicyGradient:
     """Rewards to advantages, a tensor of shape (episodes,) for each group."""
     importance: Callable[[TokenBatch], Importance]
     average: Literal["token", "sequence", "constant"] = "token"
-    """The mean over trained tokens, the mean over episodes of their tokens' means, or the mean over episodes of their tokens'
-    sums over `length`."""
+    """The mean over tokens that may be trained, the mean over episodes of their tokens' means, or the mean over episodes of their
+    tokens' sums over `length`; groups without advantage count in each."""
     length: int = 1
     scope: Literal["group", "batch"] = "group"
     minibatches: int = 1
@@ -122,7 +122,7 @@ class PolicyGradient:
         return self.average == "sequence"
 
     def normaliser(self, tokens: int, episodes: int) -> float:
-        """Trained tokens, or episodes times `length`; 1 if nothing is trained."""
+        """Return the tokens, or the episodes times `length`; at least 1."""
         return float(max(1, tokens if self.average == "token" else episodes * self.length))
 
     def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:

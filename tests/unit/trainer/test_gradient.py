@@ -85,7 +85,7 @@ def batch_of() -> list[Group]:
                 replace(turn(5, 0, 1, 2), mask_reason="abandoned"),
             )
             reward = 0.5 if g == 3 else float(rng.normal())
-            # One says nothing that could be trained: its reward counts in the baseline, and it in no normaliser.
+            # One says nothing that could be trained: it counts in the baseline and among the episodes, and has no tokens.
             episodes.append(Episode(f"{g}-{m}", reward, nodes[:1] if (g, m) == (2, 3) else nodes))
         groups.append(Group(f"g{g}", f"g{g}", 0, tuple(episodes)))
     return groups
@@ -103,8 +103,12 @@ def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bo
                 losses = [token_losses(learner, episode, node, float(advantage)) for node in turns]
                 episodes.append(torch.cat(losses))
                 tokens += len(episodes[-1])
-    of_sequences = torch.stack([losses.mean() for losses in episodes]).mean()
-    loss = of_sequences if sequence else torch.cat(episodes).sum() / tokens
+    of_sequences = torch.stack([losses.mean() for losses in episodes]).sum()
+    loss = (
+        of_sequences / sum(len(group.episodes) for group in groups)
+        if sequence
+        else torch.cat(episodes).sum() / tokens
+    )
     return list(torch.autograd.grad(loss, list(learner.model.parameters())))
 
 
@@ -192,7 +196,7 @@ def test_the_streamed_gradient_is_that_of_the_whole_batch(
 
 
 @pytest.mark.parametrize("normaliser", ["token", "sequence"])
-def test_a_group_without_advantage_is_left_out_of_forward_pass_and_normaliser(
+def test_a_group_without_advantage_is_left_out_of_the_forward_pass_and_counted_in_the_divisor(
     exact_model: Path, tmp_path: Path, normaliser: str
 ) -> None:
     groups, tokens, seen = batch_of(), 40, []
@@ -204,9 +208,8 @@ def test_a_group_without_advantage_is_left_out_of_forward_pass_and_normaliser(
     gradient, measured = streamed(learner, portions_of(groups, "one by one"))
     trained = [trained_tokens(group) for group in groups]
     assert sum(trained[3]) == measured["skipped_tokens"] > 0, "the rewards of group 3 are equal"
-    del trained[3]
-    assert measured["trained_tokens"] == sum(map(sum, trained))
-    count = sum(map(len, trained)) if normaliser == "sequence" else sum(map(sum, trained))
+    count = sum(len(g.episodes) for g in groups) if normaliser == "sequence" else sum(map(sum, trained))
+    assert measured["trained_tokens"] == sum(map(sum, trained)) - sum(trained[3])
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours * count, theirs, rtol=1e-9, atol=1e-12)
     prompts = [groups[3].episodes[m].nodes[0].ids.tolist() for m in range(2)]
