@@ -104,7 +104,7 @@ class Algorithm(Protocol):
     def normaliser(self, tokens: int, episodes: int) -> float:
         """Return the divisor of the summed loss of an optimizer step.
 
-        `tokens`: those that may be trained, of groups without advantage too. `episodes`: all, whether masked or without advantage.
+        `tokens`: those that may be trained, of groups without advantage too. `episodes`: all, masked or without advantage too.
         """
 
     def loss(self, batch: TokenBatch) -> Loss:

@@ -24,7 +24,7 @@ from trainer.learner import Learner
 from trainer.model.policy import Policy
 from trainer.settings import Settings
 
-CAP, LOW, HIGH, ENTROPY, KL = 1.5, 0.2, 0.28, 0.03, 0.05
+CAP, LOW, HIGH, ENTROPY, KL, KL_CAP = 1.5, 0.2, 0.28, 0.03, 0.05, 3.0
 EPSILON = 1e-4
 """What the standard deviation of rewards is raised by."""
 
@@ -47,7 +47,7 @@ def learner_of(
             "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
             "algorithm": {
                 "type": "grpo", "normaliser": normaliser, "importance_cap": CAP, "clip_low": LOW,
-                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form,
+                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
             },
             "batch": {"tokens": tokens},
         })
@@ -141,9 +141,9 @@ def token_losses(learner: Learner, episode: Episode, node: Node, advantage: floa
         weight = torch.where(ratio < 1 - LOW, 0.0, weight)
     entropy = -(new.exp() * new).sum(-1)
     gap = reference - logprobs
-    # The KL term is times the importance ratio, which is differentiated, and scaled down where it is beyond the cap.
+    # The KL term is times the token's ratio, which is differentiated, and scaled down where it is beyond its own cap.
     attached = (logprobs - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
-    kl = (ratio.clamp(max=CAP) / ratio) * attached * (gap.exp() - gap - 1)
+    kl = (ratio.clamp(max=KL_CAP) / ratio) * attached * (gap.exp() - gap - 1)
     loss = -weight * advantage * logprobs - ENTROPY * entropy + KL * kl
     return loss[torch.from_numpy(node.flags == 0)]
 
