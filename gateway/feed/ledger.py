@@ -43,7 +43,7 @@ from scheduler.policies.staleness_events import (
 from scheduler.policies.staleness_state import LedgerSettings
 
 _SETTINGS = "Settings"
-EQUALITY = {"equal_within": ROUNDING, "equal_size": SIZE}
+EQUALITY: Mapping[str, Any] = {"equal_within": ROUNDING, "equal_size": SIZE}
 """What equal rewards are for a new ledger. An old one, of a build that did not store a key, was begun with 0."""
 _BOUND = {"rule", *(field.name for field in fields(LedgerSettings))} - {*EQUALITY}
 """The keys of [staleness] on which the meaning of the stored events depends."""
@@ -175,7 +175,7 @@ async def check_settings(database: Database, settings: StalenessSettings, model:
         raise ConfigError(_refusal(model, differing))
 
 
-def _rule(settings: StalenessSettings, model: str, equality: Mapping[str, float] = EQUALITY) -> StalenessRule:
+def _rule(settings: StalenessSettings, model: str, equality: Mapping[str, Any] = EQUALITY) -> StalenessRule:
     try:
         limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}), **equality)
         return rules.create(settings.rule, limits)

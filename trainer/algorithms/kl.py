@@ -21,8 +21,8 @@ def weighted_k3(logprobs: Tensor, reference: Tensor, weight: Tensor) -> Tensor:
     """Return k3 of KL(logprobs || reference) times `weight`, with the gradient weight * (logprobs - reference).
 
     Any shape, nats. With the token's ratio to the sampler as `weight`, the expectation of this gradient over the sampler's tokens
-    is that of the divergence (TRL: `use_bias_correction_kl`). Written out, for autograd would add exp(reference - logprobs) to its
-    own negative, which cancels badly where the two differ much.
+    is that of the divergence (TRL: `use_bias_correction_kl`). Written out, for autograd would add exp(reference - logprobs) to
+    its own negative, which cancels badly where the two differ much.
     """
     value = logprobs.detach()
     return weight * (k3(value, reference) + (value - reference) * (logprobs - value))
