@@ -40,6 +40,7 @@ from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
 from gateway.errors import BadRequest
 from gateway.feed.events import EventFeed
+from gateway.feed.ledger import EQUALITY
 from gateway.leading import open_reader
 from gateway.metrics import Metrics
 from gateway.peers.membership import Alone
@@ -160,7 +161,7 @@ def _models(connection: Connection) -> dict[str, dict[str, Any]]:
             .order_by(LedgerEventRow.seq)
             .limit(1)
         )
-        bound = {key: value for key, value in (first or {}).items() if key not in ("type", "equal_within")}
+        bound = {key: value for key, value in (first or {}).items() if key not in ("type", *EQUALITY)}
         path = connection.scalar(
             select(VersionRow.path).where(VersionRow.model == model).order_by(VersionRow.version).limit(1)
         )

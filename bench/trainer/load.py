@@ -136,14 +136,14 @@ def paths_apart(batch: list[Rollout]) -> list[Rollout]:
 
 
 def advantages(batch: list[Rollout]) -> list[float]:
-    """The advantage of each episode: its reward less the group's mean, over the (population) standard deviation."""
+    """The advantage of each episode: its reward less the group's mean, over the (population) standard deviation + 1e-4."""
     rewards, groups = (
         np.array([getattr(rollout, name) for rollout in batch]) for name in ("reward", "group")
     )
     found = np.zeros(len(batch))
     for group in np.unique(groups):
         members = groups == group
-        found[members] = (rewards[members] - rewards[members].mean()) / rewards[members].std()
+        found[members] = (rewards[members] - rewards[members].mean()) / (rewards[members].std() + 1e-4)
     return found.tolist()
 
 

@@ -23,7 +23,7 @@ from gateway.store import decisions
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 from scheduler.policies import rules
-from scheduler.policies.rewards import ROUNDING
+from scheduler.policies.rewards import ROUNDING, SIZE
 from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
@@ -43,8 +43,9 @@ from scheduler.policies.staleness_events import (
 from scheduler.policies.staleness_state import LedgerSettings
 
 _SETTINGS = "Settings"
-_WITHIN = "equal_within"
-_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))} - {_WITHIN}
+EQUALITY: Mapping[str, Any] = {"equal_within": ROUNDING, "equal_size": SIZE}
+"""What equal rewards are for a new ledger. An old one, of a build that did not store a key, was begun with 0."""
+_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))} - {*EQUALITY}
 """The keys of [staleness] on which the meaning of the stored events depends."""
 
 
@@ -72,10 +73,10 @@ class StoredLedger:
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
         """Replays the stored events. Raises ConfigError if they were made under other settings."""
         stored = await database.read(lambda c: statements.events(c, model))
-        within = stored[0].get(_WITHIN, 0.0) if stored else ROUNDING
-        loaded = cls(database, _rule(settings, model, within), model)
+        equality = {key: stored[0].get(key, 0.0) for key in EQUALITY} if stored else EQUALITY
+        loaded = cls(database, _rule(settings, model, equality), model)
         if not stored:
-            row = {"type": _SETTINGS, **settings.model_dump(include=_BOUND), _WITHIN: within}
+            row = {"type": _SETTINGS, **settings.model_dump(include=_BOUND), **equality}
             await database.submit(lambda c: statements.insert_event(c, model, row, []))
         elif differing := different(stored[0], settings):
             raise ConfigError(_refusal(model, differing))
@@ -162,7 +163,7 @@ def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, 
     """
     defaults = StalenessSettings().model_dump(include=_BOUND)
     wanted = settings.model_dump(include=_BOUND)
-    begun = defaults | {key: value for key, value in stored.items() if key not in ("type", _WITHIN)}
+    begun = defaults | {key: value for key, value in stored.items() if key not in ("type", *EQUALITY)}
     return {key: (begun[key], wanted[key]) for key in sorted(begun) if begun[key] != wanted.get(key)}
 
 
@@ -174,9 +175,9 @@ async def check_settings(database: Database, settings: StalenessSettings, model:
         raise ConfigError(_refusal(model, differing))
 
 
-def _rule(settings: StalenessSettings, model: str, within: float = ROUNDING) -> StalenessRule:
+def _rule(settings: StalenessSettings, model: str, equality: Mapping[str, Any] = EQUALITY) -> StalenessRule:
     try:
-        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}), equal_within=within)
+        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}), **equality)
         return rules.create(settings.rule, limits)
     except ValueError as error:
         raise ConfigError(f"[staleness] of {model!r}: {error}") from error

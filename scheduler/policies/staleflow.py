@@ -136,7 +136,8 @@ class StaleFlow(StalenessRule[GroupRow]):
             commands += [MemberDropped(episode_id, "surplus"), AbortEpisode(episode_id, "surplus")]
         if group.rewarded() < min(self.settings.min_members, group.size):
             return commands + self._drop(group, "too_few_rewards")
-        if self.settings.drop_equal and group.equal(self.settings.equal_within):
+        limits = self.settings
+        if limits.drop_equal and group.equal(limits.equal_within, limits.equal_size):
             return commands + self._drop(group, "zero_variance")
         return commands + self._occupy(group)
 

@@ -49,7 +49,9 @@ class LedgerSettings:
     drop_equal: bool = False
     """Drop a group whose rewards are all equal."""
     equal_within: float = 0.0
-    """The share of the largest reward by which equal rewards may differ. A ledger keeps the value that it was begun with."""
+    """The share of their size by which equal rewards may differ. A ledger keeps the value that it was begun with."""
+    equal_size: float = 0.0
+    """The least size of rewards; see `all_equal`. A ledger keeps the value that it was begun with."""
     late: LateAction = "cancel"
     """The treatment of a group that misses its last buffer: dropped and aborted (`cancel`), dropped but not aborted
     (`drop`), or trained in a later buffer with its too old tokens masked (`mask`)."""
@@ -142,9 +144,9 @@ class GroupRow:
         """The number of members with a reward."""
         return list(self.members.values()).count("rewarded")
 
-    def equal(self, within: float) -> bool:
-        """At least two members are rewarded, and all with one value, but for rounding (`LedgerSettings.equal_within`)."""
-        return self.rewarded() == len(self.values) >= 2 and all_equal(self.values.values(), within)
+    def equal(self, within: float, size: float) -> bool:
+        """At least two members are rewarded, and all with one value, but for rounding (`equal_within`, `equal_size`)."""
+        return self.rewarded() == len(self.values) >= 2 and all_equal(self.values.values(), within, size)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from gateway.episodes.episodes import Episodes
 from gateway.errors import Conflict, GatewayError, Unavailable
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import EQUALITY, StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_of
 from gateway.settings import Settings
@@ -21,7 +21,6 @@ from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
 from gateway.types import EpisodeOpened, EpisodeRequest
 from scheduler.policies import rules
-from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.harness.states import state_of
@@ -213,9 +212,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     def memory_is_what_is_stored(self) -> None:
         """With no write pending, the ledger equals a pure rule that was fed the committed events."""
-        pure = rules.create(
-            RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), equal_within=ROUNDING)
-        )
+        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
         for value in self.events():
             pure.apply(event_from_json(value))
         assert state_of(pure) == state_of(self.now.ledger.rule)

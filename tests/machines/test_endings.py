@@ -17,13 +17,12 @@ from sqlalchemy import select
 from gateway.episodes.closing_state import ClosingState, Outcome, Phase
 from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError, Unavailable
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import EQUALITY, StoredLedger
 from gateway.grading.grading import Grade, Grading
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow
 from gateway.types import EpisodeRequest
 from scheduler.policies import rules
-from scheduler.policies.rewards import ROUNDING
 from scheduler.policies.staleness_events import event_from_json
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.machines.ledgers import LIMITS, RULE, SETTINGS
@@ -110,9 +109,7 @@ class World:
 
     def members(self) -> dict[str, str]:
         """Returns each member's end, from the committed events alone."""
-        pure = rules.create(
-            RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), equal_within=ROUNDING)
-        )
+        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
         for value in self.database.look(lambda c: statements.events(c, "m"))[1:]:
             pure.apply(event_from_json(value))
         return {name: state for group in pure.groups() for name, state in group.members.items()}

@@ -1,7 +1,8 @@
 """The interface of algorithms: advantages from the rewards of a group, and a loss over a micro-batch of tokens.
 
 Pure tensor maths: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
-`normaliser` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch.
+`normaliser` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch. The
+divisor depends on the batch alone, and not on which of its groups have a gradient.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ class Algorithm(Protocol):
         """Rewards, a tensor of shape (episodes,) for each group, to advantages of the same shapes."""
 
     def normaliser(self, tokens: int, episodes: int) -> float:
-        """The divisor of the summed loss of an optimizer step with so many trained tokens and episodes."""
+        """Return the divisor of the summed loss of an optimizer step.
+
+        `tokens`: those that may be trained, of groups without advantage too. `episodes`: all, masked or without advantage too.
+        """
 
     def loss(self, batch: TokenBatch) -> Loss:
         """The loss of one micro-batch."""

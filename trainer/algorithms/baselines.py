@@ -1,11 +1,13 @@
 """Advantages from rewards: what an episode's reward is compared with.
 
-Each function takes one tensor of rewards for each group, shape (episodes,), and returns advantages of the same shapes. Rewards
-that are equal but for rounding give exactly 0. Pure tensor maths.
+Each function takes one tensor of rewards for each group, shape (episodes,), float64, and returns advantages of the same shapes.
+Invariants: equal rewards (`scheduler.policies.rewards`) give exactly 0; finite rewards, however small or large, give no NaN.
+Pure tensor maths.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +15,13 @@ from torch import Tensor
 
 from scheduler.policies.rewards import all_equal
 
+EPSILON = 1e-4
+"""Added to a standard deviation that divides, as in TRL (verl adds 1e-6). Rewards of size 1 that differ by little more than equal
+ones may, 2**-20, so have advantages of at most 0.01: noise does not jump to full size where rewards stop being equal."""
+
 
 def group_mean(rewards: Sequence[Tensor], *, normalise_std: bool) -> list[Tensor]:
-    """reward - mean of its group; with `normalise_std`, over the (population) standard deviation of the group."""
+    """reward - mean of its group; with `normalise_std`, over the (population) standard deviation of the group + EPSILON."""
     return [_standard(group, normalise_std) for group in rewards]
 
 
@@ -25,8 +31,10 @@ def leave_one_out(rewards: Sequence[Tensor]) -> list[Tensor]:
 
 
 def whitened(rewards: Sequence[Tensor], *, group_baseline: bool) -> list[Tensor]:
-    """(reward - mean) over the (population) standard deviation, both of the whole batch, each episode counting once; with
-    `group_baseline`, the mean of its group is taken off each reward first."""
+    """(reward - mean) over the (population) standard deviation + EPSILON, both of the whole batch, each episode counting once.
+
+    With `group_baseline`, the mean of its group is taken off each reward first.
+    """
     if not rewards:
         return []
     centred = group_mean(rewards, normalise_std=False) if group_baseline else rewards
@@ -36,5 +44,10 @@ def whitened(rewards: Sequence[Tensor], *, group_baseline: bool) -> list[Tensor]
 def _standard(values: Tensor, normalise_std: bool) -> Tensor:
     if all_equal(values.tolist()):
         return torch.zeros_like(values)
-    centred = values - values.mean()
-    return centred / values.std(correction=0) if normalise_std else centred
+    # A power of 2 rounds nothing, and squares of values of size 1 neither vanish nor overflow.
+    _, exponent = math.frexp(float(values.abs().max()))
+    scale = math.ldexp(1.0, exponent - 1)
+    centred = values / scale - (values / scale).mean()
+    if not normalise_std:
+        return centred * scale
+    return centred / (centred.std(correction=0) + EPSILON / scale)

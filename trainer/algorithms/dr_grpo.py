@@ -20,7 +20,7 @@ class DrGrpoSettings(ClippedSettings):
     type: Literal["dr_grpo"] = "dr_grpo"
     length: int = Field(ge=1, le=2**24)
     """The number by which the sum over an episode's tokens is divided, whatever its length: the most tokens that an episode may
-    sample. It scales the gradient alone."""
+    sample (`generate_max_length` in the paper's code). The mean over all episodes of the batch follows, as there."""
 
 
 def dr_grpo(settings: DrGrpoSettings) -> PolicyGradient:

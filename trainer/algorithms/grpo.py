@@ -24,7 +24,8 @@ class GrpoSettings(ClippedSettings):
     clip_high: float = Field(0.28, ge=0)
     """A token with a positive advantage gives no gradient once its ratio is above 1 + clip_high; `inf` turns it off."""
     normaliser: Literal["token", "sequence"] = "token"
-    """The mean over trained tokens (`token`), or the mean over episodes of their tokens' means (`sequence`, as in the paper)."""
+    """The mean over the tokens of the batch that may be trained (`token`), or over its episodes, of their tokens' means
+    (`sequence`, as in the paper). Groups without advantage count."""
 
 
 def grpo(settings: GrpoSettings) -> PolicyGradient:

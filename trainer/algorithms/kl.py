@@ -18,10 +18,11 @@ def k3(sampler: Tensor, other: Tensor) -> Tensor:
 
 
 def weighted_k3(logprobs: Tensor, reference: Tensor, weight: Tensor) -> Tensor:
-    """k3 of KL(logprobs || reference) times the importance weight, with the gradient weight * (logprobs - reference).
+    """Return k3 of KL(logprobs || reference) times `weight`, with the gradient weight * (logprobs - reference).
 
-    The ratio is part of the gradient (TRL: `use_bias_correction_kl`), for the tokens are not the trained policy's. Written out,
-    for autograd would add exp(reference - logprobs) to its own negative, which cancels badly where the two differ much.
+    Any shape, nats. With the token's ratio to the sampler as `weight`, the expectation of this gradient over the sampler's tokens
+    is that of the divergence (TRL: `use_bias_correction_kl`). Written out, for autograd would add exp(reference - logprobs) to
+    its own negative, which cancels badly where the two differ much.
     """
     value = logprobs.detach()
     return weight * (k3(value, reference) + (value - reference) * (logprobs - value))

@@ -1,7 +1,9 @@
 """The form that all algorithms here have: -c A log p by token, where c is an importance weight or, outside of a trust region, 0.
 
 An algorithm says how advantages come from rewards (`baselines`), what c is (`Importance`), and what the sum is divided by. Masks,
-the KL term and the entropy bonus are the same for all.
+the KL term and the entropy bonus are the same for all. Invariant: c and the masks weigh the policy term alone. The KL term has
+the token's own ratio, with which the expectation of its gradient over the sampler's tokens is the true one. The entropy bonus has
+weight 1, for the entropy of a context does not depend on the token that was drawn.
 """
 
 from __future__ import annotations
@@ -35,8 +37,12 @@ class PolicySettings(AlgorithmSettings):
     kl_coef: float = Field(0.0, ge=0, le=10)
     """Weight of the KL divergence to the initial weights; 0 loads no reference."""
     kl: Literal["k3", "k1"] = "k3"
-    """The form of the KL divergence. `k3` is a term of the loss: its estimate by token, times the importance weight. `k1` is
-    taken off the reward, before advantages: the sum of recorded - reference over an episode's trained tokens, times `kl_coef`."""
+    """The form of the KL divergence. `k3` is a term of the loss: its estimate by token, times the token's ratio to the sampler.
+    `k1` is taken off the reward, before advantages: the sum of recorded - reference over an episode's trained tokens, times
+    `kl_coef`."""
+    kl_cap: float = Field(10.0, ge=1)
+    """The largest ratio to the sampler with which a token counts in the `k3` term; `inf` truncates nothing. No other correction,
+    clip or mask acts on that term."""
     entropy_coef: float = Field(0.0, ge=0, le=10)
     """Weight of an entropy bonus."""
 
@@ -49,10 +55,10 @@ class CorrectionSettings(AlgorithmSettings):
     to them (`tis_sequence`), or the ratio inside of them and 0 outside (`icepop`)."""
     importance_cap: float = Field(2.0, gt=0)
     """The largest importance weight; `inf` truncates nothing. Under a clip and above 1 + clip_high, it acts on negative
-    advantages and on the KL term alone: a token with a positive one is clipped before."""
+    advantages alone: a token with a positive one is clipped before."""
     importance_floor: float = Field(0.0, ge=0, le=1)
-    """The smallest importance weight; 0 raises none. Under a clip and below 1 - clip_low, it acts on positive advantages and on
-    the KL term alone: a token with a negative one is clipped before."""
+    """The smallest importance weight; 0 raises none. Under a clip and below 1 - clip_low, it acts on positive advantages alone: a
+    token with a negative one is clipped before."""
 
 
 class ClipSettings(AlgorithmSettings):
@@ -66,10 +72,10 @@ class ClipSettings(AlgorithmSettings):
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """How much each trained token counts; tensors of shape (trained,) without gradient."""
+    """How much each trained token counts in the policy term; tensors of shape (trained,) without gradient."""
 
     weight: Tensor
-    """The importance weight; it is the KL term's too."""
+    """The importance weight."""
     outside: Tensor
     """bool: the token is outside of the trust region, and has no policy gradient."""
 
@@ -83,8 +89,8 @@ class PolicyGradient:
     """Rewards to advantages, a tensor of shape (episodes,) for each group."""
     importance: Callable[[TokenBatch], Importance]
     average: Literal["token", "sequence", "constant"] = "token"
-    """The mean over trained tokens, the mean over episodes of their tokens' means, or the mean over episodes of their tokens'
-    sums over `length`."""
+    """The mean over tokens that may be trained, the mean over episodes of their tokens' means, or the mean over episodes of their
+    tokens' sums over `length`; groups without advantage count in each."""
     length: int = 1
     scope: Literal["group", "batch"] = "group"
     minibatches: int = 1
@@ -122,7 +128,7 @@ class PolicyGradient:
         return self.average == "sequence"
 
     def normaliser(self, tokens: int, episodes: int) -> float:
-        """Trained tokens, or episodes times `length`; 1 if nothing is trained."""
+        """Return the tokens, or the episodes times `length`; at least 1."""
         return float(max(1, tokens if self.average == "token" else episodes * self.length))
 
     def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
@@ -141,7 +147,7 @@ class PolicyGradient:
         if batch.reference is not None:
             reference_kl = k3(batch.logprobs.detach(), batch.reference)
             per_token = per_token + self.settings.kl_coef * weighted_k3(
-                batch.logprobs, batch.reference, weight
+                batch.logprobs, batch.reference, self._kl_weight(batch)
             )
         values = {
             "policy_loss": policy,
@@ -156,6 +162,12 @@ class PolicyGradient:
         by_token = {name: value.detach() for name, value in values.items()}
         sums = {name: value.to(torch.float64).sum() for name, value in by_token.items()}
         return Loss((per_token * batch.weights).sum(), sums, by_token)
+
+    def _kl_weight(self, batch: TokenBatch) -> Tensor:
+        """Return the ratio of the trained policy to the sampler, cut to `kl_cap`, shape (trained,)."""
+        gaps = batch.logprobs.detach() - batch.recorded
+        ratios = Ratios(gaps, batch.sequences, batch.episodes).by_token()
+        return ratios.clamp(max=self.settings.kl_cap)
 
     def _masks(self) -> list[tuple[str, Bounds]]:
         """The masks that are on, with their bounds."""

@@ -1,8 +1,9 @@
 """REINFORCE++: PPO's clip without a critic, and advantages normalised over the whole batch.
 
 Source: Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization" (2025). The
-paper takes a k1 KL term off the rewards: `kl = "k1"` and a `kl_coef`. Here every episode counts once in the mean and
-the deviation; in the paper every token does.
+paper takes a k1 KL term off the rewards: `kl = "k1"` and a `kl_coef`. Here every episode counts once in the mean and the
+deviation, and each of its tokens pays the divergence of all of them; in the paper every token counts, and pays that of the tokens
+from it on, which is less noisy.
 """
 
 from __future__ import annotations

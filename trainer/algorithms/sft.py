@@ -37,7 +37,7 @@ class Likelihood:
         return [torch.ones_like(group) for group in rewards]
 
     def normaliser(self, tokens: int, episodes: int) -> float:
-        """Trained tokens."""
+        """Return the trained tokens; at least 1."""
         return float(max(1, tokens))
 
     def loss(self, batch: TokenBatch) -> Loss:

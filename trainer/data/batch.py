@@ -80,11 +80,9 @@ class Batch:
         self.trained = 0
         """Trained tokens."""
         self.skipped = 0
-        """Tokens that could be trained, of groups that have no gradient."""
+        """Tokens that may be trained, of groups that have no gradient; the divisor counts them."""
         self.computed = 0
         """Tokens that went through the model."""
-        self.sequences = 0
-        """Episodes with at least one trained token."""
         self.truncated = 0
         """Episodes with a call that was cut at its token limit."""
         self.masked: Counter[str] = Counter()
@@ -149,10 +147,11 @@ class Batch:
         return list(zip(groups, found, strict=True))
 
     def _minibatch(self, groups: Sequence[tuple[Group, list[Credit]]]) -> Minibatch:
-        tokens, episodes, packer = self.trained, self.sequences, self._new_packer()
+        before, packer = self._trainable, self._new_packer()
         micros = [micro for group, found in groups for micro in packer.add(self._rows(group, found))]
         micros += packer.flush()
-        return Minibatch(micros, self._algorithm.normaliser(self.trained - tokens, self.sequences - episodes))
+        episodes = sum(len(group.episodes) for group, _ in groups)
+        return Minibatch(micros, self._algorithm.normaliser(self._trainable - before, episodes))
 
     def _new_packer(self) -> Packer:
         return Packer(self._tokens, share=self._share, whole_episodes=self._algorithm.whole_episodes)
@@ -173,7 +172,6 @@ class Batch:
             self.skipped += found.trained
             return []
         self.trained += found.trained
-        self.sequences += found.episodes
         return found.rows
 
     def _divergences(self, group: Group) -> list[Credit]:
@@ -212,9 +210,14 @@ class Batch:
         self._counts = Counts()
 
     @property
+    def _trainable(self) -> int:
+        """The tokens that may be trained, in groups with a gradient and without."""
+        return self.trained + self.skipped
+
+    @property
     def normaliser(self) -> float:
-        """The divisor of the summed gradient; 1 if nothing is trained."""
-        return self._algorithm.normaliser(self.trained, self.sequences)
+        """The divisor of the summed gradient: whether groups without advantage are computed does not change it."""
+        return self._algorithm.normaliser(self._trainable, len(self.rewards))
 
     @property
     def reward_mean(self) -> float:

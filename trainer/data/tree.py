@@ -72,8 +72,6 @@ class Rows:
 
     rows: list[Row] = field(default_factory=list)
     trained: int = 0
-    episodes: int = 0
-    """Episodes with at least one trained token."""
     masked: Counter[str] = field(default_factory=Counter)
     """Sampled tokens that are not trained, by reason."""
 
@@ -99,7 +97,6 @@ def rows_of(
         if trained == 0:
             continue
         result.trained += trained
-        result.episodes += 1
         weight = 1.0 / trained if sequence_mean else 1.0
         result.rows += _paths(episode, trainable, credit, weight)
     return result

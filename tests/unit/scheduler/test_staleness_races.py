@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.policies.rewards import ROUNDING
+from scheduler.policies.rewards import ROUNDING, SIZE
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     AbortEpisode,
@@ -196,13 +196,21 @@ def test_a_group_of_equal_rewards_is_dropped_and_frees_its_entry() -> None:
     assert book.apply(Join("h", "h", 1)) == [Admit("h", "h", 0, 0)]
 
 
-@pytest.mark.parametrize(("within", "dropped"), [(ROUNDING, True), (0.0, False)])
+@pytest.mark.parametrize(
+    ("within", "size", "values", "dropped"),
+    [
+        (ROUNDING, SIZE, (0.1 + 0.2, 0.3), True),
+        (ROUNDING, SIZE, (0.1 + 0.2 - 0.3, 0.0), True),
+        (ROUNDING, 0.0, (0.1 + 0.2 - 0.3, 0.0), False),
+        (0.0, 0.0, (0.1 + 0.2, 0.3), False),
+    ],
+)
 def test_rewards_that_differ_by_rounding_are_equal_unless_the_ledger_began_without_it(
-    within: float, dropped: bool
+    within: float, size: float, values: tuple[float, float], dropped: bool
 ) -> None:
-    limits = LedgerSettings(0, 1, drop_equal=True, equal_within=within)
-    book = play(limits, *(Join("g", e, 2) for e in "ab"), Reward("a", 0.1 + 0.2))
-    assert (book.apply(Reward("b", 0.3)) == [GroupDropped("g", "zero_variance")]) is dropped
+    limits = LedgerSettings(0, 1, drop_equal=True, equal_within=within, equal_size=size)
+    book = play(limits, *(Join("g", e, 2) for e in "ab"), Reward("a", values[0]))
+    assert (book.apply(Reward("b", values[1])) == [GroupDropped("g", "zero_variance")]) is dropped
 
 
 def test_the_entry_of_equal_rewards_is_filled_and_surplus_members_are_told_first() -> None:

@@ -23,7 +23,7 @@ from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
 from gateway.store.database import Database
 from gateway.types import Node, TokenFlag
-from scheduler.policies.rewards import ROUNDING
+from scheduler.policies.rewards import ROUNDING, SIZE
 from scheduler.policies.staleness_events import (
     Consume,
     Join,
@@ -52,7 +52,7 @@ async def test_a_ledger_of_an_older_build_goes_on_under_the_defaults_of_new_keys
     await check_settings(database, MINE, "m")
     ledger = await StoredLedger.load(database, MINE, "m")
     assert (ledger.rule.settings.batch, ledger.rule.settings.spare_groups) == (2, 0)
-    assert ledger.rule.settings.equal_within == 0.0
+    assert (ledger.rule.settings.equal_within, ledger.rule.settings.equal_size) == (0.0, 0.0)
     with pytest.raises(ConfigError, match=r"spare_groups = 0 \(now 1\)"):
         await StoredLedger.load(database, MINE.model_copy(update={"spare_groups": 1}), "m")
 
@@ -74,11 +74,13 @@ async def test_other_settings_are_refused_by_name(database: Database, key: str, 
     await StoredLedger.load(database, other, "another")
 
 
-async def test_a_ledger_keeps_the_tolerance_of_equal_rewards_that_it_was_begun_with(
-    database: Database,
-) -> None:
-    within = [(await StoredLedger.load(database, MINE, "m")).rule.settings.equal_within for _ in range(2)]
-    assert within == [ROUNDING, ROUNDING]
+async def test_a_ledger_keeps_the_meaning_of_equal_rewards_that_it_was_begun_with(database: Database) -> None:
+    """One of a build without `equal_size` had no floor; its replay must drop the groups that it dropped."""
+    old = {"type": "Settings", "eta": 1, "batch": 2, "min_members": 1, "equal_within": 1e-6}
+    await database.submit(lambda c: statements.insert_event(c, "old", old, []))
+    for model, meant in (("old", (1e-6, 0.0)), ("m", (ROUNDING, SIZE)), ("m", (ROUNDING, SIZE))):
+        limits = (await StoredLedger.load(database, MINE, model)).rule.settings
+        assert (limits.equal_within, limits.equal_size) == meant
 
 
 async def test_what_shapes_no_decision_may_change(database: Database) -> None:

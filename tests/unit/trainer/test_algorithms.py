@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal, localcontext
 from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from trainer.algorithms import REGISTRY, Algorithm, TokenBatch, create
+from trainer.algorithms.baselines import group_mean
 
 LENGTHS = (7, 1, 4, 6, 3)
 ADVANTAGES = (1.2, 0.7, -0.4, -1.1, 0.9)
@@ -36,7 +41,13 @@ def samples() -> tuple[Episodes, Episodes, Episodes]:
     return trained, proximal, recorded
 
 
-def gradient_of(algorithm: Algorithm, with_proximal: bool = False, split: int | None = None) -> list[Tensor]:
+def gradient_of(
+    algorithm: Algorithm,
+    with_proximal: bool = False,
+    split: int | None = None,
+    reference: Episodes | None = None,
+    entropy: Tensor | None = None,
+) -> list[Tensor]:
     """The gradient that the learner would be given: that of the sum over micro-batches, over the normaliser."""
     trained, proximal, recorded = samples()
     order = range(len(LENGTHS))
@@ -47,7 +58,7 @@ def gradient_of(algorithm: Algorithm, with_proximal: bool = False, split: int | 
         loss = algorithm.loss(
             TokenBatch(
                 logprobs=torch.cat([trained[i] for i in part]),
-                entropy=torch.zeros(int(counts.sum())),
+                entropy=torch.zeros(int(counts.sum())) if entropy is None else entropy,
                 recorded=torch.cat([recorded[i] for i in part]),
                 advantages=torch.tensor([ADVANTAGES[i] for i in part], dtype=torch.float64).repeat_interleave(
                     counts
@@ -55,6 +66,7 @@ def gradient_of(algorithm: Algorithm, with_proximal: bool = False, split: int | 
                 weights=weights.double().repeat_interleave(counts),
                 sequences=torch.arange(len(part)).repeat_interleave(counts),
                 episodes=len(part),
+                reference=torch.cat([reference[i] for i in part]) if reference else None,
                 proximal=torch.cat([proximal[i] for i in part]) if with_proximal else None,
             )
         )
@@ -221,6 +233,84 @@ def test_a_correction_weighs_each_token_as_its_formula_says(name: str) -> None:
         assert not all(map(torch.equal, found, plain)), "it acts"
 
 
+def divided(algorithm: Algorithm, new: Episodes, per_token: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """A term of the loss by episode and its log-probabilities, averaged as the algorithm averages."""
+    every = [per_token(i, n) for i, n in enumerate(new)]
+    if algorithm.sequence_mean:
+        return torch.stack([term.mean() for term in every]).mean()
+    return torch.cat(every).sum() / algorithm.normaliser(sum(LENGTHS), len(LENGTHS))
+
+
+TERMS = {name: settings for name, (settings, _) in OBJECTIVES.items()} | {
+    f"dapo, {name}": {"type": "dapo", **settings} for name, (settings, _) in CORRECTED.items()
+}
+"""Everything that weighs or masks the policy term."""
+
+
+@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("cap", [1.15, UNBOUNDED])
+def test_the_kl_term_has_the_ratio_of_the_token_whatever_weighs_or_masks_the_policy(
+    name: str, cap: float
+) -> None:
+    """Its gradient is that of ratio x k3 with the ratio differentiated, scaled down where the ratio is above the cap."""
+    coef, ppo = 0.3, name == "ppo"
+    trained, _, recorded = samples()
+    shifts = torch.randn(sum(LENGTHS), dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    reference = [r + shift for r, shift in zip(recorded, shifts.split(LENGTHS), strict=True)]
+    plain = gradient_of(algorithm_of(**TERMS[name]), with_proximal=ppo)
+    algorithm = algorithm_of(**TERMS[name], kl_coef=coef, kl_cap=cap)
+    found = gradient_of(algorithm, with_proximal=ppo, reference=reference)
+
+    def term(i: int, new: Tensor) -> Tensor:
+        ratio, gap = (new - recorded[i]).exp(), reference[i] - new
+        share = ratio.detach().clamp(max=cap) / ratio.detach()
+        return coef * share * ratio * (gap.exp() - gap - 1)
+
+    expected = torch.autograd.grad(divided(algorithm, trained, term), trained)
+    assert all(bool((e != 0).all()) for e in expected)
+    for ours, policy, theirs in zip(found, plain, expected, strict=True):
+        torch.testing.assert_close(ours - policy, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_expected_kl_gradient_is_that_of_the_divergence_between_the_policies(name: str) -> None:
+    """Every episode of two tokens of a vocabulary of five, each as often as the sampler draws it, against
+    KL(trained || reference) itself."""
+    generator = torch.Generator().manual_seed(8)
+    logits, sampler, reference = (
+        0.7 * torch.randn(5, dtype=torch.float64, generator=generator) for _ in range(3)
+    )
+    drawn, initial = sampler.log_softmax(0), reference.log_softmax(0)
+    logits.requires_grad_()
+    algorithm = algorithm_of(**{**TERMS[name], "kl_coef": 0.3, "kl_cap": UNBOUNDED})
+    total = torch.zeros((), dtype=torch.float64)
+    weight = 0.5 if algorithm.sequence_mean else 1.0
+    for pair in itertools.product(range(5), repeat=2):
+        tokens = torch.tensor(pair)
+        loss = algorithm.loss(TokenBatch(
+            logprobs=logits.log_softmax(0)[tokens], entropy=torch.zeros(2), recorded=drawn[tokens],
+            advantages=torch.zeros(2, dtype=torch.float64), weights=torch.full((2,), weight), episodes=1,
+            sequences=torch.zeros(2, dtype=torch.int64), reference=initial[tokens],
+        ))  # fmt: skip
+        total = total + drawn[tokens].sum().exp() * loss.total
+    (found,) = torch.autograd.grad(total, logits)
+    new = logits.log_softmax(0)
+    (expected,) = torch.autograd.grad(0.3 * (new.exp() * (new - initial)).sum(), logits)
+    torch.testing.assert_close(found, 2 * weight * expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_the_entropy_bonus_counts_each_context_once_whatever_weighs_or_masks_the_policy(name: str) -> None:
+    algorithm = algorithm_of(**TERMS[name], entropy_coef=0.2)
+    entropy = torch.ones(sum(LENGTHS), dtype=torch.float64, requires_grad=True)
+    gradient_of(algorithm, with_proximal=name == "ppo", entropy=entropy)
+    expected = torch.autograd.grad(
+        -0.2 * divided(algorithm, [*entropy.split(LENGTHS)], lambda _, bonus: bonus), entropy
+    )[0]
+    assert entropy.grad is not None
+    torch.testing.assert_close(entropy.grad / algorithm.normaliser(sum(LENGTHS), len(LENGTHS)), expected)
+
+
 @pytest.mark.parametrize("name", CORRECTED)
 def test_what_needs_whole_episodes_says_so(name: str) -> None:
     whole = name in ("tis_sequence", "mask_sequence", "mask_geometric")
@@ -228,19 +318,21 @@ def test_what_needs_whole_episodes_says_so(name: str) -> None:
     assert algorithm_of(type="gspo").whole_episodes
 
 
+EPSILON = 1e-4
+"""What the deviation of rewards is raised by, as in TRL's GRPOTrainer."""
 REWARDS = ((1.0, 0.0, 0.5, 0.5), (2.0, -1.0), (0.3, 0.1 + 0.2), (4.0,))
 
 
 def by_hand(name: str, groups: Sequence[Sequence[float]]) -> list[list[float]]:
     if name == "reinforce++":
         every = [reward for group in groups for reward in group]
-        return [[(r - fmean(every)) / pstdev(every) for r in group] for group in groups]
+        return [[(r - fmean(every)) / (pstdev(every) + EPSILON) for r in group] for group in groups]
     if name == "rloo":
         return [
             [r - fmean([*group[:i], *group[i + 1 :]]) if len(group) > 1 else 0.0 for i, r in enumerate(group)]
             for group in groups
         ]
-    scales = [1.0 if name == "dr_grpo" or pstdev(group) < 1e-9 else pstdev(group) for group in groups]
+    scales = [1.0 if name == "dr_grpo" else pstdev(group) + EPSILON for group in groups]
     return [[(r - fmean(group)) / s for r in group] for group, s in zip(groups, scales, strict=True)]
 
 
@@ -269,9 +361,51 @@ def test_a_group_baseline_is_taken_off_before_the_batch_is_normalised() -> None:
         [torch.tensor(group, dtype=torch.float64) for group in REWARDS]
     )
     centred = [[r - fmean(group) for r in group] for group in REWARDS]
-    deviation = pstdev([value for group in centred for value in group])
+    deviation = pstdev([value for group in centred for value in group]) + EPSILON
     for ours, theirs in zip(found, centred, strict=True):
         assert ours.tolist() == pytest.approx([value / deviation for value in theirs], abs=1e-12)
+
+
+SIZES = st.sampled_from([0.0, 1e-300, 1e-200, 5.6e-17, 1e-7, 1e-6, 1e-3, 0.5, 1.0, 1e6, 1e15, 1e150])
+
+
+@st.composite
+def groups_of_every_size(draw: st.DrawFn) -> list[float]:
+    """Rewards with an offset, and a spread that may be far below or above it."""
+    offset, spread = draw(SIZES), draw(SIZES)
+    steps = draw(st.lists(st.integers(-8, 8), min_size=1, max_size=9))
+    return [offset + spread * step / 8 for step in steps]
+
+
+@given(groups_of_every_size())
+@example([0.0] * 7 + [5.6e-17])
+@example([0.5, 0.5, 0.5, 0.5000006])
+@example([0.0, 1e-200])
+@example([0.0, 1e200])
+@example([1e6, 1e6 + 1.0])
+@example([-1e308, 1e308, 1e308])
+def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) -> None:
+    """Against decimals of 700 digits, in which nothing is rounded, vanishes or overflows."""
+    exact = [Decimal(reward) for reward in rewards]
+    with localcontext(prec=700):
+        size = max(Decimal(1), *map(abs, exact))
+        mean = sum(exact) / len(exact)
+        centred = [reward - mean for reward in exact]
+        deviation = (sum(value * value for value in centred) / len(exact)).sqrt()
+        equal = len(exact) < 2 or max(exact) - min(exact) <= size / 2**20
+        expected = [0.0 if equal else float(value / (deviation + Decimal("1e-4"))) for value in centred]
+    (found,) = group_mean([torch.tensor(rewards, dtype=torch.float64)], normalise_std=True)
+    # An offset of 2**20 times the spread leaves 33 of the 53 bits.
+    assert found.tolist() == pytest.approx(expected, rel=2**-30, abs=2**-30)
+    assert (found == 0).all() or not equal
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_reward_that_is_not_finite_is_not_hidden_among_equal_ones(name: str, wrong: float) -> None:
+    algorithm = algorithm_of(**OBJECTIVES[name][0])
+    (found,) = algorithm.advantages([torch.tensor([1.0, wrong, 1.0], dtype=torch.float64)])
+    assert not found.isfinite().all()
 
 
 @pytest.mark.parametrize("name", CORRECTED)

@@ -130,8 +130,9 @@ def test_the_returns_of_k_th_calls_are_compared(discount: float, normalise: bool
             ]
             mine = sum(discount ** (j - k) * values[j] for j in range(k, len(values)))
             mean = math.fsum(to_go) / len(to_go)
-            spread = math.sqrt(math.fsum((x - mean) ** 2 for x in to_go) / len(to_go)) if normalise else 1.0
-            expected[i].append((mine - mean) / spread if len(to_go) > 1 else 0.0)
+            spread = math.sqrt(math.fsum((x - mean) ** 2 for x in to_go) / len(to_go))
+            scale = spread + 1e-4 if normalise else 1.0
+            expected[i].append((mine - mean) / scale if len(to_go) > 1 else 0.0)
     found = by_call(members, NORMALISED if normalise else CENTRED, discount=discount)
     assert sorted(map(len, found)) != [0] * 6
     for one, other in zip(found, expected, strict=True):
@@ -145,8 +146,9 @@ def test_rewards_that_cancel_but_for_rounding_give_no_advantage() -> None:
     one = episode("a", 0.0, *turns(*posted, 0.0))
     other = episode("b", 0.0, *turns(0.1, 0.2, 0.2, 0.0, 0.0))
     found = by_call(group(one, other), NORMALISED)
-    assert found[0] == pytest.approx([1.0, 1.0, 1.0, 0.0], abs=1e-9)
-    assert found[1] == pytest.approx([-1.0, -1.0, -1.0, 0.0, 0.0], abs=1e-9)
+    full = 0.05 / (0.05 + 1e-4)
+    assert found[0] == pytest.approx([full, full, full, 0.0], abs=1e-9)
+    assert found[1] == pytest.approx([-full, -full, -full, 0.0, 0.0], abs=1e-9)
 
 
 def test_what_answered_nobody_is_no_call_and_what_was_posted_elsewhere_comes_at_the_end() -> None:

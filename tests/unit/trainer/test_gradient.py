@@ -24,7 +24,9 @@ from trainer.learner import Learner
 from trainer.model.policy import Policy
 from trainer.settings import Settings
 
-CAP, LOW, HIGH, ENTROPY, KL = 1.5, 0.2, 0.28, 0.03, 0.05
+CAP, LOW, HIGH, ENTROPY, KL, KL_CAP = 1.5, 0.2, 0.28, 0.03, 0.05, 3.0
+EPSILON = 1e-4
+"""What the standard deviation of rewards is raised by."""
 
 
 def learner_of(
@@ -45,7 +47,7 @@ def learner_of(
             "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
             "algorithm": {
                 "type": "grpo", "normaliser": normaliser, "importance_cap": CAP, "clip_low": LOW,
-                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form,
+                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
             },
             "batch": {"tokens": tokens},
         })
@@ -83,7 +85,7 @@ def batch_of() -> list[Group]:
                 replace(turn(5, 0, 1, 2), mask_reason="abandoned"),
             )
             reward = 0.5 if g == 3 else float(rng.normal())
-            # One says nothing that could be trained: its reward counts in the baseline, and it in no normaliser.
+            # One says nothing that could be trained: it counts in the baseline and among the episodes, and has no tokens.
             episodes.append(Episode(f"{g}-{m}", reward, nodes[:1] if (g, m) == (2, 3) else nodes))
         groups.append(Group(f"g{g}", f"g{g}", 0, tuple(episodes)))
     return groups
@@ -94,16 +96,19 @@ def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bo
     episodes, tokens = [], 0
     for group in groups:
         rewards = np.array([e.reward for e in group.episodes])
-        spread = rewards.std()
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / spread if spread > 1e-12 else 0.0
+            advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
             turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
             if turns:
                 losses = [token_losses(learner, episode, node, float(advantage)) for node in turns]
                 episodes.append(torch.cat(losses))
                 tokens += len(episodes[-1])
-    of_sequences = torch.stack([losses.mean() for losses in episodes]).mean()
-    loss = of_sequences if sequence else torch.cat(episodes).sum() / tokens
+    of_sequences = torch.stack([losses.mean() for losses in episodes]).sum()
+    loss = (
+        of_sequences / sum(len(group.episodes) for group in groups)
+        if sequence
+        else torch.cat(episodes).sum() / tokens
+    )
     return list(torch.autograd.grad(loss, list(learner.model.parameters())))
 
 
@@ -136,9 +141,9 @@ def token_losses(learner: Learner, episode: Episode, node: Node, advantage: floa
         weight = torch.where(ratio < 1 - LOW, 0.0, weight)
     entropy = -(new.exp() * new).sum(-1)
     gap = reference - logprobs
-    # The KL term is times the importance ratio, which is differentiated, and scaled down where it is beyond the cap.
+    # The KL term is times the token's ratio, which is differentiated, and scaled down where it is beyond its own cap.
     attached = (logprobs - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
-    kl = (ratio.clamp(max=CAP) / ratio) * attached * (gap.exp() - gap - 1)
+    kl = (ratio.clamp(max=KL_CAP) / ratio) * attached * (gap.exp() - gap - 1)
     loss = -weight * advantage * logprobs - ENTROPY * entropy + KL * kl
     return loss[torch.from_numpy(node.flags == 0)]
 
@@ -191,7 +196,7 @@ def test_the_streamed_gradient_is_that_of_the_whole_batch(
 
 
 @pytest.mark.parametrize("normaliser", ["token", "sequence"])
-def test_a_group_without_advantage_is_left_out_of_forward_pass_and_normaliser(
+def test_a_group_without_advantage_is_left_out_of_the_forward_pass_and_counted_in_the_divisor(
     exact_model: Path, tmp_path: Path, normaliser: str
 ) -> None:
     groups, tokens, seen = batch_of(), 40, []
@@ -203,9 +208,8 @@ def test_a_group_without_advantage_is_left_out_of_forward_pass_and_normaliser(
     gradient, measured = streamed(learner, portions_of(groups, "one by one"))
     trained = [trained_tokens(group) for group in groups]
     assert sum(trained[3]) == measured["skipped_tokens"] > 0, "the rewards of group 3 are equal"
-    del trained[3]
-    assert measured["trained_tokens"] == sum(map(sum, trained))
-    count = sum(map(len, trained)) if normaliser == "sequence" else sum(map(sum, trained))
+    count = sum(len(g.episodes) for g in groups) if normaliser == "sequence" else sum(map(sum, trained))
+    assert measured["trained_tokens"] == sum(map(sum, trained)) - sum(trained[3])
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours * count, theirs, rtol=1e-9, atol=1e-12)
     prompts = [groups[3].episodes[m].nodes[0].ids.tolist() for m in range(2)]
@@ -272,7 +276,7 @@ def policy_gradient_of_the_sum(learner: Learner, groups: Sequence[Group], sequen
     for group in groups:
         rewards = np.array([e.reward for e in group.episodes])
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = (reward - rewards.mean()) / max(rewards.std(), 1e-12)
+            advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
             turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
             losses = [policy_losses(learner, episode, node, float(advantage)) for node in turns]
             if losses:
@@ -377,7 +381,7 @@ def decoupled_loss(weights: Any, initial: Any, groups: Sequence[Group]) -> Tenso
     for group in groups:
         rewards = np.array([e.reward for e in group.episodes])
         for episode, reward in zip(group.episodes, rewards, strict=True):
-            advantage = float((reward - rewards.mean()) / rewards.std())
+            advantage = float((reward - rewards.mean()) / (rewards.std() + EPSILON))
             for node in episode.nodes:
                 if node.sampled and not node.mask_reason:
                     new, proximal = (logprobs_of(model, episode, node) for model in (weights, initial))

@@ -104,7 +104,7 @@ def reference(learner: Learner, groups: Sequence[Group]) -> list[dict[str, Any]]
     for group in groups:
         rewards = np.array([episode.reward for episode in group.episodes])
         for episode in group.episodes:
-            advantage = (episode.reward - rewards.mean()) / rewards.std() if rewards.std() > 1e-12 else 0.0
+            advantage = (episode.reward - rewards.mean()) / (rewards.std() + 1e-4)
             for node in episode.nodes:
                 if node.sampled:
                     rows += rows_of(learner, group.group_id, episode, node, advantage)

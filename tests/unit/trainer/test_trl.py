@@ -27,7 +27,7 @@ UNBOUNDED = float("inf")
         ("dr_grpo", {"type": "dr_grpo", "length": len(RECORD["tensors"]["mask"][0]), "clip_high": 0.28}),
         ("cispo", {"type": "cispo", "importance_cap": 1.5}),
         ("gspo", {"type": "gspo", "clip_low": 0.05, "clip_high": 0.08}),
-        ("kl_corrected", {"type": "grpo", "kl_coef": 0.3, "kl": "k3"}),
+        ("kl_corrected", {"type": "grpo", "kl_coef": 0.3, "kl": "k3", "kl_cap": UNBOUNDED}),
         ("decoupled", {"type": "ppo", "importance_cap": 1.2, "clip_low": 0.1, "clip_high": 0.15}),
         ("rloo", {"type": "rloo", "correction": "tis_sequence"}),
     ],
