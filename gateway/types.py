@@ -249,6 +249,10 @@ class Grammar:
     """A JSON schema, a regular expression, an EBNF grammar or a structural tag (xgrammar's form), as text."""
 
 
+LEAST_TEMPERATURE = 1e-6
+"""The least temperature above 0 at which an engine samples (SGLang's; vLLM's is 0.01). No tokens of a lower one are trained."""
+
+
 @dataclass(slots=True)
 class Sampling:
     """Sampling parameters as an engine takes them. `max_tokens` counts what is still to be sampled."""

@@ -17,11 +17,13 @@ from starlette.types import Scope
 
 from gateway.api.context import Services, credentials, json_object
 from gateway.api.images import keep_images, load_image, take_images
-from gateway.api.sampling import sampling_of, tools_of
+from gateway.api.sampling import nth_seed, sampling_of, tools_of
 from gateway.api.scope import EPISODE, keep_ticket, ticket_of
 from gateway.api.stream import KEEP_ALIVE, Answer, EventStream, Failure, WholeAnswer, openai_failure
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message, replies_of
+from gateway.engines.process import api_of
+from gateway.engines.used import used
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import BadRequest, Busy, GatewayError
@@ -203,7 +205,7 @@ class _Opening:
             prompt = await self._prepared(number)
             sampling = await self._sampling(number)
             if sampling.seed is not None:  # with one seed all replies to a prompt would be equal
-                sampling = replace(sampling, seed=sampling.seed + repetition)
+                sampling = replace(sampling, seed=nth_seed(sampling.seed, repetition))
             details = TurnDetails(
                 self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
             )
@@ -229,14 +231,15 @@ class _Opening:
             await self._sampling(number)
 
     async def _sampling(self, number: int) -> Sampling:
-        """The sampling parameters of a reply: the same for every reply to a prompt, except for the seed."""
+        """Return the parameters with which the engine samples a reply; those of a prompt's replies differ only in the seed."""
         if number not in self._samplings:
             prompt, asked = await self._prepared(number), self._asked
-            settings, model, episode = self._gateway.settings.sampling, self._model, self._episode
+            settings, model, episode = self._gateway.settings, self._model, self._episode
+            api = api_of(settings.engine_of(model.name))
             held = asked.response_format is not None or asked.tool_choice not in ("auto", "none")
             self._samplings[number] = await offload(
                 (asked.tools, asked.response_format) if held else (),
-                lambda: sampling_of(asked, settings, model, episode, prompt),
+                lambda: used(api, sampling_of(asked, settings.sampling, model, episode, prompt)),
             )
         return self._samplings[number]
 

@@ -24,8 +24,11 @@ def sampling_of(
     episode: OpenEpisode,
     prompt: Prompt,
 ) -> Sampling:
-    """The parameters to use: those asked for, unless the configuration (training episodes) or the episode (evaluation) sets
-    others. Raises BadRequest."""
+    """Return the parameters to ask the engine for: the request's, unless the configuration (training episodes) or the episode
+    (evaluation) sets others.
+
+    What the engine makes of them is `gateway.engines.used`. Raises BadRequest.
+    """
     wanted = _room(asked, model, prompt)
     _check_ids(asked, model, prompt)
     temperature = limits.default_temperature if asked.temperature is None else asked.temperature
@@ -55,6 +58,15 @@ def sampling_of(
         top_logprobs=asked.top_logprobs,
         grammar=_grammar(asked, model, prompt),
     )
+
+
+def nth_seed(first: int, n: int) -> int:
+    """Return the seed of reply `n` (from 0) to a prompt whose first reply has the seed `first`; int64.
+
+    The seeds differ, and those after the first are never -1, which means no seed to vLLM.
+    """
+    seed = first + n + (first < -1 <= first + n)
+    return seed - 2**64 if seed >= 2**63 else seed
 
 
 def _room(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> int:

@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.engines.base import Engine, GenerateRequest, Level, TokenChunk
+from gateway.engines.sglang import SGLangEngine
+from gateway.engines.used import used
 from gateway.errors import EngineRefused, EngineUnreachable
 from gateway.types import Sampling
 from tests.harness.models import save_model
@@ -359,3 +363,54 @@ async def test_a_token_that_the_model_does_not_have_is_refused(
     with pytest.raises(EngineRefused):
         await answer(engine, ask("unknown", [1, 2, 10_000_000], max_tokens=3))
     assert await engine.healthy()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 0.5},
+        {"temperature": 0.02},
+        {"temperature": 0.001},
+        {"temperature": 1e-50},
+        {"temperature": 0.0, "top_p": 0.1, "top_k": 1, "min_p": 0.9},
+    ],
+    ids=str,
+)
+async def test_the_recorded_temperature_is_the_one_that_the_engine_divides_by(
+    engine: Engine, asked: dict[str, Any]
+) -> None:
+    """By logits l, log-probabilities at temperature T differ by (l_i - l_j) / T: two reports of one prompt have the ratio T."""
+    recorded = used("sglang" if isinstance(engine, SGLangEngine) else "vllm", Sampling(**asked))
+    plain = await first_gap(engine, Sampling())
+    found = [await first_gap(engine, sampling) for sampling in (Sampling(**asked), recorded)]
+    if plain == 0.0:
+        pytest.skip("the fake engine has no distributions")
+    assert [plain / gap for gap in found] == pytest.approx([recorded.temperature or 1.0] * 2, rel=1e-3)
+
+
+async def first_gap(engine: Engine, sampling: Sampling) -> float:
+    """Return how much the first token's greatest log-probability is above the fourth greatest, in nats; 0: not reported.
+
+    The sampled token may be in place of the fifth.
+    """
+    request = GenerateRequest("gap", PROMPT, replace(sampling, max_tokens=1, top_logprobs=5))
+    values = sorted(
+        value for chunk in await answer(engine, request) for row in chunk.top or () for _, value in row
+    )
+    return values[-1] - values[-4] if values else 0.0
+
+
+async def test_a_seed_of_minus_1_is_none_to_vllm_as_it_is_recorded(
+    engine: Engine, request: pytest.FixtureRequest
+) -> None:
+    if isinstance(engine, SGLangEngine):
+        pytest.skip("it is a seed to SGLang")
+    assert used("vllm", Sampling(seed=-1)).seed is None
+    answers = []
+    for n, seed in enumerate((-1, -1, None, 7, 7)):
+        answers.append(ids_of(await answer(engine, ask(f"seed-{n}", seed=seed, max_tokens=40))))
+    assert answers[3] == answers[4] != answers[0]
+    if isinstance(request.node, pytest.Function) and "fake" in request.node.name:
+        assert answers[0] == answers[2], "without a seed the fake engine always draws the same"
+    else:
+        assert answers[0] != answers[1]

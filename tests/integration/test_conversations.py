@@ -156,7 +156,7 @@ async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_w
     asked = {"temperature": 0.0, "top_p": 0.5, "seed": 3}
     for mode, used in (
         ("train", {"temperature": 0.8, "top_p": 1.0, "seed": None}),
-        ("eval", {"temperature": 0.0, "top_p": 0.5, "seed": 3}),
+        ("eval", {"temperature": 0.0, "top_p": 1.0, "seed": 3}),
     ):
         async with client_of(gateway, mode=mode) as (client, episode):
             await ask(client, [USER], **asked)
@@ -165,8 +165,24 @@ async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_w
             assert {name: call["used"][name] for name in used} == used
             (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
             assert turn["temperature"] == pytest.approx(used["temperature"])
-            assert set(turn["flags"]) == ({""} if mode == "train" else {"TRUNCATED|GREEDY"})
+            assert set(turn["flags"]) == ({""} if mode == "train" else {"GREEDY"})
             await gateway.admin.abandon(episode, "done")
+
+
+async def test_what_the_engine_makes_of_a_temperature_and_a_seed_is_sent_and_recorded(
+    gateway: RunningGateway,
+) -> None:
+    """vLLM samples temperatures below 0.01 at 0.01, and seed -1 is none to it."""
+    asked = {"temperature": 1e-50, "seed": -1}
+    used = {"temperature": 0.01, "seed": None}
+    async with client_of(gateway, mode="eval") as (client, episode):
+        await ask(client, [USER], **asked)
+        (call,) = (await gateway.admin.episode(episode))["calls"]
+        assert {name: call["asked"][name] for name in asked} == asked
+        assert {name: call["used"][name] for name in used} == used
+        (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+        assert turn["temperature"] == pytest.approx(0.01)
+        assert set(turn["flags"]) == {""}
 
 
 async def test_an_eval_episode_may_say_how_its_calls_are_sampled_in_place_of_its_agent(
@@ -180,7 +196,7 @@ async def test_an_eval_episode_may_say_how_its_calls_are_sampled_in_place_of_its
         "drawn": EpisodeSampling(temperature=0.5, top_p=1.0, seed="ignore"),
     }
     used = {
-        "greedy": {"temperature": 0.0, "top_p": 0.5, "seed": 3},
+        "greedy": {"temperature": 0.0, "top_p": 1.0, "seed": 3},
         "drawn": {"temperature": 0.5, "top_p": 1.0, "seed": None},
     }
     opened: dict[str, tuple[str, dict[str, str]]] = {}

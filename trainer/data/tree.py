@@ -5,7 +5,8 @@ that it trains. Paths share prefixes, so a token may stand in several rows. Inva
 - no token of an episode is trained with whose images the model cannot be given what was sampled from (`trainer.data.images`);
 - every sampled token is trained at most once over all rows: in the first row that holds it;
 - a sampled token that is not trained is counted once, with its reason;
-- a row ends with a token to train.
+- a row ends with a token to train;
+- logits can be divided by every temperature of a row, and that of a token to train is the recorded one.
 Pure: no I/O, no model.
 """
 
@@ -19,8 +20,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gateway.types import Episode, Float32Array, ImageSpan, Int32Array, Node, TokenFlag
+from gateway.types import LEAST_TEMPERATURE, Episode, Float32Array, ImageSpan, Int32Array, Node, TokenFlag
 from trainer.data.images import ImageSupport, refused
+from trainer.errors import FeedBroken
 
 BoolArray = npt.NDArray[np.bool_]
 Float64Array = npt.NDArray[np.float64]
@@ -52,7 +54,7 @@ class Row:
     versions: Int32Array
     """The version that sampled the token; -1 where nothing was sampled."""
     temperature: Float32Array
-    """1 where nothing was sampled."""
+    """Finite and above 0; 1 where nothing was sampled, or nothing is trained of what was sampled at an impossible one."""
     advantages: Float64Array
     """0 where nothing is trained."""
     weight: float
@@ -82,10 +84,11 @@ def rows_of(
     sequence_mean: bool = False,
     image_support: ImageSupport | None = None,
 ) -> Rows:
-    """Returns the rows of episodes, each given with its advantages.
+    """Return the rows of episodes, each given with its advantages.
 
     `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
-    `image_support`: of the model that is trained; None: it takes no images.
+    `image_support`: of the model that is trained; None: it takes no images. Raises FeedBroken if a token to train was recorded at
+    an impossible temperature.
     """
     result = Rows()
     for episode, credit in episodes:
@@ -93,6 +96,7 @@ def rows_of(
             result.masked[reason] += sum(len(node.ids) for node in episode.nodes if node.sampled)
             continue
         trainable = {node.index: _trainable(node, result.masked) for node in episode.nodes}
+        _check_temperatures(episode, trainable)
         trained = sum(int(mask.sum()) for mask in trainable.values())
         if trained == 0:
             continue
@@ -110,6 +114,22 @@ def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
             masked[reason] += int(tokens.sum())
             train &= ~tokens
     return train
+
+
+def _check_temperatures(episode: Episode, trainable: Mapping[int, BoolArray]) -> None:
+    """Raise FeedBroken if a token to train was recorded at a temperature by which logits cannot be divided."""
+    for node in episode.nodes:
+        if trainable[node.index].any() and not _divides(node.temperature):
+            raise FeedBroken(
+                f"episode {episode.episode_id}, node {node.index}: its tokens are to be trained and were recorded at temperature"
+                f" {node.temperature:g}, at which no engine samples them ({LEAST_TEMPERATURE:g} is the least);"
+                " start a run with a new store"
+            )
+
+
+def _divides(temperature: float) -> bool:
+    """Return whether an engine may have sampled at a temperature above 0; it is float32, as in the feed."""
+    return bool(np.float32(LEAST_TEMPERATURE) <= np.float32(temperature) < np.inf)
 
 
 def untrained(node: Node) -> Iterator[tuple[str, BoolArray]]:
@@ -200,7 +220,7 @@ def _row(
         logprobs=column("logprobs", 0.0, np.float32),  # type: ignore[arg-type]
         versions=column("versions", -1, np.int32),  # type: ignore[arg-type]
         temperature=np.concatenate([
-            np.full(n, node.temperature if node.sampled and node.temperature > 0 else 1.0, np.float32)
+            np.full(n, node.temperature if node.sampled and _divides(node.temperature) else 1.0, np.float32)
             for node, n in pieces
         ])[:end],
         advantages=np.concatenate([np.full(n, credit.get(node.index, 0.0)) for node, n in pieces])[:end] * train[:end],

@@ -34,6 +34,8 @@ def create_fake_app(engine: FakeEngine) -> App:
         if (model := body.get("model")) and model not in engine.adapters:
             await answer(send, 404, {"error": {"message": f"The model `{model}` does not exist."}})
             return
+        if body["sampling_params"].get("seed") == -1:  # as vLLM takes it
+            body["sampling_params"]["seed"] = None
         await (_stream if body.get("stream") else _whole)(engine, body, send)
 
     async def control(path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:

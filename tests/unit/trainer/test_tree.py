@@ -14,6 +14,7 @@ from tests.unit.trainer.trees import prompt, sampled
 from trainer.data.images import ImageSupport
 from trainer.data.packing import lay_out
 from trainer.data.tree import rows_of
+from trainer.errors import FeedBroken
 
 
 @st.composite
@@ -96,6 +97,18 @@ def test_untrained_tokens_are_counted_by_reason() -> None:
     masked = {"constrained": 1, "stale_kv": 1, "late": 1, "abandoned": 2}
     expected = {**masked, "invalid_logprob": 1, "no_context": 1}
     assert dict(rows.masked) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-50, 1e-30, 9e-7, -1.0, float("nan"), float("inf")])
+def test_tokens_of_an_impossible_temperature_are_refused_unless_they_are_masked(temperature: float) -> None:
+    """Divided by it, logits would have gradients that are infinite, or those of another distribution."""
+    before = sampled(1, 0, 2, [3], temperature=temperature, flags=[TokenFlag.GREEDY])
+    after = sampled(2, 1, 1, [4], temperature=1e-6)
+    (row,) = rows_of([(Episode("e", 1.0, (prompt(0, -1, 0, [1, 2]), before, after)), {})]).rows
+    assert row.temperature.tolist() == [1, 1, 1, np.float32(1e-6)]
+    trained = replace(before, flags=np.zeros(1, np.uint8))
+    with pytest.raises(FeedBroken, match=r"episode e, node 1: .*1e-06 is the least"):
+        rows_of([(Episode("e", 1.0, (prompt(0, -1, 0, [1, 2]), trained, after)), {})])
 
 
 def test_sequence_mean_weighs_episodes_the_same() -> None:

@@ -1,0 +1,53 @@
+"""The sampling parameters that an engine uses, for those that it is asked to use. Pure; one rule an API.
+
+Engines replace some parameters without a word. The gateway applies the rule before it sends and records a call, so that what is
+recorded, what is sent and what samples are the same. Invariants: a rule is idempotent, and a temperature above 0 that it returns
+is at least `LEAST_TEMPERATURE`, and so not 0 in the float32 of the feed.
+
+What engines refuse with an error has no rule, nor has what they replace without an effect on a distribution (repeated stop
+tokens, a `top_k` of the whole vocabulary or more, which stays flagged as truncated).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.types import LEAST_TEMPERATURE, Sampling
+
+_VLLM_LEAST = 0.01
+"""`_MAX_TEMP` in vLLM's `sampling_params.py`."""
+_VLLM_NO_SEED = -1
+
+
+def used(api: str, asked: Sampling) -> Sampling:
+    """Return the parameters with which engines of an API sample what was asked for.
+
+    Raises KeyError for an API without a rule.
+    """
+    return _RULES[api](asked)
+
+
+def _vllm(asked: Sampling) -> Sampling:
+    """Return what `SamplingParams.__post_init__` of vLLM 0.32 makes of the parameters."""
+    seed = None if asked.seed == _VLLM_NO_SEED else asked.seed
+    if asked.temperature == 0.0:
+        return replace(_greedy(asked), seed=seed)
+    return replace(asked, temperature=max(asked.temperature, _VLLM_LEAST), seed=seed)
+
+
+def _sglang(asked: Sampling) -> Sampling:
+    """Return what `SamplingParams.__post_init__` of SGLang 0.5 makes of the parameters.
+
+    It takes temperatures below 1e-6 as greedy. It also samples `top_k` 1 as greedy, and then its log-probabilities are those at
+    temperature 1 or at the asked one, depending on the rest of the batch; sent as greedy they are always those at 1.
+    """
+    return _greedy(asked) if asked.temperature < LEAST_TEMPERATURE or asked.top_k == 1 else asked
+
+
+def _greedy(asked: Sampling) -> Sampling:
+    """Return parameters that take the likeliest token. What would leave out others has no effect then, so it is neutral."""
+    return replace(asked, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+
+
+_RULES: dict[str, Callable[[Sampling], Sampling]] = {"vllm": _vllm, "sglang": _sglang}
