@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
-from trainer.model import activations, loading, parallel, pretrained, vision
+from trainer.model import activations, loading, parallel, pretrained, rope, vision
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
 from trainer.model.vision import VisionInputs
@@ -95,6 +95,7 @@ def _empty(
 ) -> Policy:
     """A policy without its weights, spread over the ranks."""
     model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
+    rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     ranks.divide(model)
     if adapted and wanted.lora is not None:
