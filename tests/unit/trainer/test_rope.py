@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.harness.plain_model import plain_logprobs
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
-from trainer.model import rope
+from trainer.errors import ConfigError
+from trainer.model import rope, start_check
 from trainer.model.policy import Attention, Policy
 
 TRAINED, LONGEST = 32, 256
@@ -95,3 +96,14 @@ def test_dynamic_ntk_has_one_base_for_all_rows_as_in_vllm() -> None:
     base = 10000.0 * (4.0 * 64 / 16 - 3.0) ** (16 / 14)
     expected = base ** -(torch.arange(0, 16, 2) / 16)
     torch.testing.assert_close(grown.model.rotary_emb.inv_freq, expected)
+
+
+def test_the_check_at_the_start_passes_a_pinned_model_and_no_other() -> None:
+    sizes = {"original_max_position_embeddings": TRAINED}
+    with pytest.raises(ConfigError, match=r"\[model\] max_model_len is needed: phi3's positions .*longrope"):
+        start_check.check(Policy(model_of("phi3", LONG, **sizes)))
+    model = model_of("phi3", LONG, **sizes)
+    with pytest.raises(ConfigError, match=r"\[model\] max_model_len = 257: vLLM has phi3's positions .* 256"):
+        rope.pin(model, LONGEST + 1)
+    rope.pin(model, LONGEST)
+    start_check.check(Policy(model), LONGEST)
