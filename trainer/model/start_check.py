@@ -29,7 +29,10 @@ _SHORT, _LONG = 48, 96
 """Tokens of the longest row, of the real weights and of a small copy."""
 _AFFORDABLE = 2048
 """Tokens of a row that the real weights compute where no small copy works."""
-_ERRORS = (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, ConfigError)
+_ERRORS = (
+    *(AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError, LookupError, AssertionError),
+    ConfigError,
+)
 
 
 @dataclass(frozen=True, slots=True)
