@@ -73,6 +73,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "consumed": ledger.next_buffer,
         "free_slots": ledger.free_slots(),
         "drop_equal": ledger.settings.drop_equal,
+        "max_model_len": found.settings.max_model_len,
         "trained": asdict(trained) if trained is not None else None,
         "buffers": [asdict(row) for row in ledger.buffers()],
         "engines": [engine for pool in pools for engine in pool.describe()],

@@ -15,6 +15,7 @@ from trainer.algorithms import create
 from trainer.errors import ConfigError
 from trainer.memory import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
 from trainer.model import parallel, pretrained, shapes
+from trainer.model.grouped import GroupedShapes
 from trainer.sections.model import ModelSettings
 from trainer.settings import Settings
 
@@ -132,7 +133,8 @@ def _shapes(settings: Settings) -> Shapes:
 
 @cache
 def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
-    return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
+    with GroupedShapes():
+        return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
 
 
 def bytes_of(text: str, option: str = "--memory") -> int:

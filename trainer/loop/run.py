@@ -222,7 +222,8 @@ class Trainer:
         """Brings the learner to the newest version number that was used, by replay or by a new line.
 
         Removes first what killed processes left half-written. Raises GatewayAhead if there is no checkpoint, VersionRejected if
-        the newest is of weights that the gateway refused, and ConfigError if the gateway drops groups that would teach.
+        the newest is of weights that the gateway refused, and ConfigError if the gateway drops groups that would teach, or its
+        engines take rows of another length than `[model] max_model_len`.
         """
         for directory in (self.weights.directory, self.learner.checkpoints):
             await in_thread(sweep, directory)
@@ -233,6 +234,7 @@ class Trainer:
             raise self.publication.rejected(why)
         status = await self.feed.status()
         self._check_dropped(status["drop_equal"])
+        self._check_length(status["max_model_len"])
         self.publication.begun = status["version"]
         published, consumed = status["newest_version"], status["consumed"]
         if said := await self.checkpoints.leave_damaged(consumed, from_older=self._from_older):
@@ -251,6 +253,15 @@ class Trainer:
                 f"[algorithm] type = {self.settings.algorithm.type!r} compares each reward with those of the whole batch, and the"
                 " gateway leaves groups of equal rewards out of it, which biases the mean: set [staleness] drop_equal = false in"
                 " the gateway's file, or [algorithm] group_baseline = true"
+            )
+
+    def _check_length(self, engines: int) -> None:
+        """Raise ConfigError if positions were made for another length than that of the engines' rows."""
+        wanted = self.settings.model.max_model_len
+        if wanted is not None and wanted != engines:
+            raise ConfigError(
+                f"[model] max_model_len = {wanted}, but engines take rows of {engines} tokens ([models.NAME] max_model_len in the"
+                " gateway's file): set both alike"
             )
 
     async def _catch_up(self, published: int, used: int, consumed: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
-from trainer.model import activations, loading, parallel, pretrained, vision
+from trainer.model import activations, loading, parallel, pretrained, rope, start_check, vision
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
 from trainer.model.vision import VisionInputs
@@ -63,7 +63,7 @@ def trained(
     checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None, vision_inputs)
     loading.fill(checked.model, wanted.path, ranks.device, ranks)
     vision.freeze(checked.model, wanted.vision)  # what is read in the place of a weight is trained
-    checked.check()
+    start_check.check(checked, wanted.max_model_len)
     if not mixed and wanted.lora is None:
         return checked
     compute = pretrained.DTYPES[wanted.dtype] if mixed else None
@@ -95,6 +95,7 @@ def _empty(
 ) -> Policy:
     """A policy without its weights, spread over the ranks."""
     model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
+    rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     ranks.divide(model)
     if adapted and wanted.lora is not None:

@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.initialization import meta_device_safe_creation_ops
@@ -43,12 +50,24 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
         if (quantized := getattr(config, "quantization_config", None)) is not None:
             method = dict(quantized).get("quant_method", "?") if isinstance(quantized, dict) else quantized
             raise ValueError(f"its weights are quantized ({method}); write them in bfloat16 first")
-        sees = config.model_type in vision.MODELS
-        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        kind = _kind(config)
         with torch.device("meta"), meta_device_safe_creation_ops():
             return kind.from_config(config, dtype=dtype).eval()
     except (OSError, ValueError) as error:
         raise _unusable(path, error) from error
+
+
+def _kind(config: Any) -> Any:
+    """transformers' class for a config. Raises ValueError if what it describes does not continue text."""
+    if config.model_type in vision.MODELS:
+        return AutoModelForImageTextToText
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM
+    if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForImageTextToText  # of which only text is trained, such as Mistral-3
+    raise ValueError(
+        f"its model_type is {config.model_type!r}, of which transformers {transformers.__version__} has no causal language model"
+    )
 
 
 def fill(model: Any, path: Path, device: str, ranks: Ranks | None = None) -> None:

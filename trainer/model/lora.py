@@ -128,7 +128,7 @@ def adapt(
         r=settings.rank,
         lora_alpha=settings.alpha,
         target_modules=_linear(model) if settings.targets == "all-linear" else [*settings.targets],
-        exclude_modules=None if vision.tower_of(model) is None else rf"(.*\.)?{vision.TOWER}\..*",
+        exclude_modules=rf"(.*\.)?({'|'.join(towers)})\..*" if (towers := vision.towers(model)) else None,
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         base_model_name_or_path=str(path),
@@ -169,9 +169,8 @@ def _factors(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def _adaptable(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The modules by name, without those of a vision tower."""
-    tower = vision.tower_of(model)
-    without = set() if tower is None else set(tower.modules())
+    """The modules by name, without those that text alone never passes."""
+    without = {module for part in vision.towers(model).values() for module in part.modules()}
     return ((name, module) for name, module in model.named_modules() if module not in without)
 
 

@@ -1,13 +1,13 @@
 """The policy: a Hugging Face causal language model and what it says of the tokens of a micro-batch.
 
-One module from tokens to log-probabilities, so that sharding sees one forward pass. Any decoder that transformers can load is
-run as it is; `check` compares it with its plain forward pass, for nothing here is written for an architecture.
+One module from tokens to log-probabilities, so that sharding sees one forward pass. Nothing here is written for an architecture:
+`trainer.model.start_check` compares it with the model's plain forward pass.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from trainer.data.packing import MicroBatch, lay_out
-from trainer.data.tree import row_of_tokens
+from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.model import attention, head
 from trainer.model.attention import Exchange
@@ -27,9 +26,6 @@ from trainer.model.vision import VisionInputs
 
 Attention = Literal["spans", "rows"]
 Weights = Literal["initial", "merged"]
-_TOKENS = 16
-_TOLERANCE = 1e-3
-"""Nats, in float32; an attention or head that is not the model's own is off by far more."""
 
 
 class Adapters(Protocol):
@@ -217,43 +213,19 @@ class Policy(nn.Module):
         return found
 
     @torch.no_grad()
-    def check(self) -> None:
-        """Compares with the model's plain forward pass on two rows that share a prefix. Raises ConfigError if they differ."""
-        micro, rows = _example(self._vocabulary, share=self.shares)
-        micro = micro.to(str(self.device), self.dtype)
-        try:
-            with self.at_work(micro):
-                ours = self(micro, with_entropy=False)[0]
-        except (AttributeError, TypeError, NotImplementedError, RuntimeError, ValueError) as error:
-            raise self._refused(f"{type(error).__name__}: {error}") from error
-        theirs = self.plain(rows)
-        gap = float((ours - theirs).abs().max())
-        if not gap <= _TOLERANCE:
-            raise self._refused(f"log-probabilities differ from the model's own by {gap:.2g} nats")
-
-    def plain(self, rows: list[Tensor]) -> Tensor:
-        """Log-probabilities of all tokens but the first of each row, by the model's own forward pass."""
+    def plain(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Return log-probabilities of each row's tokens but the first, shape (length - 1,), by the model's own forward pass."""
         if self.shares:
             self.model.set_attn_implementation(self._own)
-        found = []
-        for row in rows:
-            ids = row.to(self.device)
-            logits = self.model(input_ids=ids[None], use_cache=False).logits[0, :-1].to(self.dtype)
-            found.append(logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0])
-        if self.shares:
-            self.model.set_attn_implementation(attention.NAME)
-        # The second row's shared tokens are trained in the first.
-        return torch.cat([found[0], found[1][_TOKENS // 2 - 1 :]])
+        try:
+            return [self._plain(row.to(self.device)) for row in rows]
+        finally:
+            if self.shares:
+                self.model.set_attn_implementation(attention.NAME)
 
-    def _refused(self, why: str) -> ConfigError:
-        name = type(self.model).__name__
-        if self.shares:
-            way = 'set [model] attention = "rows": every path is then computed apart, by the model\'s own attention'
-        else:
-            way = "this architecture cannot be trained here"
-        return ConfigError(
-            f"[model] path: {name} does not work with the trainer's attention and head: {why}; {way}"
-        )
+    def _plain(self, ids: Tensor) -> Tensor:
+        logits = self.model(input_ids=ids[None], use_cache=False).logits[0, :-1].to(self.dtype)
+        return logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
 
 
 def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
@@ -266,13 +238,3 @@ def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
         positions=torch.cat([micro.positions, zeros]),
         ends=torch.cat([micro.ends, ends]),
     )
-
-
-def _example(vocabulary: int, share: bool) -> tuple[MicroBatch, list[Tensor]]:
-    """Two rows that share their first half, as a micro-batch and as they are, shape (16,) each."""
-    ids = [int(i) for i in torch.randperm(min(vocabulary, 1000), generator=torch.Generator().manual_seed(1))]
-    ids = (ids * _TOKENS)[: _TOKENS * 3 // 2]
-    half = _TOKENS // 2
-    first, second = ids[:_TOKENS], [*ids[:half], *ids[_TOKENS:]]
-    rows = [row_of_tokens(first), row_of_tokens(second, trained_from=half)]
-    return lay_out(rows, share=share), [torch.tensor(first), torch.tensor(second)]

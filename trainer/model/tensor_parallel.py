@@ -67,7 +67,7 @@ def plan_of(model: Any, ranks: int) -> Mapping[str, str]:
     """How to divide a model: styles by the names of modules in its decoder. Raises ConfigError, alike on every rank."""
     config, name = model.config.get_text_config(), type(model).__name__
     plan = config.base_model_tp_plan
-    if vision.tower_of(model) is not None:
+    if vision.towers(model):
         raise _refused(ranks, f"{name} takes images, and such a model is not divided")
     if not plan:
         raise _refused(ranks, f"transformers has no plan for {name}")

@@ -1,4 +1,4 @@
-"""Models of the Qwen-VL family: their vision tower, and their forward pass over tokens among which images stand.
+"""Models that see: which parts they see with, and the Qwen-VL family's forward pass over tokens among which images stand.
 
 The model's own code places the images' features and numbers positions in three dimensions; its own processor makes an image's
 patches of a file. Owns the images that were read last.
@@ -21,8 +21,6 @@ from trainer.errors import ConfigError
 
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """The `model_type`s that are given images, the same as in the gateway."""
-TOWER = "visual"
-"""The name of the vision tower, within the model."""
 _REMEMBERED = 64
 
 
@@ -86,12 +84,19 @@ class VisionInputs:
 
 
 def freeze(model: Any, how: Literal["frozen", "trained"]) -> None:
-    """Leaves the vision tower of a model as it is, unless it is trained."""
-    tower = tower_of(model)
-    if tower is not None and how == "frozen":
-        tower.requires_grad_(False)
+    """Leave what a model sees and hears with as it is, unless it is trained."""
+    if how == "frozen":
+        for part in towers(model).values():
+            part.requires_grad_(False)
 
 
-def tower_of(model: Any) -> nn.Module | None:
-    """The vision tower of a model; None if it has none."""
-    return getattr(model.base_model, TOWER, None)
+def towers(model: Any) -> dict[str, nn.Module]:
+    """Return the parts of a model that text alone never passes: towers for images and sound, and what leads from them.
+
+    They are named within the model that has a head. Found by what they are, for each family has names of its own: the parts of a
+    composite model other than its decoder.
+    """
+    base, decoder = model.base_model, model.get_decoder()
+    if model.config.get_text_config() is model.config or base is decoder:
+        return {}
+    return {name: part for name, part in base.named_children() if decoder not in part.modules()}

@@ -40,6 +40,9 @@ class ModelSettings(Section):
     attention: Literal["spans", "rows"] = "spans"
     """`spans`: packed without padding, a prefix that rows share computed once. `rows`: every row apart, by the model's own
     attention; slower, for architectures that do not attend by spans, which the start says."""
+    max_model_len: int | None = Field(None, ge=16)
+    """The longest row that engines take, in tokens: `max_model_len` of `[models.NAME]` in the gateway's file. Needed for models
+    whose positions depend on it (LongRoPE, dynamic NTK); compared with the gateway's at the start."""
     activation_checkpointing: Annotated[int, Field(ge=0)] = 0
     """Layers that compute their activations again in the backward pass instead of keeping them: 0 none, 1 all (least memory,
     one more forward pass), k every k-th."""

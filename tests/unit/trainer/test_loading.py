@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.harness.ranks import on_new_ranks, on_ranks
 from trainer.errors import ConfigError
-from trainer.model import loading, parallel
+from trainer.model import loading, parallel, start_check
 from trainer.model.policy import Policy
 from trainer.sections.parallel import ParallelSettings
 
@@ -87,7 +87,7 @@ def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str
     state = state_of(policy.model)
     held = sum(p.to_local().numel() for p in policy.model.parameters())  # type: ignore[attr-defined]
     whole = {name: parallel.whole(tensor.detach()) for name, tensor in state.items()}
-    policy.check()
+    start_check.check(policy)
     gathered = parallel.gather(policy.published(), ranks)
     assert all(torch.equal(value, whole[name]) for name, value in gathered.items())
     return whole, {name for name, tensor in state.items() if not isinstance(tensor, parallel.DTensor)}, held

@@ -32,6 +32,7 @@ SIZES = {
 }  # fmt: skip
 WIDE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "vocab_size": 256}
 HEADED = {"hidden_size": 256, "vocab_size": 32768, "tie_word_embeddings": False}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 192}
 BF16 = {"dtype": "bfloat16"}
 
 
@@ -99,6 +100,8 @@ def peak_of_a_step(settings: Settings, vocabulary: int) -> int:
         ("llama", 128, HEADED, BF16, "end"),
         ("qwen3", 512, WIDE, BF16 | {"activation_checkpointing": 1}, "sums"),
         ("qwen3", 1024, WIDE, BF16 | {"activation_checkpointing": 1}, "layers"),
+        ("qwen3_moe", 512, EXPERTS, {}, "head"),
+        ("qwen3_moe", 512, EXPERTS, BF16, "head"),
     ],
 )
 def test_the_prediction_is_what_a_step_takes(

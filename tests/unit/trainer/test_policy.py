@@ -16,7 +16,7 @@ from tests.harness.plain_model import plain_logprobs
 from trainer.data.packing import MicroBatch, lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
-from trainer.model import head, pretrained
+from trainer.model import head, pretrained, start_check
 from trainer.model.attention import NotBySpans
 from trainer.model.policy import Policy
 
@@ -95,7 +95,7 @@ def test_trees_are_computed_as_each_path_apart(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_check_at_the_start_accepts_it(name: str) -> None:
     model = model_of(name).float()
-    Policy(model).check()
+    start_check.check(Policy(model))
 
 
 def test_rows_go_through_the_models_own_attention_one_by_one() -> None:
@@ -103,7 +103,7 @@ def test_rows_go_through_the_models_own_attention_one_by_one() -> None:
     _, rows = tree()
     expected = torch.cat([plain_logprobs(model, torch.tensor(row)) for row in rows]).detach()
     policy = Policy(model, "rows")
-    policy.check()
+    start_check.check(policy)
     micro = lay_out([row_of_tokens(row) for row in rows], share=policy.shares)
     torch.testing.assert_close(policy.logprobs(micro), expected, rtol=1e-5, atol=1e-6)
 
@@ -114,7 +114,7 @@ def test_a_model_that_does_not_attend_by_spans_is_refused_by_name() -> None:
     )
     model = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ConfigError, match=r'MambaForCausalLM.*\[model\] attention = "rows"'):
-        Policy(model).check()
+        start_check.check(Policy(model))
 
 
 SPARSE = {
@@ -147,7 +147,7 @@ def test_a_head_that_scales_its_logits_otherwise_is_refused(tiny_model: Path) ->
     model = pretrained.load(tiny_model)
     model.config.logit_scale = 0.5
     with pytest.raises(ConfigError, match="differ from the model's own by"):
-        Policy(model, "rows").check()
+        start_check.check(Policy(model, "rows"))
 
 
 def test_the_head_in_chunks_is_the_head_at_once() -> None:

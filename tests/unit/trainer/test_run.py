@@ -356,6 +356,21 @@ async def test_a_mean_over_the_batch_is_refused_where_the_gateway_drops_groups(
                 pass
 
 
+async def test_positions_for_other_rows_than_the_engines_are_refused(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
+        settings, longest = settings_of(gateway, tiny_model, tmp_path), 2048  # the gateway's default
+        refused = pytest.raises(
+            ConfigError, match=r"max_model_len = 4096, but engines take rows of 2048 tokens"
+        )
+        for wanted, answer in ((longest, nullcontext()), (2 * longest, refused)):
+            model = settings.model.model_copy(update={"max_model_len": wanted})
+            with answer:
+                async with trainer_of(gateway, settings.model_copy(update={"model": model})):
+                    pass
+
+
 async def test_a_gateway_that_is_away_is_said_once_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock takes a while of its own, and none of the machine's."""
     monkeypatch.setattr("trainer.loop.feed._SILENT_S", 0.0)
