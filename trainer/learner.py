@@ -33,7 +33,7 @@ from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer, even, lay_out
 from trainer.data.tree import Credit, row_of_tokens, rows_of
 from trainer.errors import CheckpointDamaged, ConfigError
-from trainer.model import build, device, optim, parallel, pretrained, probe
+from trainer.model import build, device, optim, parallel, precision, pretrained, probe
 from trainer.model.offload import Offload, Where
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
@@ -272,9 +272,14 @@ class Learner:
 
     @together
     def published(self) -> dict[str, Tensor]:
-        """The whole weights as engines are given them, by name, on the CPU; empty on all ranks but the first."""
+        """Return the whole weights as engines are given them, by name, on the CPU; empty on all ranks but the first.
+
+        In `[model] dtype`, but for what stays in float32 (`precision`).
+        """
+        state, wanted = self.policy.published(), self.settings.model
+        dtype = pretrained.DTYPES[wanted.dtype]
         return parallel.gather(
-            self.policy.published(), self.ranks, pretrained.DTYPES[self.settings.model.dtype]
+            state, self.ranks, dtype, precision.kept(self.model, wanted.path, dtype, state)
         )
 
     @together

@@ -63,6 +63,8 @@ def trained(
     checked = _empty(wanted, ranks, stored, torch.float32 if mixed else None, vision_inputs)
     loading.fill(checked.model, wanted.path, ranks.device, ranks)
     vision.freeze(checked.model, wanted.vision)  # what is read in the place of a weight is trained
+    if wanted.lora is not None:
+        checked.requires_grad_(False)  # FSDP wants weights that are trained to be of one precision
     start_check.check(checked, wanted.max_model_len)
     if not mixed and wanted.lora is None:
         return checked
@@ -78,7 +80,8 @@ def reference(wanted: ModelSettings, ranks: Ranks, policy: Policy) -> Reference:
     """The initial weights of a policy that is trained, in memory of their own only if all of its weights change. Collective."""
     if policy.adapters is not None:
         return Unadapted(policy)
-    found = _empty(wanted, ranks, wanted.dtype, None, policy.vision_inputs)
+    compute = None if wanted.dtype == "float32" else pretrained.DTYPES[wanted.dtype]
+    found = _empty(wanted, ranks, wanted.dtype, compute, policy.vision_inputs)
     loading.fill(found.model, wanted.path, ranks.device, ranks)
     found.requires_grad_(False)
     return found

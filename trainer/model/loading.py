@@ -29,7 +29,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, logging
 
 from trainer.errors import ConfigError
-from trainer.model import parallel, vision
+from trainer.model import parallel, precision, vision
 from trainer.model.parallel import Ranks
 
 _MANY = 5
@@ -39,7 +39,8 @@ _MANY = 5
 def empty(path: Path, dtype: torch.dtype) -> Any:
     """The model of a checkpoint on the meta device, in evaluation mode (dropout off, which a policy's ratio needs).
 
-    Tied weights are tied. Raises ConfigError if `path` holds no checkpoint of a causal language model.
+    Tied weights are tied; `precision` says which tensors are in float32 whatever `dtype` is. Raise ConfigError if `path` holds no
+    checkpoint of a causal language model.
     """
     if not path.is_dir():
         raise _refused(path, "there is no such folder; a relative path is taken from the current one")
@@ -52,7 +53,9 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
             raise ValueError(f"its weights are quantized ({method}); write them in bfloat16 first")
         kind = _kind(config)
         with torch.device("meta"), meta_device_safe_creation_ops():
-            return kind.from_config(config, dtype=dtype).eval()
+            model = kind.from_config(config, dtype=dtype).eval()
+        precision.widen(model, path, dtype)
+        return model
     except (OSError, ValueError) as error:
         raise _unusable(path, error) from error
 

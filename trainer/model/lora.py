@@ -153,14 +153,16 @@ def adapt(
 def merged(
     weight: Tensor, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype, *, transposed: bool = False
 ) -> Tensor:
-    """The weight, shape (out, in), with `scale * b @ a` added in float32 at least, rounded to `dtype` once.
+    """Return the weight, shape (out, in), with `scale * b @ a` added in float32 at least, rounded once: to `dtype`, or to the
+    weight's own where that has more bits.
 
     `a` has shape (rank, in) and `b` (out, rank); they are rounded to `dtype` first, as a pass does. `transposed`: the weight has
     shape (in, out).
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     delta = b.to(dtype).to(wide) @ a.to(dtype).to(wide)
-    return (weight.to(wide) + scale * (delta.T if transposed else delta)).to(dtype)
+    result = weight.to(wide) + scale * (delta.T if transposed else delta)
+    return result.to(torch.promote_types(weight.dtype, dtype))
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
@@ -354,17 +354,21 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gather(state: State, ranks: Ranks, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """A copy of a state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
+def gather(
+    state: State, ranks: Ranks, dtype: torch.dtype | None = None, kept: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Return a copy of a state on the CPU, one whole tensor after another; empty on all ranks but the first. Collective.
 
-    Tied weights share their memory, as a model's own do. `dtype` is that of the result's real numbers; None changes none.
+    Tied weights share their memory, as a model's own do. `dtype` is that of the result's real numbers, but for the tensors
+    `kept`; None changes none.
     """
     found: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}
     for name, tensor in state.items():
         if id(tensor) not in seen:
             value = whole(tensor.detach()) if isinstance(tensor, Tensor) else tensor()
-            target = dtype if dtype is not None and value.is_floating_point() else value.dtype
+            rounded = dtype is not None and value.is_floating_point() and name not in kept
+            target = dtype if rounded else value.dtype
             seen[id(tensor)] = value.to("cpu", target, copy=True) if ranks.leads else value.new_empty(0)
         if ranks.leads:
             found[name] = seen[id(tensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,7 +47,7 @@ def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tens
     own = None if state is None else dict(state)
     model.save_pretrained(directory, state_dict=own, safe_serialization=True, max_shard_size="1000GB")
     if state is not None:
-        _say_dtype(directory / "config.json", next(t.dtype for t in state.values() if t.is_floating_point()))
+        _say_dtype(directory / "config.json", _bulk(state))
     for file in sorted(companions.iterdir()):
         if file.is_file() and any(fnmatchcase(file.name, pattern) for pattern in _COMPANIONS):
             shutil.copyfile(file, directory / file.name)
@@ -56,6 +57,15 @@ def as_stored(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A model's state by the names and in the forms in which `save` writes it: those of the checkpoint that it was made of."""
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
     return found
+
+
+def _bulk(state: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the precision of most of a state's real numbers."""
+    numbers: Counter[torch.dtype] = Counter()
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            numbers[tensor.dtype] += tensor.numel()
+    return max(numbers, key=lambda dtype: numbers[dtype])
 
 
 def _say_dtype(config: Path, dtype: torch.dtype) -> None:
