@@ -159,6 +159,7 @@ PROBE = {
     "sequences": [[1, 2, 3], [4, 5]],
     "new_logprobs": [[-1.0, -2.0], [-3.0]],
     "parent_logprobs": [[-1.5, 0.0], [-4.0]],
+    "noise": 0.25,
 }
 
 
