@@ -6,7 +6,8 @@ from random import Random
 from typing import Any
 
 import torch
-from headgate_transfer.vllm_worker import ProvingWorker, _unpacked
+
+from gateway.weights.plugin.headgate_transfer.vllm_worker import ProvingWorker, unpacked
 
 
 class DamagedWorker(ProvingWorker):
@@ -18,7 +19,7 @@ class DamagedWorker(ProvingWorker):
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
         random, layer = Random(seed), self._packed(seed)
-        weight = _unpacked(layer)
+        weight = unpacked(layer)
         assert weight is not None
         bits = weight.view({2: torch.int16, 4: torch.int32}[weight.itemsize])
         bits[random.randrange(len(bits)), random.randrange(bits.shape[1])] ^= 1

@@ -79,7 +79,7 @@ def _memory(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
             if tensor is not None and tensor.numel() and tensor.data_ptr() not in seen:
                 seen.add(tensor.data_ptr())
                 blocks[f"{path}.{key}"] = tensor
-        if "cpu_linear" in vars(module) and (packed := _unpacked(module)) is not None:
+        if "cpu_linear" in vars(module) and (packed := unpacked(module)) is not None:
             if not module.weight.numel():
                 blocks[f"{path}.weight"] = packed
             elif not torch.equal(module.weight, packed):
@@ -87,7 +87,7 @@ def _memory(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     return blocks, stale
 
 
-def _unpacked(module: Any) -> Tensor | None:
+def unpacked(module: Any) -> Tensor | None:
     """Return the matrix (out, in) by which a module multiplies, or None if its width is not known."""
     weight: Tensor = module.weight
     width = weight.shape[-1] if weight.ndim == 2 else getattr(module, "input_size_per_partition", None)
