@@ -409,8 +409,18 @@ class Learner:
             "lr": lr,
             "step": float(self.steps),
             "skipped_steps": float(self.skipped),
+            **self._merged_share(),
             **device.peaks(self.device),
         }
+
+    def _merged_share(self) -> dict[str, float]:
+        """Return the share of the adapters' change that survives in merged weights, if those are published. Collective."""
+        if self._policy.adapters is None or self.settings.serves_adapters:
+            return {}
+        from trainer.model import lora  # there already, with the adapters
+
+        assert isinstance(self._policy.adapters, lora.Adapters)
+        return {"merged_share": self._policy.adapters.merged_share()}
 
     def _optimize(self, batch: Batch) -> tuple[int, float]:
         """One optimizer step for each minibatch, until one is not finite; answers their number and the last one's norm."""

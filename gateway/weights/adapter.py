@@ -29,7 +29,9 @@ class _Config(BaseModel):
     peft_type: str = Field("LORA", pattern="^LORA$")
     r: int = Field(ge=1)
     lora_alpha: float = Field(gt=0)
-    target_modules: list[str] = Field(min_length=1)
+    target_modules: list[str]
+    target_parameters: list[str] | None = None
+    """Weights of layers that `target_modules` cannot name, since peft takes the names for those of experts."""
     bias: str = Field("none", pattern="^none$")
     modules_to_save: None = None
     use_dora: bool = Field(False, le=False)
@@ -37,6 +39,15 @@ class _Config(BaseModel):
     fan_in_fan_out: bool = Field(False, le=False)
     rank_pattern: dict[str, int] = Field({}, max_length=0)
     alpha_pattern: dict[str, float] = Field({}, max_length=0)
+
+    def targets(self) -> Iterator[str]:
+        """Yield what names of adapted matrices are, or end with after a point."""
+        yield from self.target_modules
+        yield from (name.removesuffix(_WEIGHT) for name in self.target_parameters or ())
+
+    def chooses(self, module: str) -> bool:
+        """Return whether a matrix has an adapter, by peft's rule."""
+        return any(f".{module}".endswith(f".{target}") for target in self.targets())
 
 
 def matrices_of(checkpoint: Path) -> list[str]:
@@ -60,7 +71,7 @@ def misfit(config: Any, base: Mapping[str, Tensor], found: Mapping[str, Tensor],
         return f"{CONFIG}: {'.'.join(map(str, first['loc'])) or 'it'}: {first['msg']} (plain LoRA is what engines get)"
     if parsed.r > max_rank:
         return f"its rank is {parsed.r}, and engines take {max_rank} at most ([engine] max_lora_rank)"
-    if wrong := _NOT_ADAPTED & set(parsed.target_modules):
+    if wrong := _NOT_ADAPTED & {target.rpartition(".")[2] for target in parsed.targets()}:
         return f"{CONFIG}: target_modules: engines have no adapters beside {min(wrong)!r}"
     return next(_misfits(parsed, base, found), "")
 
@@ -85,7 +96,7 @@ def _factors(config: _Config, base: Mapping[str, Tensor]) -> dict[str, tuple[int
     shapes: dict[str, tuple[int, int]] = {}
     for name, tensor in base.items():
         module = name.removesuffix(_WEIGHT)
-        if len(tensor.shape) == 2 and module != name and module.rpartition(".")[2] in config.target_modules:
+        if len(tensor.shape) == 2 and module != name and config.chooses(module):
             outer, inner = tensor.shape
             shapes[f"{_PREFIX}{module}.lora_A.weight"] = (config.r, inner)
             shapes[f"{_PREFIX}{module}.lora_B.weight"] = (outer, config.r)

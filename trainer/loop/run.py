@@ -118,7 +118,8 @@ async def _lead(settings: Settings, learner: Learner, from_older: bool) -> None:
             Metrics(settings.run.dir, settings.run.steps, agents=log, senders=Senders(settings))
         )
         weights = sum(weight.numel() for weight in learner.policy.model.parameters())
-        for warning in filter(None, (lonely(settings), cpu_warning(settings, weights), seeing(learner))):
+        warnings = (lonely(settings), cpu_warning(settings, weights), seeing(learner), merging(settings))
+        for warning in filter(None, warnings):
             metrics.say(warning)
         url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
         metrics.watched_at(url)
@@ -168,6 +169,18 @@ def seeing(learner: Learner) -> str:
     return (
         'the model takes images: every path is computed apart, by its own attention ([model] attention = "rows"), and the'
         f" part that sees is {vision} ([model] vision)"
+    )
+
+
+def merging(settings: Settings) -> str:
+    """Return a warning where adapters are published merged into weights of fewer than 32 bits; else an empty string."""
+    model = settings.model
+    if model.lora is None or model.dtype == "float32" or settings.serves_adapters:
+        return ""
+    return (
+        f"warning: versions are {model.dtype} weights with the adapters merged in, which rounds away much of what early steps"
+        " learn (`merged_share` in metrics.jsonl is the share that survives). Publish the adapters alone: [weights] transport ="
+        f' "lora" here, and at the gateway [engine] transport = "lora" with max_lora_rank = {model.lora.rank} or more'
     )
 
 

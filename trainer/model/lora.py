@@ -8,8 +8,9 @@ versions are written and by which they are probed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -36,11 +38,11 @@ class Adapters:
     """The adapters of one model, and the weights by which its layers compute; `adapt` makes it."""
 
     def __init__(self, model: nn.Module, config: LoraConfig, dtype: torch.dtype) -> None:
-        self.config = config
         self.dtype = dtype
         """The precision in which weights are published, and in which passes compute."""
         self._model = model
         self._layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
+        self._config = _by_full_names(model, config, [*self._layers])
         self._weights: Weights = "adapted"
         for layer in self._layers.values():
             layer.forward = partial(self._forward, layer, layer.forward)
@@ -98,6 +100,23 @@ class Adapters:
         tensors = (layer.base_layer.weight, *_factors(layer))
         return self._merged(layer, *(parallel.whole(tensor.detach()) for tensor in tensors))
 
+    @torch.no_grad()
+    def merged_share(self) -> float:
+        """Return the share of what is trained that `merged` does not round away; NaN before anything is. Collective.
+
+        <r(W + D) - W, D> / <D, D>, summed over all adapted matrices, with D = alpha / rank * B A and r the rounding of published
+        weights: 1 if all of it survives, 0 if every weight rounds back.
+        """
+        kept = whole = 0.0
+        for layer in self._layers.values():
+            weight, a, b = (parallel.whole(t.detach()) for t in (layer.base_layer.weight, *_factors(layer)))
+            scale, transposed = layer.scaling[_NAME], layer.fan_in_fan_out
+            added = _added(weight, a, b, scale, self.dtype, transposed=transposed)
+            change = self._merged(layer, weight, a, b).to(added.dtype) - weight.to(added.dtype)
+            kept += float((change * added).sum(dtype=torch.float64))
+            whole += float((added * added).sum(dtype=torch.float64))
+        return kept / whole if whole else math.nan
+
     def factors(self) -> State:
         """The trained weights alone, by peft's names. Collective where they are made whole."""
         return {
@@ -111,7 +130,7 @@ class Adapters:
 
         `factors`: whole, by peft's names.
         """
-        self.config.save_pretrained(str(directory))
+        self._config.save_pretrained(str(directory))
         tensors = {name: weight.to("cpu", self.dtype).contiguous() for name, weight in factors.items()}
         save_file(tensors, directory / FACTORS, {"format": "pt"})
 
@@ -150,6 +169,31 @@ def adapt(
     return Adapters(model, config, dtype)
 
 
+def _by_full_names(model: nn.Module, config: LoraConfig, names: Sequence[str]) -> LoraConfig:
+    """Return the configuration that chooses the layers `names` of a model, and no other, when peft loads it.
+
+    Where a mixture's experts had layers of a last name once, peft takes a target that ends with it for the experts, whatever
+    comes before: dense layers and shared experts of DeepSeek-V3 have such names. Those are chosen by their parameter.
+    """
+    ends = {name: name.rpartition(".")[2] for name in names}
+    taken = {end for end in {*ends.values()} if _is_taken_for_experts(model, config, end)}
+    return replace(
+        config,
+        target_modules=[name for name in names if ends[name] not in taken],
+        target_parameters=[f"{name}.weight" for name in names if ends[name] in taken] or None,
+        exclude_modules=None,
+    )
+
+
+def _is_taken_for_experts(model: nn.Module, config: LoraConfig, end: str) -> bool:
+    asked = replace(config, target_modules=[end])
+    try:
+        convert_peft_config_for_transformers(asked, model, None)
+    except ValueError:  # such a layer was one of several that are one tensor now
+        return True
+    return end not in asked.target_modules
+
+
 def merged(
     weight: Tensor, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype, *, transposed: bool = False
 ) -> Tensor:
@@ -159,10 +203,17 @@ def merged(
     `a` has shape (rank, in) and `b` (out, rank); they are rounded to `dtype` first, as a pass does. `transposed`: the weight has
     shape (in, out).
     """
+    added = _added(weight, a, b, scale, dtype, transposed=transposed)
+    return (weight.to(added.dtype) + added).to(torch.promote_types(weight.dtype, dtype))
+
+
+def _added(
+    weight: Tensor, a: Tensor, b: Tensor, scale: float, dtype: torch.dtype, *, transposed: bool
+) -> Tensor:
+    """Return what `merged` adds to the weight, in its shape, in float32 at least."""
     wide = torch.promote_types(weight.dtype, torch.float32)
-    delta = b.to(dtype).to(wide) @ a.to(dtype).to(wide)
-    result = weight.to(wide) + scale * (delta.T if transposed else delta)
-    return result.to(torch.promote_types(weight.dtype, dtype))
+    delta = scale * (b.to(dtype).to(wide) @ a.to(dtype).to(wide))
+    return delta.T if transposed else delta
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
