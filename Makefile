@@ -27,7 +27,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation models-matrix prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-routing bench-following bench-lengths bench-costs bench-console bench-structure \
@@ -77,6 +77,9 @@ dist: setup ## the wheel and the source distribution, in dist/
 
 docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
 	$(BIN)/python -m reference
+
+models-matrix: setup ## docs/models-matrix.md: which families of models the trainer takes, and how exactly (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/trainer families --out docs/models-matrix.md
 
 test: setup console-check engine clients environments ## every test but the long ones, real vLLM and foreign clients included
 	$(TESTS) test

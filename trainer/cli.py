@@ -309,6 +309,37 @@ def plan_memory_command(
         _tell(found.lines(), found.to_json(), found.fits)
 
 
+@app.command("families")
+def families_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Families to measure, such as qwen3. [default: all]")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the matrix of all families as Markdown here.", dir_okay=False)
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print all findings as one JSON object in the last line.")
+    ] = False,
+) -> None:
+    """Measure which families of models can be trained, how exactly, and whether what is written is read back.
+
+    Tiny random models of each family; about ten minutes for all, on one core. Run it again when transformers, peft or torch
+    changes.
+
+    Examples:
+
+      trainer families qwen3 phimoe
+
+      trainer families --out docs/models-matrix.md
+    """
+    with _plain_errors():
+        from trainer.commands import families
+
+        found = families.families(names or (), out, typer.echo)
+        if as_json:
+            typer.echo(json.dumps(families.as_json(found)))
+
+
 @app.command("warmstart")
 def warmstart_command(
     out: Annotated[Path, typer.Option(help="The directory to write the checkpoint to.", file_okay=False)],

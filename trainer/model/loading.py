@@ -51,7 +51,7 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
         if (quantized := getattr(config, "quantization_config", None)) is not None:
             method = dict(quantized).get("quant_method", "?") if isinstance(quantized, dict) else quantized
             raise ValueError(f"its weights are quantized ({method}); write them in bfloat16 first")
-        kind = _kind(config)
+        kind = kind_of(config)
         with torch.device("meta"), meta_device_safe_creation_ops():
             model = kind.from_config(config, dtype=dtype).eval()
         precision.widen(model, path, dtype)
@@ -60,8 +60,8 @@ def empty(path: Path, dtype: torch.dtype) -> Any:
         raise _unusable(path, error) from error
 
 
-def _kind(config: Any) -> Any:
-    """transformers' class for a config. Raises ValueError if what it describes does not continue text."""
+def kind_of(config: Any) -> Any:
+    """Return the auto class of transformers for a config. Raise ValueError if what it describes does not continue text."""
     if config.model_type in vision.MODELS:
         return AutoModelForImageTextToText
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -37,7 +37,7 @@ def published(name: str) -> Any:
 
 
 def test_a_window_that_begins_after_the_short_rows_is_seen() -> None:
-    attend = attention.attend
+    attend: Any = attention.attend
 
     def without_window(*tensors: Any) -> Any:
         return attend(*tensors[:-1], replace(tensors[-1], window=None))
