@@ -123,8 +123,8 @@ class Demo:
             arguments = ["--split", split, "--count", str(count), "--seed", str(seed), "--out", out]
             await self.command(f"{self.job.package}.tasks", *arguments)
         recipe = str(self.job.folder / "warmstart.toml")
-        out = ["--out", self.path("model"), "--dtype", self.dtype]
-        await self.command("trainer.cli", "warmstart", "--recipe", recipe, *out)
+        made = ["--out", self.path("model"), "--dtype", self.dtype]
+        await self.command("trainer.cli", "warmstart", "--recipe", recipe, *made)
 
     def configure(self) -> None:
         """The job's TOML files, with this run's folder, port and seed."""

@@ -92,8 +92,8 @@ class DryRun:
 
     @property
     def fits(self) -> bool | None:
-        """False if the disk is too small; else None if no device's memory was named."""
-        if not self.space.fits:
+        """False if the disk is too small; else None if no device's memory was named. Shapes alone are not of this machine."""
+        if self.computed is not None and not self.space.fits:
             return False
         return None if self.memory is None else self.memory.fits
 
