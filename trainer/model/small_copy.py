@@ -48,7 +48,7 @@ def small(kind: type[Any], config: Any) -> Any:
     try:
         _narrow(text, config.get_text_config())
         return _shallow(kind, _made(config, values))
-    except Exception as error:  # classes of others, with a config that nobody published
+    except Exception as error:  # from classes of others, with a config that was never published
         raise ValueError(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}") from error
 
 
