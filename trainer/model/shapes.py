@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.memory import Shapes, Weights
-from trainer.model import activations, loading, optim, vision
+from trainer.model import activations, loading, optim, rope, vision
 from trainer.model.policy import Policy
 from trainer.sections.model import ModelSettings
 
@@ -31,6 +31,7 @@ def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_g
     `dtype` is the precision of the pass. Raises ConfigError if the architecture does not run without values.
     """
     model = loading.empty(wanted.path, dtype)
+    rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     if wanted.lora is not None:
         # Seconds to import, for runs with adapters alone.
