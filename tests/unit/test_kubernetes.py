@@ -147,7 +147,8 @@ def test_gateways_engines_and_trainer_without_ray_agree(monkeypatch: pytest.Monk
     assert given.keys() == {flag for flag in ours if flag.startswith("--")}
     assert Path(given["--model"]) == settings.models["policy"].path
     assert int(given["--max-model-len"]) == settings.models["policy"].max_model_len
-    assert {variable["name"]: variable["value"] for variable in engine["env"]} == _VLLM_ENV
+    plugin = {"PYTHONPATH": engine["volumeMounts"][-1]["mountPath"]}
+    assert {variable["name"]: variable["value"] for variable in engine["env"]} == _VLLM_ENV | plugin
     stop = gateways["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert stop > 5 + settings.server.shutdown_s + 25
     assert settings.server.url == f"http://{kind('Service', WITHOUT_RAY)[1]['metadata']['name']}:8000"
