@@ -89,7 +89,7 @@ async def test_what_does_not_fit_the_first_version_is_refused_and_no_engine_hear
     ("change", "said"),
     [
         ("extra", "There is no module or parameter named 'extra'"),
-        ("layer", "log-probabilities that are no numbers"),
+        ("layer", UP),
     ],
 )
 async def test_what_only_the_engine_can_tell_leaves_it_with_the_version_before(
