@@ -185,14 +185,17 @@ class VLLMEngine(HTTPEngine):
             call = {"method": "headgate_prove_adapter", "args": [path]}
         try:
             answer = await self._http.post("/collective_rpc", call)
+            found = orjson.loads(answer)["results"]
+            return [Holding(one["hashes"], one["wrong"], one["missing"]) for one in found]
         except EngineUnreachable:
             raise
         except EngineError as error:
             raise NotComparable(
                 f"engine {self.name} cannot compare its weights", quoted=error.message
             ) from error
-        found = orjson.loads(answer)["results"]
-        return [Holding(one["hashes"], one["wrong"], one["missing"]) for one in found]
+        except (ValueError, KeyError, TypeError) as error:
+            what = f"engine {self.name} cannot compare its weights: its answer has no comparison"
+            raise NotComparable(what) from error
 
     async def read_load(self) -> Load | None:
         """The size of the cache is in the labels of `vllm:cache_config_info`."""

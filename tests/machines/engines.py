@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.engines.base import GenerateRequest, Load, TokenChunk
-from gateway.errors import EngineUnreachable
+from gateway.errors import EngineUnreachable, NotComparable
+from scheduler.policies.proof import Holding
 
 TICK_S = 0.1
 _PLACE = 1_000_000
@@ -193,6 +194,9 @@ class Adapter:
 
     async def label(self, version: int) -> None:
         await self._do(lambda: setattr(self._server, "label", str(version)))
+
+    async def prove(self, version: int, path: str, adapter: str = "") -> list[Holding]:
+        raise NotComparable("these engines hold no tensors")
 
     async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
         await self._do(lambda: None)

@@ -213,11 +213,12 @@ def test_a_group_without_advantage_is_left_out_of_the_forward_pass_and_counted_i
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours * count, theirs, rtol=1e-9, atol=1e-12)
     prompts = [groups[3].episodes[m].nodes[0].ids.tolist() for m in range(2)]
-    # The first and the last pass are the probe's, of the old and the new weights.
-    passes = [",".join(map(str, ["", *ids, ""])) for ids in seen[:-1] if ids != seen[-1]]
+    # The probe's passes: of the old weights, of the new ones, and over each of its sequences alone.
+    assert learner.probe is not None
+    last = len(seen) - 1 - len(learner.probe.sequences)
+    passes = [",".join(map(str, ["", *ids, ""])) for ids in seen[:last] if ids != seen[last]]
     assert passes
     assert not [p for p in passes for ids in prompts if ",".join(map(str, ["", *ids, ""])) in p]
-    assert learner.probe is not None
 
 
 def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
