@@ -10,8 +10,7 @@ directory; their identity is the sha256 of `model.safetensors`, or of the path i
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
 (no more tokens), `load_s` (the duration of a load), `fail_load`, `fail_after` (an error event after so many tokens),
 `logprob_noise`, `endless` (no reply ends before its `max_tokens`), `sick` (`/health` fails), `sleep_mode` (it says that sleeping
-frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`, `cannot_prove` (it has no
-means to compare its weights).
+frees its memory), `sleep_s` (the time that falling asleep takes), `wake_s`, `fail_sleep`, `fail_wake`.
 
 `hold_after` is a barrier: a request stops before the token after so many, until it is aborted or the barrier moves. `arrived`
 waits for requests at it (`held` counts them), and `release` lets them go; so a test can act when it knows what runs. `hold_load`
@@ -71,7 +70,6 @@ class Faults:
     wake_s: float = 0.0
     fail_sleep: bool = False
     fail_wake: bool = False
-    cannot_prove: bool = False
 
 
 @dataclass(slots=True)
@@ -274,10 +272,7 @@ class FakeEngine:
                 self._log.load(f"v{version:06d}")
 
     def prove(self, path: str, *, adapter: bool = False) -> dict[str, Any]:
-        """Compare the weights with those in a directory, in the form of the plugin that vLLM has. Raises RuntimeError if it
-        cannot."""
-        if self.faults.cannot_prove:
-            raise RuntimeError("Method 'headgate_prove' is not implemented.")
+        """Compare the weights with those in a directory, in the form of the plugin that vLLM has."""
         held = {one for one, _ in self._workers.values()} if adapter else {self.weights_id}
         hashes = {
             name: digests
