@@ -15,6 +15,9 @@ import typer
 _FUNCTION = re.compile(r"[\w./-]+:\w+")
 _GROUP = 8
 _TASKS = [("1", "What is 2 + 3?", "5"), ("2", "What is 7 - 4?", "3"), ("3", "What is 6 * 2?", "12")]
+_RANK = 32
+_LORA_LR, _FULL_LR = 1e-5, 1e-6
+"""Adapters take about ten times the learning rate of full training."""
 _CONTEXT = 4096
 """Tokens of a conversation, where the model takes as many."""
 _FAMILIES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "glm4_moe": "glm-4.5", "deepseek_v3": "deepseek-v3"}
@@ -35,6 +38,8 @@ class Project:
     """`agent`, `exit-code`, or a grader: `module:function` or a URL."""
     engine: dict[str, str]
     """The keys of `[engine]` that say where it is."""
+    lora: bool = True
+    """Train adapters, which engines load next to the model's weights, instead of all weights."""
 
     @property
     def is_function(self) -> bool:
@@ -81,6 +86,9 @@ def init(
         str | None,
         typer.Option(help="The interpreter of vLLM's environment. [default: the first that is found]"),
     ] = None,
+    lora: Annotated[
+        bool, typer.Option("--lora/--full", help="Train LoRA adapters, or all weights of the model.")
+    ] = True,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Write gateway.toml, trainer.toml and an example of tasks for your model and agent, and say what to run next.
@@ -94,7 +102,7 @@ def init(
     from gateway.settings import ConfigError
 
     try:
-        project = _project(model, agent, reward, _engine(engine_url, engine_python))
+        project = _project(model, agent, reward, _engine(engine_url, engine_python), lora)
         files = {
             "gateway.toml": gateway_toml(project),
             "trainer.toml": trainer_toml(project),
@@ -114,8 +122,8 @@ def init(
     typer.echo(next_steps(project, directory))
 
 
-def _project(model: Path, agent: str, reward: str, engine: dict[str, str]) -> Project:
-    """Raises ConfigError for what cannot be a project."""
+def _project(model: Path, agent: str, reward: str, engine: dict[str, str], lora: bool) -> Project:
+    """Return the project of the options. Raise ConfigError for what cannot be one."""
     from gateway.render.renderer import check_model
     from gateway.sections import ModelSettings
     from gateway.settings import ConfigError
@@ -127,7 +135,7 @@ def _project(model: Path, agent: str, reward: str, engine: dict[str, str]) -> Pr
     check_model(name, ModelSettings(path=model, family="template"), loaded=True)
     config = json.loads((model / "config.json").read_text())
     family = _FAMILIES.get(config.get("model_type", ""), "template")
-    project = Project(name, model, family, min(_CONTEXT, _longest(config)), agent, reward, engine)
+    project = Project(name, model, family, min(_CONTEXT, _longest(config)), agent, reward, engine, lora)
     if project.grader and not (_FUNCTION.fullmatch(reward) or reward.startswith(("http://", "https://"))):
         raise ConfigError(f"--reward {reward}: say agent, exit-code, module:function, or a URL")
     if reward == "exit-code" and project.is_function:
@@ -155,6 +163,10 @@ def gateway_toml(project: Project) -> str:
         grader = "\n[graders.reward]                    # asked when an episode is closed without a reward\n"
         grader += f"{key} = {_quoted(project.grader)}\n"
     engine = "\n".join(f"{key} = {_quoted(value)}" for key, value in project.engine.items())
+    if project.lora:
+        engine += f"""
+transport = "lora"                  # versions are adapters, next to the model's own weights
+max_lora_rank = {_RANK}                  # [model.lora] rank of the trainer"""
     return f"""# The gateway: agents ask it, engines sample for it, and every token is recorded.
 [server]
 port = 8000
@@ -195,6 +207,14 @@ tasks = "tasks.jsonl"
 group_size = {_GROUP}
 concurrency = 32
 """
+    lora = f"""
+[model.lora]                        # adapters are trained; `gateway init --full` trains all weights
+rank = {_RANK}
+alpha = {2 * _RANK}
+
+[weights]
+transport = "lora"                  # versions are adapters: merged into bfloat16, most of what early steps learn is rounded away
+"""
     return f"""# The trainer: starts the gateway, learns from its batches, publishes each version to the engines.
 [run]
 dir = "runs/{project.name}/trainer"
@@ -205,12 +225,12 @@ config = "gateway.toml"
 
 [model]
 path = {_quoted(str(project.model))}
-
+{lora if project.lora else ""}
 [algorithm]
 type = "grpo"
 
 [optimizer]
-lr = 1e-6
+lr = {_LORA_LR if project.lora else _FULL_LR:g}
 
 [batch]
 tokens = {max(8192, project.context)}
@@ -224,6 +244,10 @@ def next_steps(project: Project, directory: Path) -> str:
         "check:  gateway doctor gateway.toml",
         "train:  trainer run trainer.toml",
     ]
+    if project.lora and project.engine["launch"] == "external":
+        lines.append(
+            f"engine: start vLLM with `--enable-lora --max-lora-rank {_RANK}`; docs/weights.md has the other options"
+        )
     if not project.trained_by_trainer:
         lines.append(f"agents: {episodes_command(project)}      (in another terminal)")
     return "\n".join(lines)

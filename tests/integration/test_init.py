@@ -71,11 +71,16 @@ def test_what_no_option_says_is_asked_and_the_commands_that_follow_are_whole(
     assert "gateway doctor gateway.toml" in done.output and "trainer run trainer.toml" in done.output
     asked = "gateway episodes run --tasks tasks.jsonl --group-size 8 --forever --exit-code-reward -- python agent.py --fast"
     assert asked in done.output
-    assert "rollout" not in tomllib.loads((tmp_path / "trainer.toml").read_text())
+    trainer = tomllib.loads((tmp_path / "trainer.toml").read_text())
+    assert "rollout" not in trainer
+    assert (trainer["model"]["lora"]["rank"], trainer["weights"]["transport"]) == (32, "lora")
     before = (tmp_path / "gateway.toml").read_text()
     again = CliRunner().invoke(app, ["init", "--dir", str(tmp_path)], input=answers)
     assert (again.exit_code, "--force replaces them" in again.output) == (2, True)
     assert (tmp_path / "gateway.toml").read_text() == before
+    full = CliRunner().invoke(app, ["init", "--dir", str(tmp_path / "full"), "--full"], input=answers)
+    assert full.exit_code == 0, full.output
+    assert "lora" not in tomllib.loads((tmp_path / "full" / "trainer.toml").read_text())["model"]
 
 
 @pytest.mark.parametrize(("reward", "key"), [("mine:grade", "function"), ("http://127.0.0.1:9/grade", "url")])
