@@ -11,9 +11,9 @@ import torch
 from tests.gpu.learners import State, distance, learn, save_tiny, settings_of
 from trainer.learner import Learner
 
-BOUNDS = {"cpu": 0.0, "cuda": 1e-3}
-"""The greatest difference, as a share of the steps' norm. Kernels of a GPU may add in another order from run to run, and bf16
-rounds what they made."""
+SEVERAL = 4
+"""How many times the difference of two equal runs, which is 0 on the CPU, offloading may make: kernels of a GPU may add in
+another order from run to run."""
 OFFLOADED: dict[str, dict[str, Any]] = {
     "optimizer": {"offload": "host"},
     "model": {"dtype": "bfloat16", "activation_checkpointing": 1, "activation_offload": True},
@@ -47,5 +47,6 @@ def test_offload_changes_no_step(device: str, tmp_path: Path) -> None:
     assert places == {device}
     offloaded, places, least = trained(model, tmp_path / "offloaded", device, OFFLOADED)
     assert places == {"cpu"}
-    assert distance(offloaded, kept, over=start) <= BOUNDS[device]
+    again = trained(model, tmp_path / "again", device, KEPT)[0] if device == "cuda" else kept
+    assert distance(offloaded, kept, over=start) <= SEVERAL * distance(again, kept, over=start)
     assert device == "cpu" or least < most, "a device keeps less"

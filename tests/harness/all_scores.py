@@ -30,8 +30,8 @@ def all_scores(positions: Tensor, query: Tensor, key: Tensor, value: Tensor, sco
     scores = query @ key.mT * (query.shape[3] ** -0.5 if scoring.scale is None else scoring.scale)
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-    scores = scores.masked_fill(~seen(positions, scoring.window), -torch.inf)
+    scores = scores.masked_fill(~seen(positions, scoring.window).to(scores.device), -torch.inf)
     if scoring.sinks is not None:
-        column = scoring.sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
+        column = scoring.sinks.to(scores)[None, :, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, column], 3)
     return scores.softmax(-1)[..., : len(positions)] @ value
