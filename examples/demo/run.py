@@ -64,6 +64,10 @@ class Job:
 SUMS = Job("examples.demo", "A model trained behind an unmodified agent", "runs/demo")
 
 
+LORA_LR = 2e-3
+"""Of adapters, in place of a job's rate: ten times the sums'."""
+
+
 @dataclass
 class Demo:
     """One run of a job, in one folder."""
@@ -137,8 +141,9 @@ class Demo:
         if self.lora:
             gateway[r'^launch = "vllm"$'] = 'launch = "vllm"\ntransport = "lora"'
             trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[weights]\ntransport = "lora"\n'
-        if self.frozen or self.lr is not None:
-            trainer[r"^lr = .*$"] = f"lr = {0.0 if self.frozen else self.lr}"
+        lr = LORA_LR if self.lora and self.lr is None else self.lr
+        if self.frozen or lr is not None:
+            trainer[r"^lr = .*$"] = f"lr = {0.0 if self.frozen else lr}"
         for name, changes in (("gateway.toml", gateway), ("trainer.toml", trainer)):
             text = (self.job.folder / name).read_text()
             for old, new in changes.items():
