@@ -27,7 +27,7 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation models-matrix prove chaos chaos-short fuzz-seam \
+.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine engine-gpu clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation models-matrix prove chaos chaos-short fuzz-seam \
 	report-lending \
 	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
 	bench-reactor bench-control bench-routing bench-following bench-lengths bench-costs bench-console bench-structure \
@@ -45,6 +45,8 @@ console-check: console ## the console's types and unit tests
 	$(NPM) run --silent test
 
 engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
+
+engine-gpu: $(ENGINE_GPU)/.ready ## install vLLM's build for CUDA into .venv-engine-gpu, which the recipes name
 
 clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requirements/compat, by pin, into .venv-compat
 

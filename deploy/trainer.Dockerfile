@@ -2,8 +2,11 @@
 FROM python:3.11.13-slim-bookworm
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Triton compiles its launchers with a C compiler at the first step on a GPU; the caches spare later starts that.
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+ENV TRITON_CACHE_DIR=/var/cache/headgate/triton TORCHINDUCTOR_CACHE_DIR=/var/cache/headgate/inductor
 RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create-home headgate \
-    && install -d -o headgate -g headgate /var/lib/headgate /var/lib/headgate/trainer
+    && install -d -o headgate -g headgate /var/lib/headgate /var/lib/headgate/trainer /var/cache/headgate
 
 WORKDIR /src
 COPY pyproject.toml README.md deploy/requirements.py ./

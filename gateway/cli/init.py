@@ -15,6 +15,7 @@ import typer
 _FUNCTION = re.compile(r"[\w./-]+:\w+")
 _GROUP = 8
 _TASKS = [("1", "What is 2 + 3?", "5"), ("2", "What is 7 - 4?", "3"), ("3", "What is 6 * 2?", "12")]
+_ENGINES = (Path(".venv-engine-gpu/bin/python"), Path(".venv-engine/bin/python"))
 _RANK = 32
 _LORA_LR, _FULL_LR = 1e-5, 1e-6
 """Adapters take about ten times the learning rate of full training."""
@@ -151,8 +152,8 @@ def _longest(config: dict[str, Any]) -> int:
 def _engine(url: str | None, python: str | None) -> dict[str, str]:
     if url is not None:
         return {"launch": "external", "url": url}
-    beside = Path(".venv-engine/bin/python")
-    return {"launch": "vllm", "python": python or (str(beside) if beside.exists() else sys.executable)}
+    found = (str(each) for each in _ENGINES if each.exists())
+    return {"launch": "vllm", "python": python or next(found, sys.executable)}
 
 
 def gateway_toml(project: Project) -> str:

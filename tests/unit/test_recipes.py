@@ -14,6 +14,8 @@ from scheduler.cluster.file import ClusterFile, check_trainer
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.sharing import AWAY_GB, Need, fit
 from trainer.cli import app
+from trainer.commands.plan_memory import plan
+from trainer.memory import GIB
 from trainer.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -101,3 +103,24 @@ def _adapters(settings: Settings) -> int:
     width, inner, queries, keys = 4096, 12_288, 32 * 128, 8 * 128
     sides = [(width, queries), (width, keys), (width, keys), (queries, width), *[(width, inner)] * 3]
     return 36 * settings.model.lora.rank * sum(a + b for a, b in sides)
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "ranks"),
+    [
+        ("kuberay/trainer.toml", "Qwen3-8B", 1),
+        ("kubernetes/trainer.toml", "Qwen3-8B", 4),
+        ("trainer.toml", "Qwen3-0.6B", 1),
+        ("one-gpu/trainer.toml", "Qwen3-0.6B", 1),
+    ],
+)
+def test_what_deploy_trains_fits_its_gpus(
+    file: str, model: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model that the folder downloads; compose.yaml, which takes any, with the smallest recipe's."""
+    monkeypatch.setenv("HEADGATE_ADMIN_KEY", "an admin key")
+    settings = Settings.load(ROOT / "deploy" / file, [f"model.path={RECIPES / 'shapes' / model}"])
+    assert settings.model.dtype == "bfloat16"
+    assert ranks in (1, settings.parallel.shard)
+    found = plan(settings, ranks, 80 * GIB, 0)
+    assert found.fits, found

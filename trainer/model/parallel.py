@@ -37,6 +37,8 @@ _BEAT_S = 5.0
 _TRIES, _BETWEEN_S = 40, 0.05
 """How often a rank that is gone is looked for. Not until a moment, since this process may be suspended meanwhile."""
 _PROBE_TAG = 0x6C6F7374
+_REDUCES_UNUSED = hasattr(FSDPModule, "set_reduce_scatter_unused_params")
+"""torch 2.11 lacks it: one rank needs it for nothing, several would wait for one another."""
 State = dict[str, Tensor | Callable[[], Tensor]]
 """A model's tensors by name, or the collective functions that make them whole."""
 
@@ -72,9 +74,14 @@ class Ranks:
 
         `compute` is the precision of a pass, if it is not that of the weights. All passes go through `model` itself, or through
         its methods `passes`. The weights may be on the meta device still.
+        Raise ConfigError if torch is too old for several ranks.
         """
         if self.size == 1 and compute is None:
             return
+        if self.size > 1 and not _REDUCES_UNUSED:
+            raise ConfigError(
+                f"[parallel]: several ranks need torch 2.12 or later, and this is torch {torch.__version__}"
+            )
         reduce = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
         options: dict[str, Any] = {"mesh": self._copies, "mp_policy": policy, "reshard_after_forward": True}
@@ -88,7 +95,8 @@ class Ranks:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
                 # One rank's pass may leave weights out, such as the head's in an empty one, or an expert's.
-                module.set_reduce_scatter_unused_params(True)
+                if _REDUCES_UNUSED:
+                    module.set_reduce_scatter_unused_params(True)
 
     @property
     def together(self) -> int:
