@@ -26,8 +26,13 @@ _ELSEWHERE = {
     "langchain_tests": "test_langchain.py",
     "langgraph": "test_langgraph.py",
     "llama_index": "test_llama_index.py",
+    "llm": "test_llm.py",
+    "magentic": "test_magentic.py",
     "minisweagent": "test_mini_swe_agent.py",
+    "mirascope": "test_mirascope.py",
+    "outlines": "test_outlines.py",
     "pydantic_ai": "test_pydantic_ai.py",
+    "semantic_kernel": "test_semantic_kernel.py",
     "smolagents": "test_smolagents.py",
     "strands": "test_strands.py",
 }
