@@ -140,3 +140,30 @@ def test_the_factors_of_an_adapter_are_compared_with_their_scaling() -> None:
     assert not compare_adapter(held, version, 2.0).wrong
     assert list(compare_adapter(held, version, 1.0).wrong) == [f"base_model.model.{name}.lora_B.weight"]
     assert len(compare_adapter({}, version, 2.0).wrong) == 2
+
+
+def test_rows_that_repeat_are_at_one_place_alone() -> None:
+    """Most rows of an embedding may be equal, and the engine pads it: shifted by some rows it would still resemble itself."""
+    name = "model.embed_tokens.weight"
+
+    def version(first: int) -> Checkpoint:
+        rows = torch.zeros(VOCABULARY, WIDTH)
+        rows[:, -1] = 1.0
+        rows[first : first + 6] = torch.eye(WIDTH)[:6]
+        return {name: rows}
+
+    places = Places()
+    for first in (4, 20, 0):
+        held = torch.nn.functional.pad(version(first)[name], (0, 0, 0, 8))
+        assert not places.compare({name: held}, version(first).items()).wrong
+        held[30, 3] = 0.5
+        assert name in places.compare({name: held}, version(first).items()).wrong
+
+
+def test_a_tensor_whose_rows_are_all_equal_is_judged_by_the_next_version() -> None:
+    name, places = "model.embed_tokens.weight", Places()
+    for rows in (torch.zeros(VOCABULARY, WIDTH), torch.rand(VOCABULARY, WIDTH)):
+        held = torch.nn.functional.pad(rows, (0, 0, 0, 8))
+        assert not places.compare({name: held}, [(name, rows)]).wrong
+    held[0, 0] += 1
+    assert name in places.compare({name: held}, [(name, rows)]).wrong

@@ -36,6 +36,16 @@ class Place(NamedTuple):
     """Which of how many equal parts of the columns."""
 
 
+class _Span(NamedTuple):
+    """Rows of a block that may be those of a tensor."""
+
+    start: int
+    row: int
+    rows: int
+    equal: int
+    """The rows whose numbers are equal."""
+
+
 @dataclass
 class Comparison:
     """What one worker reads and holds of a version."""
@@ -83,12 +93,17 @@ class Places:
         return result
 
     def _remember(self, found: Mapping[str, list[Place]]) -> None:
-        """Keep the places that one tensor alone has; those of equal tensors tell nothing."""
+        """Keep the places that one tensor alone has and that are its only one in a block; equal tensors and rows tell nothing."""
         taken = [(place.block, place.start) for places in self._places.values() for place in places]
         claims = Counter((place.block, place.start) for places in found.values() for place in places)
         claims.update(taken)
         for name, places in found.items():
-            own = [p for p in places if claims[p.block, p.start] == 1 or _same_name(name, p.block)]
+            blocks = Counter(place.block for place in places)
+            own = [
+                p
+                for p in places
+                if blocks[p.block] == 1 and (claims[p.block, p.start] == 1 or _same_name(name, p.block))
+            ]
             if own:
                 self._places[name] = own
 
@@ -106,8 +121,11 @@ class Places:
                 span for offset in self._offsets(part, block) if (span := self._span(part, block, offset))
             ]
             if not spans and _same_name(name, key) and len(rows) == len(block) and share == (0, 1):
-                spans = [(0, 0, len(rows))]
-            yield from (Place(key, start, row, count, share) for start, row, count in spans[:_MOST_OFFSETS])
+                spans = [_Span(0, 0, len(rows), 0)]
+            # Rows that repeat make a tensor resemble its own neighborhood: what is equal most counts.
+            most = max((span.equal for span in spans), default=0)
+            best = [span for span in spans if span.equal == most][:_MOST_OFFSETS]
+            yield from (Place(key, span.start, span.row, span.rows, share) for span in best)
 
     def _offsets(self, rows: Tensor, block: Tensor) -> list[int]:
         """Return at which rows of a block a tensor may begin, by a few of its rows; negative where the block has later rows."""
@@ -118,10 +136,11 @@ class Places:
             candidates |= dict.fromkeys(position - anchor for position in at[:_MOST_OFFSETS].tolist())
         return list(candidates)
 
-    def _span(self, rows: Tensor, block: Tensor, offset: int) -> tuple[int, int, int] | None:
-        """Return the first row in the block, the first in the tensor and the number of rows that are common at an offset.
+    def _span(self, rows: Tensor, block: Tensor, offset: int) -> _Span | None:
+        """Return the rows that a tensor and a block have in common at an offset.
 
         None if they are not the whole tensor, or of several shards at least half a share, or if most rows differ.
+        Rows that repeat count once.
         """
         row, start = max(0, -offset), max(0, offset)
         count = min(len(rows) - row, len(block) - start)
@@ -132,9 +151,10 @@ class Places:
             at = equal.nonzero().flatten()
             first, last = (int(at[0]), int(at[-1])) if len(at) else (0, -1)
             start, row, count, equal = start + first, row + first, last - first + 1, equal[first : last + 1]
-        if count * 2 * self._shards < len(rows) or int(equal.sum()) * 2 < count:
+        telling = _changes(rows[row : row + count])
+        if count * 2 * self._shards < len(rows) or int(equal[telling].sum()) * 2 < int(telling.sum()):
             return None
-        return start, row, count
+        return _Span(start, row, count, int(equal.sum()))
 
     @staticmethod
     def _differs(block: Tensor | None, rows: Tensor, place: Place) -> bool:
@@ -189,6 +209,11 @@ def _equal_rows(held: Tensor, rows: Tensor) -> Tensor:
             part, other = part.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
         found.append((part == other).all(1))
     return torch.cat(found) if found else torch.ones(0, dtype=torch.bool)
+
+
+def _changes(rows: Tensor) -> Tensor:
+    """Return for each row whether it differs from the one before: rows that repeat tell no place apart."""
+    return torch.cat([torch.ones(1, dtype=torch.bool), ~(rows[1:] == rows[:-1]).all(1)])
 
 
 def _hashes(tensor: Tensor) -> list[str]:
