@@ -17,7 +17,7 @@ again at every upgrade of transformers, peft or torch. `trainer families NAME ..
 - **gap**: how far a log-probability is from transformers' own, unpacked, at most, in nats; **gradient**: the same of a
   weight's gradient, relative to its largest number. In float32, with rows packed together and cut in two; with spans if
   they are accepted, else with rows.
-- **export**: the published bfloat16 weights have the checkpoint's names, types and bits. **adapter**: peft reads a run's
+- **export**: the published bfloat16 weights have the checkpoint's names and numbers. **adapter**: peft reads a run's
   adapter as the model that was trained.
 
 {accepted} of {all} families are trained with spans, and {rows} more with rows.
