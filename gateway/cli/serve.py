@@ -174,7 +174,7 @@ def engine(
       gateway engine --config gateway.toml --port 8200
     """
     from gateway.engines.process import command
-    from gateway.sections import is_public, public_engine
+    from gateway.sections import refused_place
     from gateway.sections.environment import SECRETS
     from gateway.settings import ConfigError, Settings
 
@@ -187,8 +187,8 @@ def engine(
         kind = settings.engine_of(name)
         if kind.launch == "external":
             raise ConfigError(f"{config}: [engine] launch is 'external': there is nothing to start")
-        if is_public(host) and not kind.allow_public:
-            raise ConfigError(f"--host: {public_engine(host)}")
+        if refused := refused_place(host, host, allow_public=kind.allow_public):
+            raise ConfigError(f"--host: {refused[1]}")
         if tensor_parallel not in (None, kind.tensor_parallel):
             if kind.launch != "vllm":
                 raise ConfigError(

@@ -270,7 +270,7 @@ async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> N
 
 async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
     """An engine's address is where the gateway sends prompts."""
-    for body in ({"url": "http://127.0.0.1:1"}, {"name": "mine"}):
+    for body in ({"url": "http://127.0.0.1:1"}, {"mirror": "http://127.0.0.1:1"}, {"name": "mine"}):
         answer = await stage.gateway.http.post(
             "/admin/v1/engines", headers=bearer(key_of("bob")), json={"model": "bob-policy", **body}
         )
