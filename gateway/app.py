@@ -47,6 +47,7 @@ from gateway.api.middleware.fast_path import FastPath
 from gateway.api.middleware.forward import Forward, Place
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
+from gateway.api.middleware.web_guard import WebGuard, own_names
 from gateway.episodes.callers import agent_keys
 from gateway.errors import GatewayError
 from gateway.services import open_services
@@ -130,12 +131,21 @@ def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
     return [
         Middleware(BodyLimit, limit=settings.server.body_limit_bytes),
         Middleware(PortGuard, settings=settings),
+        *_web_guard(settings),
         Middleware(Draining, drain=app.state.drain),
         *_forward(app, settings),
         Middleware(Release),
         Middleware(EpisodePrefix),
         Middleware(FastPath),
     ]
+
+
+def _web_guard(settings: Settings) -> list[Middleware]:
+    """The check of web pages, where no admin key keeps them out."""
+    if settings.admin.key is not None:
+        return []
+    member = settings.cluster.member
+    return [Middleware(WebGuard, own=own_names(settings), cluster_key=member.key if member else None)]
 
 
 def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:

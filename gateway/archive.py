@@ -36,6 +36,7 @@ from gateway.api import (
 )
 from gateway.api.context import DataPlane, Services
 from gateway.api.errors import error_response
+from gateway.api.middleware.web_guard import WebGuard
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
 from gateway.errors import BadRequest
@@ -59,6 +60,7 @@ from gateway.store.models import LedgerEventRow, VersionRow
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Recorder
+from gateway.web_pages import OwnNames
 
 _STORE = "gateway.db"
 
@@ -112,6 +114,7 @@ def create_archive(run: RecordedRun) -> FastAPI:
     console.install(app)
     errors.install(app)
     app.add_middleware(ReadOnly)
+    app.add_middleware(WebGuard, own=OwnNames.of((), (), "use the address that `gateway console` printed"))
     return app
 
 

@@ -4,6 +4,7 @@
     ├── BadRequest          the caller must change the request              400
     │   └── Unprocessable   well-formed, but its content cannot be used     422
     ├── NotAuthenticated    send the right key                              401
+    ├── Forbidden           no web page of another site may do this         403
     ├── NotFound            there is no such thing here                     404
     ├── Conflict            the thing is in a state that forbids this       409, never retried
     ├── Busy                try again after `retry_after` seconds           429
@@ -81,6 +82,13 @@ class NotAuthenticated(GatewayError):
 
     status = 401
     type = "authentication_error"
+
+
+class Forbidden(GatewayError):
+    """The request may come from a web page of another site, and the server has no key."""
+
+    status = 403
+    type = "permission_error"
 
 
 class NotFound(GatewayError):
