@@ -45,6 +45,7 @@ from gateway.api.middleware.drain import Drain, Draining, stopping
 from gateway.api.middleware.episode_prefix import EpisodePrefix
 from gateway.api.middleware.fast_path import FastPath
 from gateway.api.middleware.forward import Forward, Place
+from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
 from gateway.api.middleware.web_guard import WebGuard, own_names
@@ -84,7 +85,13 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
                 gc.callbacks.append(_let_others_run)
             yield
 
-    app = FastAPI(title="headgate", version=version("headgate"), lifespan=lifespan, telemetry=_NO_TELEMETRY)
+    app = FastAPI(
+        title="headgate",
+        version=version("headgate"),
+        lifespan=lifespan,
+        telemetry=_NO_TELEMETRY,
+        redirect_slashes=False,  # the address of a redirection would be built from the request's Host
+    )
     app.state.drain = drain = Drain()
     app.state.refusal = None  # the reason why the services could not be opened, for people
     app.router.routes.extend(_routes())
@@ -136,6 +143,7 @@ def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
         *_forward(app, settings),
         Middleware(Release),
         Middleware(EpisodePrefix),
+        Middleware(Head),
         Middleware(FastPath),
     ]
 
