@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.control.models import LocalModel
 from gateway.engines.address import check_place
 from gateway.errors import BadRequest, Busy, Conflict, NotFound, jittered
 from gateway.rollout.slot import Slot
 
-router = APIRouter(prefix="/admin/v1", tags=["Engines"], dependencies=[Depends(admin)])
+router = admin_router("Engines")
 
 Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for the change to complete.")]
 
