@@ -119,6 +119,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
     import uvicorn
 
     from gateway.app import create_app, end_calls, leave
+    from gateway.connection import Connection
     from gateway.server import GatewayServer, listening
     from gateway.settings import ConfigError
 
@@ -128,6 +129,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
     gateway = create_app(settings)
     config = uvicorn.Config(
         gateway,
+        http=Connection,
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
