@@ -49,13 +49,13 @@ class Access:
 
     async def recorded(self, model: str) -> str:
         """Return the name of a model that is configured, or was trained here in the past. Raise NotFound."""
-        known = self.reach.models
-        if model not in known and not (
-            self.reach.everything and await self.gateway.database.read(lambda c: ledger.events(c, model, 1))
-        ):
-            message = f"no model {model!r}; there are: {', '.join(known)}"
-            raise NotFound(message, code="no_model", param="model")
-        return model
+        if model in self.reach.models or (self.reach.everything and await self._was_trained(model)):
+            return model
+        message = f"no model {model!r}; there are: {', '.join(self.reach.models)}"
+        raise NotFound(message, code="no_model", param="model")
+
+    async def _was_trained(self, model: str) -> bool:
+        return await self.gateway.database.read(lambda c: bool(ledger.events(c, model, 1)))
 
     async def episode(self, episode_id: str) -> dict[str, Any]:
         """An episode's row. Raises NotFound."""
