@@ -45,8 +45,10 @@ from gateway.api.middleware.drain import Drain, Draining, stopping
 from gateway.api.middleware.episode_prefix import EpisodePrefix
 from gateway.api.middleware.fast_path import FastPath
 from gateway.api.middleware.forward import Forward, Place
+from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
+from gateway.api.middleware.web_guard import WebGuard, own_names
 from gateway.episodes.callers import agent_keys
 from gateway.errors import GatewayError
 from gateway.services import open_services
@@ -83,7 +85,13 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
                 gc.callbacks.append(_let_others_run)
             yield
 
-    app = FastAPI(title="headgate", version=version("headgate"), lifespan=lifespan, telemetry=_NO_TELEMETRY)
+    app = FastAPI(
+        title="headgate",
+        version=version("headgate"),
+        lifespan=lifespan,
+        telemetry=_NO_TELEMETRY,
+        redirect_slashes=False,  # the address of a redirection would be built from the request's Host
+    )
     app.state.drain = drain = Drain()
     app.state.refusal = None  # the reason why the services could not be opened, for people
     app.router.routes.extend(_routes())
@@ -130,12 +138,22 @@ def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
     return [
         Middleware(BodyLimit, limit=settings.server.body_limit_bytes),
         Middleware(PortGuard, settings=settings),
+        *_web_guard(settings),
         Middleware(Draining, drain=app.state.drain),
         *_forward(app, settings),
         Middleware(Release),
         Middleware(EpisodePrefix),
+        Middleware(Head),
         Middleware(FastPath),
     ]
+
+
+def _web_guard(settings: Settings) -> list[Middleware]:
+    """The check of web pages, where no admin key keeps them out."""
+    if settings.admin.key is not None:
+        return []
+    member = settings.cluster.member
+    return [Middleware(WebGuard, own=own_names(settings), cluster_key=member.key if member else None)]
 
 
 def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:

@@ -36,9 +36,11 @@ from gateway.api import (
 )
 from gateway.api.context import DataPlane, Services
 from gateway.api.errors import error_response
+from gateway.api.middleware.head import Head
+from gateway.api.middleware.web_guard import WebGuard
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
-from gateway.errors import BadRequest
+from gateway.errors import WrongMethod
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import EQUALITY
 from gateway.leading import open_reader
@@ -59,6 +61,7 @@ from gateway.store.models import LedgerEventRow, VersionRow
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Recorder
+from gateway.web_pages import OwnNames
 
 _STORE = "gateway.db"
 
@@ -104,14 +107,16 @@ def create_archive(run: RecordedRun) -> FastAPI:
             app.state.services = services
             yield
 
-    app = FastAPI(title="headgate, a recorded run", lifespan=lifespan)
+    app = FastAPI(title="headgate, a recorded run", lifespan=lifespan, redirect_slashes=False)
     for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
         app.include_router(module.router)
     for module in (events, trainer_steps, history, health):
         app.include_router(module.router)
     console.install(app)
     errors.install(app)
+    app.add_middleware(Head)
     app.add_middleware(ReadOnly)
+    app.add_middleware(WebGuard, own=OwnNames.of((), (), "use the address that `gateway console` printed"))
     return app
 
 
@@ -125,10 +130,10 @@ class ReadOnly:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        error = BadRequest("this is a recorded run: nothing can be changed in it", code="recorded_run")
-        response = error_response(error, scope["path"])
-        response.status_code = 405
-        await response(scope, receive, send)
+        error = WrongMethod(
+            "this is a recorded run: nothing can be changed in it", ("HEAD", "GET"), code="recorded_run"
+        )
+        await error_response(error, scope["path"])(scope, receive, send)
 
 
 @asynccontextmanager

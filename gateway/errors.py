@@ -2,8 +2,15 @@
 
     GatewayError
     ├── BadRequest          the caller must change the request              400
-    │   └── Unprocessable   well-formed, but its content cannot be used     422
+    │   ├── Unprocessable   well-formed, but its content cannot be used     422
+    │   ├── NoRoute         no route has this path                          404
+    │   ├── WrongMethod     the route has other methods                     405
+    │   ├── TooSlow         the request does not arrive                     408
+    │   ├── Encoded         the body is compressed                          415
+    │   ├── HeadTooLarge    too many bytes or headers before the body       431
+    │   └── Unimplemented   the body is transferred in a way unknown here   501
     ├── NotAuthenticated    send the right key                              401
+    ├── Forbidden           no web page of another site may do this         403
     ├── NotFound            there is no such thing here                     404
     ├── Conflict            the thing is in a state that forbids this       409, never retried
     ├── Busy                try again after `retry_after` seconds           429
@@ -28,7 +35,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
 _KEPT = 4000
@@ -61,6 +68,8 @@ class GatewayError(Exception):
         self.param = param
         self.details = details
         self.retry_after: float | None = None
+        self.headers: dict[str, str] = {}
+        """Headers of the answer."""
 
 
 class BadRequest(GatewayError):
@@ -76,11 +85,63 @@ class Unprocessable(BadRequest):
     status = 422
 
 
+class NoRoute(BadRequest):
+    """No route has the path."""
+
+    status = 404
+
+
+class WrongMethod(BadRequest):
+    """The route has other methods; the header `Allow` names them."""
+
+    status = 405
+
+    def __init__(self, message: str, allowed: Sequence[str], *, code: str = "wrong_method") -> None:
+        super().__init__(message, code=code)
+        self.headers = {"allow": ", ".join(allowed)}
+
+
+class TooSlow(BadRequest):
+    """The request does not arrive."""
+
+    status = 408
+
+
+class HeadTooLarge(BadRequest):
+    """The head of the request has too many bytes or headers."""
+
+    status = 431
+
+
+class Encoded(BadRequest):
+    """The body is compressed; none is unpacked here."""
+
+    status = 415
+
+    def __init__(self) -> None:
+        message = "Content-Encoding: compressed bodies are not read: send the body as it is"
+        super().__init__(message, code="encoded_body", param="Content-Encoding")
+        self.headers = {"accept-encoding": "identity"}
+
+
+class Unimplemented(BadRequest):
+    """The body is transferred in a way that is not implemented here."""
+
+    status = 501
+
+
 class NotAuthenticated(GatewayError):
     """No key, or one that opens nothing."""
 
     status = 401
     type = "authentication_error"
+
+
+class Forbidden(GatewayError):
+    """The request may come from a web page of another site, and the server has no key."""
+
+    status = 403
+    type = "permission_error"
 
 
 class NotFound(GatewayError):

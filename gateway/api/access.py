@@ -5,7 +5,7 @@ is answered exactly like a thing that does not exist.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
 
@@ -13,7 +13,10 @@ from gateway.api.context import Services, bearer, services
 from gateway.control.models import LocalModel, ServedModel, TrainedModel
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.store import episodes as statements
+from gateway.store import ledger
 from gateway.tenancy.projects import Projects, Reach
+
+_ACCESS = "headgate.access"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,16 @@ class Access:
             return model
         return self.one(name)
 
+    async def recorded(self, model: str) -> str:
+        """Return the name of a model that is configured, or was trained here in the past. Raise NotFound."""
+        if model in self.reach.models or (self.reach.everything and await self._was_trained(model)):
+            return model
+        message = f"no model {model!r}; there are: {', '.join(self.reach.models)}"
+        raise NotFound(message, code="no_model", param="model")
+
+    async def _was_trained(self, model: str) -> bool:
+        return await self.gateway.database.read(lambda c: bool(ledger.events(c, model, 1)))
+
     async def episode(self, episode_id: str) -> dict[str, Any]:
         """An episode's row. Raises NotFound."""
         row = await self.gateway.database.read(lambda c: statements.episode(c, episode_id))
@@ -53,19 +66,21 @@ class Access:
 
 
 async def admin(request: Request) -> Access:
-    """The holder of the key that was sent. Raises NotAuthenticated."""
-    gateway = await services(request)
-    return Access(gateway, reached(gateway.models.projects, request))
+    """The holder of the key that was sent, which is compared once a request. Raises NotAuthenticated."""
+    if (known := request.scope.get(_ACCESS)) is None:
+        gateway = await services(request)
+        known = request.scope[_ACCESS] = Access(gateway, reached(gateway.models.projects, request))
+    return cast(Access, known)
 
 
 def reached(projects: Projects, request: Request) -> Reach:
     """Returns what the key of a request reaches. Raises NotAuthenticated."""
     reach = projects.reach(bearer(request))
     if reach is None:
-        raise NotAuthenticated(
-            "the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`",
-            code="invalid_admin_key",
-        )
+        unread = request.headers.get("authorization", "").strip() and not bearer(request)
+        why = "; the header has no key behind the word Bearer" if unread else ""
+        message = f"the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`{why}"
+        raise NotAuthenticated(message, code="invalid_admin_key")
     return reach
 
 

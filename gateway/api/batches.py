@@ -9,14 +9,15 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import Admin, admin
+from gateway.api.access import Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.context import Number
 from gateway.types import LeasedGroups
 
-router = APIRouter(prefix="/admin/v1", tags=["Batches"], dependencies=[Depends(admin)])
+router = admin_router("Batches")
 
 
 class Body(BaseModel):

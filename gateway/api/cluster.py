@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-
 from gateway.api.access import Admin
+from gateway.api.admin_route import admin_router
 from gateway.errors import NotFound
 from gateway.peers import snapshot
 from gateway.peers.follower import Follower
@@ -14,10 +13,10 @@ from gateway.peers.role import Leader
 
 PATH = "/admin/v1/cluster"
 
-router = APIRouter(tags=["Cluster"])
+router = admin_router("Cluster")
 
 
-@router.get(PATH)
+@router.get("/cluster")
 async def cluster(access: Admin) -> dict[str, Any]:
     """This process's role, and the coordinator with its followers and engines, as they are or were last known (`age_s`).
 

@@ -17,9 +17,9 @@ from gateway.control.models import Models
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
-from gateway.errors import BadRequest, Unavailable
+from gateway.errors import BadRequest, NotAuthenticated, Unavailable
 from gateway.feed.events import EventFeed
-from gateway.json_depth import TooDeep, check_depth
+from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
 from gateway.peers.callers import RemoteCallers
@@ -35,6 +35,8 @@ from gateway.store.database import Database
 from gateway.telemetry.base import Tracing
 from gateway.tenancy.limits import Limits
 
+_OTHER_HEADERS, _OTHER_QUERY = ("api-key", "x-goog-api-key"), ("key", "api_key", "api-key")
+"""Where clients of Azure's and Google's APIs put a key."""
 _CONVERSATION = ("messages", "input", "prompt", "system")
 
 
@@ -125,6 +127,20 @@ def credentials(request: Request) -> str:
     return bearer(request) or request.headers.get("x-api-key", "").strip()
 
 
+def check_placed(request: Request) -> None:
+    """Raise NotAuthenticated if a request without a readable key has one in a place that is not read."""
+    form = "send it as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
+    if request.headers.get("authorization", "").strip():
+        message = f"the Authorization header has no key behind the word Bearer: {form}"
+        raise NotAuthenticated(message, code="missing_api_key")
+    headers = [f"the header {name}" for name in _OTHER_HEADERS if name in request.headers]
+    for place in (
+        *headers,
+        *(f"the query parameter {name}" for name in _OTHER_QUERY if name in request.query_params),
+    ):
+        raise NotAuthenticated(f"a key in {place} is not read: {form}", code="missing_api_key")
+
+
 def json_object(body: bytes) -> dict[str, Any]:
     """A body as a JSON object. Raises BadRequest."""
     try:
@@ -133,11 +149,16 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from error
     if not isinstance(values, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
-    try:
-        check_depth(values)
-    except TooDeep as error:
-        raise BadRequest(f"the body: {error}", code="body_too_deep") from error
+    _check_fields(values)
     return values if len(body) < LARGE else {**values, **_rewritten(values)}
+
+
+def _check_fields(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        try:
+            check_depth(value, MAX_DEPTH - 1)
+        except TooDeep as error:
+            raise BadRequest(f"{name}: {error}", code="body_too_deep", param=name) from error
 
 
 def _rewritten(values: dict[str, Any]) -> dict[str, Any]:

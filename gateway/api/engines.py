@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.control.models import LocalModel
-from gateway.engines.address import check_private
+from gateway.engines.address import check_place
 from gateway.errors import BadRequest, Busy, Conflict, NotFound, jittered
 from gateway.rollout.slot import Slot
 
-router = APIRouter(prefix="/admin/v1", tags=["Engines"], dependencies=[Depends(admin)])
+router = admin_router("Engines")
 
 Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for the change to complete.")]
 
@@ -133,7 +134,9 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
     """Raises BadRequest for what the key may not ask for: a URL is an address that this gateway would speak to."""
     settings = access.gateway.settings
     if not access.reach.everything:
-        for param, given in (("url", body.url), ("name", body.name), ("node", body.node)):
+        for param, given in (
+            ("url", body.url), ("mirror", body.mirror), ("name", body.name), ("node", body.node),
+        ):  # fmt: skip
             if given is not None:
                 message = f"{param}: only the root key may give engines' addresses, names and nodes"
                 raise BadRequest(message, code="root_key_needed", param=param)
@@ -147,8 +150,10 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
         if "rollout" not in tags:
             message = f"the node {body.node!r} lacks the tag 'rollout' (its tags: {', '.join(tags)})"
             raise Conflict(message, code="node_not_for_rollout")
-    if body.url is not None and not engine.allow_public:
-        await check_private(body.url)
+    if body.url is not None:
+        await check_place(body.url, allow_public=engine.allow_public)
+    if body.mirror is not None:
+        await check_place(body.mirror, allow_public=True, param="mirror")
 
 
 def _find(access: Access, name: str) -> tuple[str, Slot]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from sqlalchemy import Connection
 
-from gateway.api.access import Admin, admin
+from gateway.api.access import Admin
+from gateway.api.admin_route import admin_router
 from gateway.errors import BadRequest
 from gateway.store import episode_pages
 from gateway.store.episode_pages import EpisodeFilter, Place
 from gateway.types import EpisodeMode
 
-router = APIRouter(prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin)])
+router = admin_router("Episodes", "/episodes")
 
 _PLACE = r"^\d{1,12}(\.\d{1,12})?_[A-Za-z0-9-]{1,40}$"
 Pin = Annotated[
     str | None,
     Query(description="The `pin` of an earlier page: leaves out what was opened since.", pattern=_PLACE),
 ]
+EpisodeState = Literal["open", "grading", "closed"]
 Word = Annotated[str | None, Query(max_length=255)]
 Version = Annotated[int | None, Query(ge=0, lt=2**31)]
 Reward = Annotated[float | None, Query(allow_inf_nan=False)]
@@ -30,7 +32,7 @@ Moment = Annotated[
 
 async def episode_filter(
     access: Admin,
-    state: str | None = None,
+    state: EpisodeState | None = None,
     mode: EpisodeMode | None = None,
     group_id: str | None = None,
     task_id: str | None = None,
@@ -50,6 +52,8 @@ async def episode_filter(
     pin: Pin = None,
 ) -> EpisodeFilter:
     """The episodes that a request is about: those within reach that match all of its parameters."""
+    if model is not None:
+        await access.recorded(model)
     models = None if access.reach.everything else access.reach.models
     return EpisodeFilter(
         state, mode, group_id, task_id, agent, model, reason, version_min, version_max, reward_min, reward_max,
@@ -116,6 +120,8 @@ async def histogram(
 @router.get("/facets")
 async def facets(access: Admin, model: Word = None) -> dict[str, Any]:
     """The values that filters can choose from, with their numbers of episodes."""
+    if model is not None:
+        await access.recorded(model)
     models = None if access.reach.everything else access.reach.models
     wanted = EpisodeFilter(model=model, models=models)
     return await access.gateway.database.read(lambda c: episode_pages.facets(c, wanted))

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Header, Query, Response
 from sqlalchemy import Connection
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.feed.explain import explain
 from gateway.store import decisions, trainer_steps, turns
 from gateway.trajectories.token_columns import FLAG_NAMES, TokenColumns, Vocabulary, token_columns
 from gateway.trajectories.token_figures import OFF, read_figures, tokens_file
 from gateway.types import Node
 
-router = APIRouter(prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin)])
+router = admin_router("Episodes", "/episodes")
 
 
 @router.get("/{episode_id}/tokens")

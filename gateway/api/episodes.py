@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import orjson
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Strict, field_validator
+from fastapi import Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Strict
 
-from gateway.api.access import Access, Admin, admin, episode_in_reach
+from gateway.api.access import Access, Admin, episode_in_reach
+from gateway.api.admin_route import admin_router
 from gateway.api.context import Gateway, bearer
 from gateway.episodes import retention
 from gateway.episodes.open_episode import CALLS
 from gateway.errors import BadRequest, NotFound
-from gateway.json_depth import check_depth
 from gateway.keys import key_of
 from gateway.render.renderer import ChatRenderer
 from gateway.store import turns
@@ -21,9 +20,7 @@ from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeRequest, EpisodeSampling, Node, TokenFlag
 
-router = APIRouter(
-    prefix="/admin/v1/episodes", tags=["Episodes"], dependencies=[Depends(admin), Depends(episode_in_reach)]
-)
+router = admin_router("Episodes", "/episodes", episode_in_reach)
 
 Number = Annotated[FiniteFloat, Strict()]
 """A number in JSON; a truth value, and a number in quotes, are refused."""
@@ -58,17 +55,6 @@ class OpenBody(BaseModel):
     metadata: dict[str, Any] = {}
     sampling: SamplingBody = SamplingBody()
     """Sampling parameters of the calls to the episode's own model. Only for evaluation: training episodes have `[sampling]`."""
-
-    @field_validator("metadata")
-    @classmethod
-    def _can_be_stored(cls, metadata: dict[str, Any]) -> dict[str, Any]:
-        """Refuses values that Python's JSON reads and the store cannot hold: huge integers, and halves of characters."""
-        check_depth(metadata)
-        try:
-            orjson.dumps(metadata)
-        except TypeError as error:
-            raise ValueError(f"cannot be stored: {error}") from error
-        return metadata
 
 
 class RewardBody(BaseModel):

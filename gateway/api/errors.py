@@ -7,19 +7,36 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
-from gateway.errors import BadRequest, Busy, Conflict, GatewayError, NotBegun, Unavailable, validation_error
+from gateway.api.scope import EPISODE, PREFIX
+from gateway.api.wrong_paths import no_route
+from gateway.errors import (
+    BadRequest,
+    Busy,
+    Conflict,
+    GatewayError,
+    NotBegun,
+    Unavailable,
+    WrongMethod,
+    validation_error,
+)
 
 log = logging.getLogger(__name__)
 
 NOT_BEGUN = "x-headgate-not-begun"
 """The header by which another gateway process knows that it may ask somebody else (`NotBegun`)."""
+_ANTHROPIC_PATH = re.compile(r"(^|/v1)/+messages(/|$)")
+"""Paths of Anthropic's API, also behind a wrong base URL; OpenAI has messages of threads."""
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _PROBE = "/readyz"
 """A route that load balancers and orchestrators request every few seconds: its refusals are not logged as warnings."""
 
@@ -38,21 +55,20 @@ def error_body(error: GatewayError) -> dict[str, Any]:
 
 def anthropic_error_body(error: GatewayError) -> dict[str, Any]:
     """An error as Anthropic's API has it; it has no place for a code or a parameter, so the message names them."""
+    other = "invalid_request_error" if isinstance(error, BadRequest) else "api_error"
     details = {} if error.details is None else {"details": error.details}
     return {
         "type": "error",
-        "error": {"type": _ANTHROPIC.get(error.status, "api_error"), "message": error.message, **details},
+        "error": {"type": _ANTHROPIC.get(error.status, other), "message": error.message, **details},
     }
 
 
 _ANTHROPIC = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     409: "invalid_request_error",
     413: "request_too_large",
-    422: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -61,14 +77,14 @@ _ANTHROPIC = {
 
 def error_response(error: GatewayError, path: str) -> Response:
     """The answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later says so."""
-    headers = {}
+    headers = dict(error.headers)
     if isinstance(error, Busy):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, Conflict):
         headers["x-should-retry"] = "false"
     if isinstance(error, NotBegun):
         headers[NOT_BEGUN] = "1"
-    body = anthropic_error_body(error) if "/v1/messages" in path else error_body(error)
+    body = anthropic_error_body(error) if _ANTHROPIC_PATH.search(path) else error_body(error)
     return Response(orjson.dumps(body), error.status, headers, "application/json")
 
 
@@ -92,6 +108,16 @@ def _counted(request: Request, error: GatewayError) -> Response:
     return error_response(error, request.url.path)
 
 
+def _allowed(app: FastAPI, scope: Scope) -> list[str]:
+    """The methods of the routes that have a path, of which each may be a route of its own; empty: no route has it."""
+    found = [
+        method
+        for method in _METHODS
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.router.routes)
+    ]
+    return ["HEAD", *found] if "GET" in found else found
+
+
 def install(app: FastAPI) -> None:
     """Registers the handlers."""
 
@@ -105,15 +131,13 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if isinstance(error.__cause__, GatewayError):  # raised by our own code while FastAPI read the body
-            return _counted(request, error.__cause__)
-        # Raised by Python's decoder while FastAPI read the body
-        if isinstance(error.__cause__, RecursionError):
-            return _counted(request, BadRequest("the body is nested too deep", code="body_too_deep"))
-        kind = BadRequest(f"{request.method} {request.url.path}: {error.detail}", code="no_such_route")
-        response = _counted(request, kind)
-        response.status_code = error.status_code
-        return response
+        method, path = request.method, request.scope["path"]
+        if allowed := _allowed(app, request.scope):
+            message = f"{method} {path}: this route has {', '.join(allowed)}"
+            return _counted(request, WrongMethod(message, allowed))
+        server = request.app.state.services.settings.server
+        prefix = f"{PREFIX}{request.scope[EPISODE]}" if EPISODE in request.scope else ""
+        return _counted(request, no_route(method, path, server.url + prefix))
 
     async def unexpected(request: Request, error: Exception) -> Response:
         log.exception("%s %s", request.method, request.url.path, exc_info=error)

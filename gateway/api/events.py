@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import Header, Query, Response
 from pydantic import Field, StringConstraints
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.stream import EventStream, openai_failure
-from gateway.errors import BadRequest, NotFound
+from gateway.errors import BadRequest
 from gateway.feed.events import Start
 from gateway.store.events import EventFilter
 
 PATH = "/admin/v1/events"
 """Every process of a cluster answers requests to this path itself."""
-router = APIRouter(prefix="/admin/v1", tags=["Events"], dependencies=[Depends(admin)])
+router = admin_router("Events")
 
 _SUBJECTS = "episode|group|batch|version|engine|node|trainer"
 Id = Annotated[int, Field(ge=0, lt=2**53)]
@@ -46,7 +47,7 @@ async def watch(
     """Streams events as server-sent events; without `after` and `last`, from now on. The stream can be resumed after any
     id."""
     feed, start = access.gateway.events, _start(after, last, last_event_id)
-    wanted = EventFilter(tuple(kind or ()), _models(access, model), episode, group)
+    wanted = EventFilter(tuple(kind or ()), await _models(access, model), episode, group)
     feed.check()
     keep_alive_s = access.gateway.settings.server.keep_alive_s
     return EventStream(lambda: feed.watch(wanted, start, wait), keep_alive_s, openai_failure)
@@ -64,10 +65,8 @@ def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
     return Start(after, last)
 
 
-def _models(access: Access, model: str | None) -> tuple[str, ...] | None:
+async def _models(access: Access, model: str | None) -> tuple[str, ...] | None:
     """The models to tell of; None: all. Raises NotFound."""
     if model is None:
         return None if access.reach.everything else access.reach.models
-    if not access.reach.has(model):
-        raise NotFound(f"no model {model!r}", code="no_model")
-    return (model,)
+    return (await access.recorded(model),)

@@ -15,7 +15,7 @@ from functools import partial
 from fastapi import Request, Response
 from starlette.types import Scope
 
-from gateway.api.context import Services, credentials, json_object
+from gateway.api.context import Services, check_placed, credentials, json_object
 from gateway.api.images import keep_images, load_image, take_images
 from gateway.api.sampling import nth_seed, sampling_of, tools_of
 from gateway.api.scope import EPISODE, keep_ticket, ticket_of
@@ -69,7 +69,9 @@ async def identify(request: Request, gateway: Services) -> Caller:
     if prefix and header and prefix != header:
         message = f"the path names the episode {prefix!r}, and the header {EPISODE_HEADER} another"
         raise BadRequest(message, code="invalid_value", param=EPISODE_HEADER)
-    return await gateway.callers.identify(credentials(request), prefix or header)
+    if not (key := credentials(request)):
+        check_placed(request)
+    return await gateway.callers.identify(key, prefix or header)
 
 
 async def admitted(request: Request, gateway: Services) -> Caller:

@@ -1,6 +1,8 @@
-"""`/`, `/healthz`, `/readyz`, `/metrics`."""
+"""`/`, `/healthz`, `/readyz`, `/metrics`; `/health`, `/ping`, `/version`: what tools for vLLM ask before they begin."""
 
 from __future__ import annotations
+
+from importlib.metadata import version
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,7 +15,7 @@ from gateway.peers.role import Leader
 router = APIRouter(tags=["Health"])
 
 
-@router.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+@router.get("/", include_in_schema=False)
 async def root() -> dict[str, str]:
     """The address is a gateway's: some clients ask for that before their first call. The rest of the answer says how to go on."""
     return {"name": "headgate", "api": "/v1", "schema": "/openapi.json", "docs": "/docs"}
@@ -43,6 +45,20 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
             message = f"no engine is ready ({model.pool.states()})"
             raise Unavailable(message, retry_after=10.0, code="no_engine")
     return {"status": "ready"}
+
+
+@router.get("/health")
+@router.api_route("/ping", methods=["GET", "POST"])
+async def health(request: Request, gateway: Gateway) -> Response:
+    """Calls would be served, as `/readyz` says: 200 without a body, as vLLM answers."""
+    await readyz(request, gateway)
+    return Response()
+
+
+@router.get("/version")
+async def show_version() -> dict[str, str]:
+    """The version of headgate, in vLLM's form."""
+    return {"version": version("headgate")}
 
 
 def _check_leader(leader: Leader) -> None:

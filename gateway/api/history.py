@@ -9,17 +9,18 @@ import time
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from sqlalchemy import Connection
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.trainer_steps import OfModel, model_in_reach
 from gateway.feed import signals
 from gateway.feed.timeline import spans
 from gateway.store import episode_pages, events, history, trainer_steps
 from gateway.store.episode_pages import EpisodeFilter
 
-router = APIRouter(prefix="/admin/v1", tags=["History"], dependencies=[Depends(admin)])
+router = admin_router("History")
 
 Moment = Annotated[float | None, Query(ge=0, lt=1e12, description="Seconds since 1970.")]
 _LOOKED_AT = 200
@@ -45,7 +46,7 @@ async def console(access: Admin) -> dict[str, Any]:
 @router.get("/versions")
 async def list_versions(access: Admin, model: OfModel = None) -> dict[str, Any]:
     """A model's versions, the oldest first: state, parent, path, when it was published and live, and what its update took."""
-    name = model_in_reach(access, model)
+    name = await model_in_reach(access, model)
 
     def read(connection: Connection) -> dict[str, Any]:
         found = history.versions(connection, name)
@@ -63,7 +64,7 @@ async def timeline(
     """The states of engines and the roles of nodes over time, with when versions came; nodes are told to the root key alone."""
     models = None if access.reach.everything else access.reach.models
     if model is not None:
-        models = (model_in_reach(access, model),)
+        models = (await model_in_reach(access, model),)
     subjects = ["engine", "version"]
     told = await access.gateway.database.read(lambda c: history.machine_events(c, subjects, models))
     if access.reach.everything:
@@ -84,7 +85,7 @@ async def _now(access: Access) -> float:
 @router.get("/health")
 async def health(access: Admin, model: OfModel = None) -> dict[str, Any]:
     """The checklist of a run: each signal with its value now, what is healthy, and what to do."""
-    name = model_in_reach(access, model)
+    name = await model_in_reach(access, model)
     judged = await access.gateway.database.read(lambda c: _judged(c, access, name))
     return {"model": name, "at": time.time(), "signals": judged}
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from gateway.api.access import Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.context import DataPlane
 from gateway.control.models import ServedModel
 from gateway.dialects.images import Image, ImageSupport
@@ -19,7 +20,7 @@ from gateway.render.offload import offload
 from gateway.sections import ImageSettings
 from gateway.store import images as statements
 
-router = APIRouter(prefix="/admin/v1", tags=["admin"])
+router = admin_router("admin")
 
 
 @router.get("/images/{name}", response_class=Response, responses={200: {"content": {"image/*": {}}}})

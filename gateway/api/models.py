@@ -11,6 +11,7 @@ from fastapi import APIRouter, Query, Request, Response
 from gateway.api.context import Gateway, Services, bearer
 from gateway.api.errors import anthropic_error_body
 from gateway.api.generation import identify
+from gateway.api.wrong_paths import no_route
 from gateway.errors import BadRequest, NotFound
 
 router = APIRouter(tags=["OpenAI", "Anthropic"])
@@ -48,6 +49,8 @@ async def list_models(
 @router.get("/v1/models/{model_id:path}", response_model=None)
 async def get_model(model_id: str, request: Request, gateway: Gateway) -> dict[str, Any] | Response:
     """One model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
+    if not model_id:
+        raise no_route("GET", "/v1/models/", gateway.settings.server.url)
     anthropic = _ANTHROPIC in request.headers
     own, seen = await _sight(request, gateway)
     try:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Response
+from fastapi import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.control.nodes import Nodes
 from gateway.errors import NotFound
 from gateway.sections import Name, NodeSettings
 
-router = APIRouter(prefix="/admin/v1", tags=["Nodes"], dependencies=[Depends(admin)])
+router = admin_router("Nodes")
 
 
 class NodeBody(BaseModel):

@@ -9,6 +9,8 @@ from starlette.types import Scope
 
 from gateway.tenancy.limits import Ticket
 
+PREFIX = "/e/"
+"""The beginning of a path that names an episode."""
 EPISODE = "headgate.episode"
 """The id of the episode that the path names."""
 _HELD = "headgate.held"

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import APIRouter, Depends
 from sqlalchemy import Connection
 
-from gateway.api.access import Admin, admin
+from gateway.api.access import Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.batches import Model
 from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
@@ -18,7 +18,7 @@ from gateway.render.tool_alarm import WORDS
 from gateway.store import decisions, episode_pages, episodes, turns
 from scheduler.policies.staleness_state import GroupRow
 
-router = APIRouter(prefix="/admin/v1", tags=["Staleness"], dependencies=[Depends(admin)])
+router = admin_router("Staleness")
 
 _LOST = ("refused", "dropped", "aborted", "skipped")
 _OF_LATE = 10_000

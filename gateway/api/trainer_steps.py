@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.episodes import Number
-from gateway.errors import NotFound
 from gateway.store import trainer_steps
 from gateway.store.trainer_steps import TrainerStep
 
-router = APIRouter(prefix="/admin/v1", tags=["Runs"], dependencies=[Depends(admin)])
+router = admin_router("Runs")
 
 Id = Annotated[int, Field(ge=0, lt=2**53)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -55,7 +55,7 @@ async def list_runs(access: Admin, model: OfModel = None) -> dict[str, Any]:
     """The runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
     models = access.reach.models if not access.reach.everything else None
     if model is not None:
-        models = (model_in_reach(access, model),)
+        models = (await model_in_reach(access, model),)
     return {"runs": await access.gateway.database.read(lambda c: trainer_steps.runs(c, models))}
 
 
@@ -71,7 +71,7 @@ async def get_steps(
     figure: Annotated[list[Name] | None, Query(max_length=256, description="Only these.")] = None,
 ) -> dict[str, Any]:
     """The steps of a run by column: step, version, time, and each figure, null where a step has none."""
-    name = model_in_reach(access, model)
+    name = await model_in_reach(access, model)
 
     def read(connection: Any) -> dict[str, Any]:
         known = trainer_steps.runs(connection, (name,))
@@ -82,9 +82,6 @@ async def get_steps(
     return await access.gateway.database.read(read)
 
 
-def model_in_reach(access: Access, model: str | None) -> str:
+async def model_in_reach(access: Access, model: str | None) -> str:
     """A model within reach, by its name; without one the first trained one. Raises NotFound."""
-    name = model or access.gateway.models.first(access.reach)
-    if not name or not access.reach.has(name):
-        raise NotFound(f"no model {model!r}", code="no_model")
-    return name
+    return await access.recorded(model or access.gateway.models.first(access.reach))

@@ -7,15 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.api.access import Access, Admin, admin
+from gateway.api.access import Access, Admin
+from gateway.api.admin_route import admin_router
 from gateway.api.context import Number
 from gateway.errors import BadRequest, Unprocessable
 from gateway.store import episodes as statements
 
-router = APIRouter(prefix="/admin/v1", tags=["Weights"], dependencies=[Depends(admin)])
+router = admin_router("Weights")
 
 
 class PublishBody(BaseModel):

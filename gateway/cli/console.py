@@ -68,6 +68,7 @@ def _serve(run: object, port: int, browser: bool) -> None:
     import uvicorn
 
     from gateway.archive import RecordedRun, create_archive, open_archive
+    from gateway.connection import Connection
     from gateway.settings import ConfigError
     from processes.ports import free_port, url_of
 
@@ -82,7 +83,12 @@ def _serve(run: object, port: int, browser: bool) -> None:
     _show(f"{url_of('127.0.0.1', port)}/console/", browser)
     typer.echo("a recorded run: nothing can be changed in it. Ctrl-C ends this.")
     config = uvicorn.Config(
-        create_archive(run), host="127.0.0.1", port=port, log_level="warning", timeout_graceful_shutdown=1
+        create_archive(run),
+        host="127.0.0.1",
+        port=port,
+        http=Connection,
+        log_level="warning",
+        timeout_graceful_shutdown=1,
     )
     try:
         uvicorn.Server(config).run()

@@ -119,6 +119,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
     import uvicorn
 
     from gateway.app import create_app, end_calls, leave
+    from gateway.connection import Connection
     from gateway.server import GatewayServer, listening
     from gateway.settings import ConfigError
 
@@ -128,6 +129,7 @@ def _serve(settings: Settings, verbose: bool) -> None:
     gateway = create_app(settings)
     config = uvicorn.Config(
         gateway,
+        http=Connection,
         loop="uvloop",
         log_level="info" if verbose else "warning",
         access_log=False,
@@ -174,7 +176,7 @@ def engine(
       gateway engine --config gateway.toml --port 8200
     """
     from gateway.engines.process import command
-    from gateway.sections import is_public, public_engine
+    from gateway.sections import refused_place
     from gateway.sections.environment import SECRETS
     from gateway.settings import ConfigError, Settings
 
@@ -187,8 +189,8 @@ def engine(
         kind = settings.engine_of(name)
         if kind.launch == "external":
             raise ConfigError(f"{config}: [engine] launch is 'external': there is nothing to start")
-        if is_public(host) and not kind.allow_public:
-            raise ConfigError(f"--host: {public_engine(host)}")
+        if refused := refused_place(host, host, allow_public=kind.allow_public):
+            raise ConfigError(f"--host: {refused[1]}")
         if tensor_parallel not in (None, kind.tensor_parallel):
             if kind.launch != "vllm":
                 raise ConfigError(

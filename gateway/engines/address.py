@@ -1,4 +1,4 @@
-"""Checks engines' addresses: they must not be reachable by everybody."""
+"""Checks engines' addresses: they must neither be public nor link-local."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ import socket
 from urllib.parse import urlsplit
 
 from gateway.errors import BadRequest
-from gateway.sections import is_public, public_engine
+from gateway.sections import refused_place
 from gateway.settings import ConfigError, Settings
 
 
 async def check_engines(settings: Settings) -> None:
-    """Raises ConfigError if an external engine of the configuration has a name of a public address."""
+    """Raise ConfigError if an external engine of the configuration has a name whose address is refused."""
     for name in settings.models:
         engine = settings.engine_of(name)
-        for url in engine.places if not engine.allow_public else ():
-            try:
-                await check_private(url or "")
-            except BadRequest as error:
-                raise ConfigError(f"[engine]: {error}") from error
+        try:
+            for url in engine.places:
+                await check_place(url or "", allow_public=engine.allow_public)
+            for url in engine.mirrors:
+                await check_place(url, allow_public=True)
+        except BadRequest as error:
+            raise ConfigError(f"[engine]: {error}") from error
 
 
-async def check_private(url: str) -> None:
-    """Raises BadRequest if an engine's host has a public address, or can be none's. A name that is not known now is nobody's."""
+async def check_place(url: str, *, allow_public: bool, param: str = "url") -> None:
+    """Raise BadRequest if a host's address is link-local, public (unless allowed), or none that a host can have.
+
+    A name that DNS does not know now passes.
+    """
     try:
         if (host := urlsplit(url).hostname) is None:
             return
@@ -32,7 +37,8 @@ async def check_private(url: str) -> None:
         return
     except ValueError as error:  # not a valid host name, in Unicode or otherwise
         raise BadRequest(
-            f"url: no host can have this name ({error})", code="invalid_value", param="url"
+            f"{param}: no host can have this name ({error})", code="invalid_value", param=param
         ) from error
-    if any(is_public(str(address[0])) for *_, address in found):
-        raise BadRequest(public_engine(url), code="public_engine", param="url")
+    for *_, address in found:
+        if refused := refused_place(url, str(address[0]), allow_public=allow_public):
+            raise BadRequest(f"{param}: {refused[1]}", code=refused[0], param=param)

@@ -16,6 +16,7 @@ from gateway.sections.engines import (
     UpstreamSettings,
     is_public,
     public_engine,
+    refused_place,
 )
 from gateway.sections.episodes import (
     CallSettings,
@@ -88,4 +89,5 @@ __all__ = [
     "WeightsSettings",
     "is_public",
     "public_engine",
+    "refused_place",
 ]

@@ -14,7 +14,8 @@ class AdminSettings(Section):
     """`[admin]`: who may open episodes and publish weights."""
 
     key: SecretStr | None = Field(None, min_length=1)
-    """Without a key the admin API answers only while the gateway listens on loopback addresses."""
+    """Without a key the gateway listens on loopback addresses alone, and refuses web pages of other sites and foreign names in
+    `Host` (docs/security.md)."""
     port: int | None = Field(None, ge=1, le=65_535)
     """A port of its own: then the admin API and `/metrics` are served there alone, beside `/healthz` and `/readyz`."""
     host: str | None = None

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import SecretStr
 
 from gateway.sections.access import AdminSettings, AgentSettings, ProjectSettings
-from gateway.sections.engines import EngineSettings, is_public, public_engine
+from gateway.sections.engines import EngineSettings, refused_place
 from gateway.sections.environment import key_variable
 from gateway.sections.episodes import GraderSettings
 from gateway.sections.models import ModelSettings
@@ -153,8 +153,9 @@ def check_node(
             f"[nodes.{name}]: a model has the name {name!r}, and their engines' names would collide: rename one"
         )
     for url in node.urls:
-        if not engines[model].allow_public and is_public(urlsplit(url).hostname or ""):
-            raise ValueError(f"[nodes.{name}] urls: {public_engine(url)}")
+        host, allow_public = urlsplit(url).hostname or "", engines[model].allow_public
+        if refused := refused_place(url, host, allow_public=allow_public):
+            raise ValueError(f"[nodes.{name}] urls: {refused[1]}")
 
 
 def _trained(models: Models, name: str) -> bool:

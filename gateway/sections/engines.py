@@ -11,6 +11,9 @@ from pydantic import Field, SecretStr, model_validator
 
 from gateway.sections.base import Seconds, Section
 
+_METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
+"""Addresses of clouds' metadata services (Alibaba, Oracle, AWS on IPv6) that are not link-local."""
+
 
 class EngineSettings(Section):
     """`[engine]`, or `[models.NAME.engine]`: the servers that turn token ids into token ids."""
@@ -99,9 +102,11 @@ class EngineSettings(Section):
             raise ValueError(
                 "`count` is not for launch = 'external': name each engine in `urls`, or add it at /admin/v1/engines"
             )
-        for url in (self.url, *self.urls):
-            if url is not None and not self.allow_public and is_public(urlsplit(url).hostname or ""):
-                raise ValueError(public_engine(url))
+        for url in (self.url, *self.urls, *self.mirrors):
+            allow_public = self.allow_public or url in self.mirrors
+            host = urlsplit(url or "").hostname or ""
+            if refused := refused_place(url or "", host, allow_public=allow_public):
+                raise ValueError(refused[1])
         return self
 
     @property
@@ -159,12 +164,38 @@ class UpdateSettings(Section):
 
 def is_public(address: str) -> bool:
     """Returns whether an IP address can be reached from everywhere; False for a name."""
+    ip = _ip(address)
+    return ip is not None and ip.is_global
+
+
+def is_metadata(address: str) -> bool:
+    """Returns whether an IP address is link-local, or another at which a cloud serves credentials; False for a name."""
+    ip = _ip(address)
+    return ip is not None and (ip.is_link_local or str(ip) in _METADATA)
+
+
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return False
+        return None
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_global
+    return mapped or ip
+
+
+def refused_place(url: str, address: str, *, allow_public: bool) -> tuple[str, str] | None:
+    """Returns the code and the message by which an engine at `url` is refused; None if it may be there.
+
+    `address`: the URL's host, or an address of that name.
+    """
+    if is_metadata(address):
+        return "link_local_engine", (
+            f"{url.rpartition('@')[2]}: an engine cannot have a link-local address: clouds serve credentials at them. "
+            "Name an address of a private network"
+        )
+    if not allow_public and is_public(address):
+        return "public_engine", public_engine(url)
+    return None
 
 
 def public_engine(url: str) -> str:

@@ -4,7 +4,7 @@
     GET  /versions/7/FILE               a file of one, or a range of it; also manifest.json
     POST /versions/7  {"sources": [..]} fetches it from there, and answers the path on this machine
 
-With a key, every request needs it as `Authorization: Bearer`.
+With a key, every request needs it as `Authorization: Bearer`. Without one, web pages of other sites are refused.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import json
 from aiohttp import web
 
 from gateway.errors import GatewayError
+from gateway.web_pages import OwnNames, check_web_page
 from gateway.weights.mirror import Mirror
 
 _MAX_SOURCES = 64
+_OWN_NAMES = OwnNames.of((), (), "use http://127.0.0.1:PORT, or set HEADGATE_WEIGHTS_KEY")
+"""Without a key only the loopback address is listened at."""
 
 
 def create_server(mirror: Mirror, key: str | None, keep: int | None = None) -> web.Application:
     """The server of a mirror that is open. `keep`: how many versions stay after a fetch; None: nothing is ever removed."""
     handlers = _Handlers(mirror, keep)
-    app = web.Application(middlewares=[_key_needed(key), _errors], client_max_size=2**16)
+    app = web.Application(middlewares=[_errors, _key_needed(key)], client_max_size=2**16)
     app.router.add_get("/versions", handlers.versions)
     app.router.add_get(r"/versions/{version:\d+}/{file}", handlers.file)
     app.router.add_post(r"/versions/{version:\d+}", handlers.fetch)
@@ -66,6 +69,8 @@ def _key_needed(key: str | None) -> web.middleware:  # type: ignore[valid-type]
 
     @web.middleware
     async def check(request: web.Request, handler: web.Handler) -> web.StreamResponse:  # type: ignore[name-defined]
+        if key is None:
+            check_web_page([(name.lower(), value) for name, value in request.raw_headers], _OWN_NAMES)
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if key is not None and not hmac.compare_digest(given, expected):
             return _refusal(401, "the key of this server is needed: Authorization: Bearer KEY")

@@ -18,6 +18,7 @@ import uvicorn
 from gateway.app import create_app
 from gateway.cli.serve import KEEP_ALIVE_S
 from gateway.client import GatewayClient
+from gateway.connection import Connection
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.settings import Settings
 from processes.ports import free_port
@@ -80,10 +81,11 @@ class RunningGateway:
 
 
 @asynccontextmanager
-async def serve(app: Any, port: int) -> AsyncIterator[None]:
+async def serve(app: Any, port: int, http: type[asyncio.Protocol] = Connection) -> AsyncIterator[None]:
     """An ASGI application on a loopback port. Raises OSError if somebody else has it; uvicorn would end the test process."""
     config = uvicorn.Config(
         app,
+        http=http,
         log_config=None,  # to configure logging anew costs a tenth of a gateway's start
         log_level="warning",
         timeout_graceful_shutdown=1,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import AsyncIterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -176,11 +178,28 @@ async def test_the_sdk_raises_its_own_errors(gateway: RunningGateway) -> None:
     [
         ({}, "missing_api_key"),
         ({"Authorization": "Bearer hg-nobody"}, "invalid_api_key"),
-        ({"Authorization": "Basic eDp5"}, "missing_api_key"),
     ],
 )
 async def test_a_key_that_opens_nothing(gateway: RunningGateway, headers: dict[str, str], code: str) -> None:
     error_of(await gateway.chat(headers, model="demo"), 401, code)
+
+
+@pytest.mark.parametrize(
+    ("headers", "query", "said"),
+    [
+        ({"Authorization": "hg-key"}, "", "no key behind the word Bearer"),
+        ({"Authorization": "Basic eDp5"}, "", "no key behind the word Bearer"),
+        ({"api-key": "hg-key"}, "", "the header api-key is not read"),
+        ({"x-goog-api-key": "hg-key"}, "", "the header x-goog-api-key is not read"),
+        ({}, "?key=hg-key", "the query parameter key is not read"),
+    ],
+)
+async def test_a_key_in_the_wrong_place_is_found_there_and_not_quoted(
+    gateway: RunningGateway, headers: dict[str, str], query: str, said: str
+) -> None:
+    answer = await gateway.http.post(f"/v1/chat/completions{query}", headers=headers, json={})
+    message = error_of(answer, 401, "missing_api_key")["message"]
+    assert said in message and "`Authorization: Bearer KEY`" in message and "hg-key" not in message
 
 
 async def test_a_body_over_the_limit_is_refused(gateway: RunningGateway) -> None:
@@ -206,26 +225,23 @@ async def test_a_body_over_the_limit_that_does_not_say_its_size_is_refused(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "code"),
     [
-        '{"reward": NaN}',
-        '{"reward": Infinity}',
-        '{"reward": -Infinity}',
-        '{"reward": 1e999}',
-        '{"reward": null}',
-        '{"reward": 1, "components": {"a": NaN}}',
-        '{"reward": 1, "fianl": true}',
-        '{"final": true}',
-        "{",
-        "[]",
+        ('{"reward": NaN}', "invalid_json"),
+        ('{"reward": Infinity}', "invalid_json"),
+        ('{"reward": 1e999}', "invalid_json"),
+        ('{"reward": null}', "invalid_value"),
+        ('{"reward": 1, "components": {"a": NaN}}', "invalid_json"),
+        ('{"reward": 1, "fianl": true}', "unknown_parameter"),
+        ('{"final": true}', "invalid_value"),
     ],
 )
 async def test_a_reward_that_is_no_number_is_refused_and_the_episode_stays_open(
-    gateway: RunningGateway, body: str
+    gateway: RunningGateway, body: str, code: str
 ) -> None:
     episode, _ = await gateway.open("bad")
     response = await gateway.http.post(f"/admin/v1/episodes/{episode}/reward", content=body)
-    error_of(response, 400, "invalid_value")
+    error_of(response, 400, code)
     assert (await gateway.admin.episode(episode))["state"] == "open"
     await gateway.admin.reward(episode, 0.5)
 
@@ -267,9 +283,101 @@ async def test_an_episode_that_cannot_be_opened(
     assert error["param"] == param
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "zero-length"),
+        (b'{"task_id": "t",}', "line 1 column 16"),
+        (b'{"task_id": "\xff"}', "UTF-8"),
+        ('{"task_id": "t"}'.encode("utf-16"), "not JSON"),
+        (gzip.compress(b'{"task_id": "t"}'), "not JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'{"task_id": "t", "metadata": {"a": %s}}' % (b"1" * 5000), "not JSON"),
+        (b'{"task_id": "t", "metadata": {"a": 123456789012345678901}}', "123456789012345678901"),
+    ],
+)
+async def test_the_admin_api_reads_bodies_as_the_calls_are_read(
+    gateway: RunningGateway, body: bytes, said: str
+) -> None:
+    error = error_of(await gateway.http.post("/admin/v1/episodes", content=body), 400, "invalid_json")
+    assert said in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
+async def test_json_is_read_whatever_its_content_type(gateway: RunningGateway, kind: str) -> None:
+    """`curl -d` says that it sends a form."""
+    body = b'{"task_id": "typed", "mode": "eval"}'
+    answer = await gateway.http.post("/admin/v1/episodes", content=body, headers={"content-type": kind})
+    assert answer.status_code == 200, answer.text
+
+
+async def test_a_query_parameter_that_is_unknown_is_refused_with_those_that_are_known(
+    gateway: RunningGateway,
+) -> None:
+    """A filter that is ignored would answer everything."""
+    await gateway.open("filtered", mode="eval")
+    for path, name in (
+        ("/episodes?task=x", "task"),
+        ("/episodes?limit=1&cursor=x", "cursor"),
+        ("/timeline?from=x", "from"),
+        ("/calls?limit=x", "limit"),
+        ("/engines?model=x", "model"),
+        ("/steps?limit=9", "limit"),
+    ):
+        error = error_of(await gateway.http.get(f"/admin/v1{path}"), 400, "unknown_parameter")
+        assert error["param"] == name and f"Unrecognized query parameter: {name}" in error["message"]
+    known = error_of(await gateway.http.get("/admin/v1/steps?limit=9"), 400, "unknown_parameter")["message"]
+    assert known.endswith("takes model, run, after, points, figure")
+    none = error_of(await gateway.http.get("/admin/v1/calls?limit=9"), 400, "unknown_parameter")["message"]
+    assert none.endswith("takes no query parameters")
+
+
+async def test_a_query_value_that_nothing_has_is_refused(gateway: RunningGateway) -> None:
+    error = error_of(await gateway.http.get("/admin/v1/episodes?state=nope"), 400, "invalid_value")
+    assert error["param"] == "state" and "'open', 'grading' or 'closed'" in error["message"]
+    for path in ("episodes", "episodes/facets", "steps", "runs", "versions", "timeline", "health", "events"):
+        error = error_of(await gateway.http.get(f"/admin/v1/{path}?model=nope"), 404, "no_model")
+        assert error["message"] == "no model 'nope'; there are: demo"
+
+
 async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
     error_of(await gateway.http.get("/v1/none"), 404, "no_such_route")
-    error_of(await gateway.http.put("/v1/chat/completions"), 405, "no_such_route")
+    for path, allowed in (
+        ("/v1/completions", "POST"),
+        ("/admin/v1/engines", "HEAD, GET, POST"),
+        (f"/admin/v1/engines/{gateway.slot.name}", "HEAD, GET, DELETE"),
+    ):
+        answer = await gateway.http.put(path)
+        error_of(answer, 405, "wrong_method")
+        assert answer.headers["allow"] == allowed
+    counted = (await gateway.http.get("/metrics")).text
+    assert 'headgate_errors_total{code="no_such_route",status="404"}' in counted
+    assert 'headgate_errors_total{code="wrong_method",status="405"} 3.0' in counted
+
+
+async def test_a_wrong_base_url_is_explained_and_never_redirected(gateway: RunningGateway) -> None:
+    for path in ("/chat/completions", "/e/ep-1/chat/completions", "/v1/chat/completions/", "/v1/models/"):
+        answer = await gateway.http.get(path, headers={"host": "localhost:9"})
+        error = error_of(answer, 404, "no_such_route")
+        root = gateway.url + ("/e/ep-1" if path.startswith("/e/") else "")
+        assert f"{root}/v1" in error["message"] or "Leave out the slash" in error["message"]
+
+
+async def test_head_is_answered_as_get_is_without_the_body(gateway: RunningGateway) -> None:
+    for path in ("/", "/healthz", "/v1/models", "/admin/v1/status", "/metrics"):
+        head, get = await gateway.http.head(path), await gateway.http.get(path)
+        assert (head.status_code, head.content) == (200, b""), path
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert (await gateway.http.head("/v1/none")).status_code == 404
+    stream = await gateway.http.head("/admin/v1/events")  # it has no end
+    assert stream.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_tools_for_vllm_find_what_they_ask_first(gateway: RunningGateway) -> None:
+    for method, path in (("GET", "/health"), ("GET", "/ping"), ("POST", "/ping")):
+        answer = await gateway.http.request(method, path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    assert (await gateway.http.get("/version")).json() == {"version": metadata.version("headgate")}
 
 
 @pytest.fixture
@@ -339,4 +447,4 @@ async def test_a_very_deep_body_is_refused(gateway: RunningGateway) -> None:
     deep = b"[" * 20_000 + b"]" * 20_000
     for url in ("/v1/chat/completions", "/admin/v1/episodes"):
         response = await gateway.http.post(url, content=deep, headers=headers)
-        error_of(response, 400, "invalid_json" if url.startswith("/v1") else "invalid_value")
+        error_of(response, 400, "invalid_json")

@@ -49,9 +49,12 @@ async def test_a_project_looks_through_its_own_episodes_alone(tiny_model: Path, 
         await gateway.open("team-task", model="theirs")
         headers = {"Authorization": "Bearer the-key-of-the-team"}
         async with httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=LONG_S) as team:
-            for params, total in (({}, 1), ({"model": "ours"}, 0), ({"text": "root"}, 0)):
+            for params, total in (({}, 1), ({"text": "root"}, 0)):
                 found = (await team.get(ROUTE, params={**params, "total": True})).json()
                 assert found["total"] == len(found["episodes"]) == total, params
             drawn = (await team.get(f"{ROUTE}/histogram")).json()
             assert sum(drawn["counts"]) == 1
-            assert (await team.get(f"{ROUTE}/facets", params={"model": "ours"})).json()["states"] == {}
+            for path in (ROUTE, f"{ROUTE}/facets"):
+                for model in ("ours", "nobodys"):
+                    answer = await team.get(path, params={"model": model})
+                    assert answer.json()["error"]["message"] == f"no model {model!r}; there are: theirs"

@@ -49,10 +49,11 @@ async def test_the_admin_api_is_at_its_own_port_alone(tiny_model: Path, tmp_path
                 "/e/x/admin/v1/status",
             ):
                 answer = await http.get(public + path)
-                missing = await http.get(public + "/nothing")
+                nothing = "/nothing/" if path.endswith("/") else "/nothing"
+                missing = await http.get(public + nothing)
                 assert (answer.status_code, answer.text.replace(path, "P")) == (
                     404,
-                    missing.text.replace("/nothing", "P"),
+                    missing.text.replace(nothing, "P"),
                 )
             spoofed = {
                 "host": f"127.0.0.1:{settings.admin.port}",

@@ -64,12 +64,11 @@ async def test_lengths_that_lie_split_no_request(stage: Tenants) -> None:
 async def test_packed_bodies_are_not_unpacked(stage: Tenants) -> None:
     packed = gzip.compress(json.dumps({"model": "bob-policy", "messages": []}).encode())
     for encoding in ("gzip", "deflate", "br"):
-        answer = await stage.gateway.http.post(
-            "/v1/chat/completions",
-            content=packed,
-            headers={**stage.bob.headers, "content-encoding": encoding, "content-type": "application/json"},
-        )
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        for path, key in (("/v1/chat/completions", stage.bob.episode_key), ("/admin/v1/episodes", ROOT)):
+            headers = {**bearer(key), "content-encoding": encoding}
+            answer = await stage.gateway.http.post(path, content=packed, headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (415, "encoded_body")
+            assert answer.headers["accept-encoding"] == "identity"
 
 
 def nested(depth: int, kind: str) -> bytes:
@@ -81,7 +80,8 @@ async def test_bodies_that_are_nested_too_deep_exhaust_nothing(stage: Tenants, k
     """On every route that takes a body, at every depth around what parsers and Python's stack bear."""
     from gateway.app import create_app
 
-    paths = sorted({path for method, path in routes(create_app(stage.gateway.settings)) if method == "POST"})
+    posts = {path for method, path in routes(create_app(stage.gateway.settings)) if method == "POST"}
+    paths = sorted(posts - {"/ping"})  # it takes none
     for path in paths:
         key = ROOT if path.startswith("/admin") else stage.bob.episode_key
         for depth in (MAX_DEPTH, 254, 900, 1100, 100_000):

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.engines.address import check_engines, check_private
+from gateway.engines.address import check_engines, check_place
 from gateway.engines.process import _COMMANDS
 from gateway.errors import BadRequest
 from gateway.sections import EngineSettings, ModelSettings, is_public
@@ -19,12 +19,12 @@ from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.waiting import LONG_S
 
 PUBLIC = ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"]
+LINK_LOCAL = ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1", "fd00:ec2::254", "100.100.100.200"]
 PRIVATE = [
     "127.0.0.1",
     "10.1.2.3",
     "192.168.1.1",
     "172.16.0.9",
-    "169.254.0.1",
     "100.64.0.1",
     "::1",
     "fd00::1",
@@ -70,15 +70,15 @@ async def test_names_of_public_addresses_are_refused(
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
     for host in ("engine.example", "134744072"):
         with pytest.raises(BadRequest, match="public address"):
-            await check_private(f"http://{host}:8000")
+            await check_place(f"http://{host}:8000", allow_public=False)
         settings = Settings.parse(settings_for(tiny_model, tmp_path, engine=external(host)))
         with pytest.raises(ConfigError, match="public address"):
             await check_engines(settings)
         await check_engines(
             Settings.parse(settings_for(tiny_model, tmp_path, engine=external(host, allow_public=True)))
         )
-    await check_private("http://inside.example:8000")
-    await check_private("http://nowhere.example:8000")
+    await check_place("http://inside.example:8000", allow_public=False)
+    await check_place("http://nowhere.example:8000", allow_public=False)
 
 
 async def test_an_engine_at_a_public_address_is_not_added(tiny_model: Path, tmp_path: Path) -> None:
@@ -86,6 +86,32 @@ async def test_an_engine_at_a_public_address_is_not_added(tiny_model: Path, tmp_
         for host in ("8.8.8.8", "[2001:4860:4860::8888]"):
             answer = await gateway.http.post("/admin/v1/engines", json={"url": f"http://{host}:8000"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "public_engine")
+        assert len(gateway.model.pool.slots) == 1
+
+
+@pytest.mark.parametrize("host", LINK_LOCAL)
+def test_a_link_local_address_is_no_engines(tiny_model: Path, tmp_path: Path, host: str) -> None:
+    """Nor a mirror's or a node's, and whatever `allow_public` says: clouds serve credentials there."""
+    url, inside = external(host)["url"], "http://10.0.0.1:1"
+    for engine in (external(host, allow_public=True), {**external("10.0.0.1"), "mirrors": [url]}):
+        with pytest.raises(ConfigError, match="link-local"):
+            Settings.parse(settings_for(tiny_model, tmp_path, engine=engine))
+    values = settings_for(tiny_model, tmp_path, engine={"launch": "external", "url": inside})
+    with pytest.raises(ConfigError, match="link-local"):
+        Settings.parse({**values, "nodes": {"n": {"tags": ["rollout"], "urls": [url]}}})
+
+
+async def test_an_engine_or_mirror_at_a_link_local_address_is_not_added(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """`2852039166` is 169.254.169.254, too."""
+    engine = {"allow_public": True}
+    async with run_gateway(settings_for(tiny_model, tmp_path, engine=engine)) as gateway:
+        for host in ("169.254.169.254", "[fe80::1]", "2852039166"):
+            for param in ("url", "mirror"):
+                body = {"url": "http://127.0.0.1:9", param: f"http://{host}/latest"}
+                error = (await gateway.http.post("/admin/v1/engines", json=body)).json()["error"]
+                assert (error["code"], error["param"]) == ("link_local_engine", param)
         assert len(gateway.model.pool.slots) == 1
 
 
@@ -121,4 +147,4 @@ def bound(port: int) -> set[str]:
 )
 async def test_a_host_that_nobody_can_have_is_refused(url: str) -> None:
     with pytest.raises(BadRequest, match="url"):
-        await check_private(url)
+        await check_place(url, allow_public=False)

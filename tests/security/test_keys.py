@@ -226,7 +226,7 @@ async def test_routes_of_agents_need_a_key(stage: Tenants) -> None:
     from tests.security.tenants import routes
 
     schema = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
-    free = {*schema, "/", "/healthz", "/readyz", "/metrics", "/console"}
+    free = {*schema, "/", "/healthz", "/readyz", "/health", "/ping", "/version", "/metrics", "/console"}
     asked = 0
     for method, path in routes(create_app(stage.gateway.settings)):
         if method == "WS" or path in free:

@@ -7,7 +7,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import APIRouter
 
+from gateway import app as app_module
+from gateway.api.admin_route import AdminRoute
 from gateway.app import create_app
 from gateway.settings import ConfigError, Settings
 from gateway.tenancy.projects import Projects
@@ -123,6 +126,18 @@ async def test_every_admin_route_has_a_decision(tiny_model: Path, tmp_path: Path
     found = {f"{method} {path}" for method, path in routes(app) if path.startswith("/admin")}
     assert found, "no admin routes were found"
     assert {route for route in found if _shape(route) not in shapes} == set()
+
+
+async def test_every_admin_route_checks_its_key_its_query_and_its_body() -> None:
+    """A router that is not made by `admin_router` would skip them."""
+    routers = [
+        value.router
+        for value in vars(app_module).values()
+        if isinstance(getattr(value, "router", None), APIRouter)
+    ]
+    admin = [r for router in routers for r in router.routes if getattr(r, "path", "").startswith("/admin")]
+    assert len(admin) > 40
+    assert [route for route in admin if not isinstance(route, AdminRoute)] == []
 
 
 def _shape(route: str) -> str:
@@ -270,7 +285,7 @@ async def test_models_are_listed_to_those_who_may_call_them(stage: Tenants) -> N
 
 async def test_a_projects_key_names_no_addresses(stage: Tenants) -> None:
     """An engine's address is where the gateway sends prompts."""
-    for body in ({"url": "http://127.0.0.1:1"}, {"name": "mine"}):
+    for body in ({"url": "http://127.0.0.1:1"}, {"mirror": "http://127.0.0.1:1"}, {"name": "mine"}):
         answer = await stage.gateway.http.post(
             "/admin/v1/engines", headers=bearer(key_of("bob")), json={"model": "bob-policy", **body}
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, Encoded, Unimplemented
 
 
 class BodyLimit:
@@ -24,7 +24,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:  # a list may be spread over several headers of the same name
+            headers[name] = headers[name] + b"," + value if name in headers else value
         size, upgrades, awaited = 0, b"upgrade" in headers, b"expect" in headers
 
         async def limited() -> Message:
@@ -57,6 +59,11 @@ class BodyLimit:
                 "a request with a body cannot ask for another protocol (`Upgrade`): send it as HTTP/1.1 alone"
             )
             return BadRequest(message, code="upgrade_with_body")
+        if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
+            return Encoded()
+        if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+            message = "Transfer-Encoding: only `chunked` is implemented: send the body without another coding"
+            return Unimplemented(message, code="unknown_transfer_coding", param="Transfer-Encoding")
         return None
 
     def _refusal(self) -> BadRequest:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
-from gateway.api.middleware.episode_prefix import PREFIX
+from gateway.api.scope import PREFIX
 from gateway.errors import NotBegun, Unavailable, jittered
 
 _CALLS = ("/v1/", PREFIX)

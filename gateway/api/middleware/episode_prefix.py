@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api.scope import EPISODE
-
-PREFIX = "/e/"
+from gateway.api.scope import EPISODE, PREFIX
 
 
 def split(path: str) -> tuple[str | None, str]:

@@ -24,8 +24,9 @@ from gateway.api import cluster, events
 from gateway.api.access import reached
 from gateway.api.context import credentials
 from gateway.api.errors import error_response
-from gateway.api.middleware.episode_prefix import PREFIX, split
+from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import Hop, was_forwarded
+from gateway.api.scope import PREFIX
 from gateway.errors import Elsewhere, GatewayError, NotBegun, Unavailable
 from gateway.keys import Keyring
 from gateway.tenancy.projects import Projects

@@ -12,12 +12,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import was_forwarded
-from gateway.errors import BadRequest
+from gateway.api.wrong_paths import no_route
 from gateway.keys import Keyring
 from gateway.settings import Settings
 
 _BEHIND = ("/admin", "/console", "/metrics")
-_EVERYWHERE = ("/healthz", "/readyz")
+_EVERYWHERE = ("/healthz", "/readyz", "/health", "/ping")
 
 
 class PortGuard:
@@ -26,6 +26,7 @@ class PortGuard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._port = settings.admin.port
+        self._url = settings.server.url
         key = settings.cluster.key
         self._keys = Keyring([(key.get_secret_value(), True)] if key is not None else [])
 
@@ -36,10 +37,8 @@ class PortGuard:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 4404})
             return
-        error = BadRequest(f"{scope['method']} {scope['path']}: Not Found", code="no_such_route")
-        response = error_response(error, scope["path"])
-        response.status_code = 404
-        await response(scope, receive, send)
+        error = no_route(scope["method"], scope["path"], self._url)
+        await error_response(error, scope["path"])(scope, receive, send)
 
     def _lets_in(self, scope: Scope) -> bool:
         _, path = split(scope["path"])

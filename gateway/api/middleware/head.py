@@ -1,0 +1,27 @@
+"""Answers HEAD wherever GET is answered, without the body (RFC 9110, 9.3.2). Pure ASGI."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class Head:
+    """Passes HEAD on as GET. An answer ends with its headers: a stream would go on without anybody who reads it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        answered = False
+
+        async def headers(message: Message) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                await send(message)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+        await self._app({**scope, "method": "GET"}, receive, headers)
