@@ -42,6 +42,7 @@ from trainer.errors import (
     NotFinite,
     RankLost,
     StepTimeout,
+    TooManyExcluded,
     TrainerError,
 )
 from trainer.learner import Learner, cpu_warning, device_of
@@ -384,8 +385,13 @@ class Trainer:
         await self._check_skipped()
 
     async def _look_at_failures(self) -> None:
-        """Counts the episodes that ended. Raises TooManyExcluded."""
-        self.excluded.look((await self.feed.status()).get("ended", {}))
+        """Count the episodes that ended. Raise TooManyExcluded, with the last error of an agent."""
+        status = await self.feed.status()
+        try:
+            self.excluded.look(status.get("ended", {}))
+        except TooManyExcluded as error:
+            last = await self.feed.last_failure(status["model"], error.reason)
+            raise TooManyExcluded(f"{error}; {last}", error.reason) from error
 
     async def _check_skipped(self) -> None:
         """Says that the step was skipped, if it was. Raises NotFinite once too many in a row were, and engines run the last."""
