@@ -23,8 +23,11 @@ _GIVEN_UP = frozenset(
 """The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
 NO_PARTNER = "no_partner"
 """The reason of an episode that was alone in a match."""
+INTERRUPTED = "interrupted"
+"""The reason of an episode whose driver was told to end."""
 NO_FAILURE = _GIVEN_UP | {
     NO_PARTNER,
+    INTERRUPTED,
     "driver_stopped",
     "members_missing",
     "skipped",

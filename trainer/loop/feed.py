@@ -209,7 +209,7 @@ class Feed:
             except httpx.TransportError as error:
                 reason, pause = f"{type(error).__name__}: {error}", RETRY_S
             except GatewayRefused as refusal:
-                if refusal.status not in (*retry, 502, 503, 504):
+                if refusal.status not in (*retry, 502, 503, 504) or refusal.lasts:
                     raise
                 reason, pause = str(refusal), refusal.retry_after or RETRY_S
             waited = time.monotonic() - began

@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, driver
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, opening
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
 from gateway.client.order import Passes
+from gateway.keys import split_attempt
 from gateway.types import EpisodeOpened
 from tests.harness.waiting import LONG_S, result_of, turns, until, within
 from tests.unit.client.conftest import FakeGateway
@@ -34,13 +35,15 @@ async def hang(task: dict[str, Any], base_url: str, api_key: str) -> float:
 
 
 def failing(times: int) -> Callable[[dict[str, Any], str, str], Any]:
-    """Crashes so often with every key, then answers 1.0."""
+    """Crashes so often in every episode, then answers 1.0."""
     calls: Counter[str] = Counter()
 
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-        calls[api_key] += 1
-        if calls[api_key] <= times:
-            raise RuntimeError(f"crash {calls[api_key]}")
+        episode, attempt = split_attempt(api_key)
+        calls[episode] += 1
+        assert calls[episode] == attempt, "each attempt has its own key"
+        if attempt <= times:
+            raise RuntimeError(f"crash {attempt}")
         return 1.0
 
     return solve
@@ -181,11 +184,12 @@ async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: Gat
     assert gateway.abandoned == {"e1": "no_reward"}, "its slot would be held until the deadline"
 
 
-async def test_a_silent_gateway_ends_the_run_and_the_step_is_named(gateway: FakeGateway) -> None:
+async def test_a_run_ends_at_once_where_no_gateway_answers() -> None:
     async with GatewayClient("http://127.0.0.1:9") as client:
-        runner = EpisodeRunner(client, FunctionAgent(value), unreachable_s=0.3)
-        with pytest.raises(GatewayUnreachable, match=r"step 'open an episode': no answer for 0\.3 s"):
-            await runner.run(TASKS)
+        with pytest.raises(
+            GatewayUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:9 .*: start one"
+        ):
+            await result_of(EpisodeRunner(client, FunctionAgent(value)).run(TASKS), "the run has ended", 20.0)
 
 
 async def test_runs_until_it_is_stopped_and_finishes_its_groups(
@@ -258,7 +262,7 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(
     gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     """Its group was begun by another meanwhile, and a group that is half begun would hold its slot for long."""
-    monkeypatch.setattr(driver, "_STOP_GRACE_S", LONG_S)
+    monkeypatch.setattr(opening, "STOP_GRACE_S", LONG_S)
     gateway.refusals.append((429, 3600.0))
     stop, sent_away = asyncio.Event(), asyncio.Event()
     open_episode = client.open_episode
@@ -284,7 +288,9 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(
     assert begun[gateway.opened[0]["group_id"]] == 2
 
 
-async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, client: GatewayClient) -> None:
+async def test_cancelling_the_runner_cancels_its_agents_and_gives_their_places_back(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
     started: list[str] = []
     cancelled: list[str] = []
 
@@ -303,6 +309,7 @@ async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, cl
     with pytest.raises(asyncio.CancelledError):
         await running
     assert sorted(cancelled) == ["key-e1", "key-e2", "key-e3"]
+    assert gateway.abandoned == dict.fromkeys(("e1", "e2", "e3"), "interrupted")
 
 
 async def test_what_on_outcome_raises_ends_the_run(gateway: FakeGateway, client: GatewayClient) -> None:
