@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -46,6 +46,7 @@ DRIVER_STOPPED = "driver_stopped"
 class _Job:
     task: Task
     group_id: str
+    number: int
 
 
 class _Failed(Exception):
@@ -149,9 +150,9 @@ class EpisodeRunner:
                 order.ended(outcome.task_id, not all_equal(rewards))
 
     def _jobs(self, tasks: Iterable[Task]) -> Iterator[_Job]:
-        for task in tasks:
+        for number, task in enumerate(tasks):
             self._groups += 1
-            job = _Job(task, f"{task.task_id}-{self._run_id}-{self._groups}")
+            job = _Job(task, f"{task.task_id}-{self._run_id}-{self._groups}", number)
             for _ in range(self._group_size + self._spare):
                 yield job
 
@@ -224,15 +225,15 @@ class EpisodeRunner:
                 await rest(pause_s(failed, self._jitter), stop)
 
     async def _episode(self, job: _Job, stop: asyncio.Event) -> EpisodeOutcome:
-        task_id = job.task.task_id
+        unopened = EpisodeOutcome(job.task.task_id, job.group_id, None, None, task_number=job.number)
         try:
             opened = await self._opening.open(job.task, job.group_id, stop)
         except GatewayRefused as refused:
             if refused.code == "group_finished":
-                return EpisodeOutcome(task_id, job.group_id, None, None, aborted=refused.code)
+                return replace(unopened, aborted=refused.code)
             if refused.lasts or (refused.status < _SERVER_ERRORS and refused.status != _CONFLICT):
                 raise RunStopped(f"the gateway will not open any episode: {refused}") from refused
-            return EpisodeOutcome(task_id, job.group_id, None, None, error=f"open: {refused}")
+            return replace(unopened, error=f"open: {refused}")
         try:
             return await self._solve(job, opened)
         except asyncio.CancelledError:
@@ -266,6 +267,7 @@ class EpisodeRunner:
             attempts,
             tuple(crash.said for crash in crashes),
             time.monotonic() - started,
+            job.number,
         )
 
     async def _attempt(self, task: Task, opened: EpisodeOpened, crashes: list[Crash]) -> Reward | None:

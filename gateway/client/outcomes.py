@@ -57,6 +57,8 @@ class EpisodeOutcome:
     """The errors of the attempts that crashed."""
     seconds: float = 0.0
     """The time from admission to reward or abandonment."""
+    task_number: int = 0
+    """The number of its task among those of the run, from 0; two tasks may have one id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,10 +183,10 @@ def summary(
     by_version = Counter(number for sampled in versions.values() for number in sampled)
     by_file, start = {}, 0
     for name, tasks in files.items():
-        end = start + len(tasks) * settings.samples
-        by_file[name], start = figures(outcomes[start:end], settings), end
+        numbers = range(start, start + len(tasks))
+        by_file[name], start = figures(outcomes, settings, numbers), numbers.stop
     return {
-        **figures(outcomes, settings),
+        **figures(outcomes, settings, range(start)),
         "samples": settings.samples,
         "temperature": settings.temperature,
         "seconds": round(seconds, 3),

@@ -51,27 +51,34 @@ def interval(tasks: Sequence[Rewards]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def figures(outcomes: Sequence[EpisodeOutcome], settings: EvalSettings) -> dict[str, Any]:
-    """The figures of some tasks, whose samples stand side by side; `reward_mean` is None if all failed."""
+def figures(outcomes: Sequence[EpisodeOutcome], settings: EvalSettings, tasks_of: range) -> dict[str, Any]:
+    """Return the figures of the tasks with these numbers in the run; `reward_mean` is None if all failed.
+
+    An outcome counts for its own task, wherever it stands, and a sample without an outcome failed.
+    """
     size = settings.samples
-    every: list[float | None] = [outcome.reward for outcome in outcomes]
-    tasks = [every[at : at + size] for at in range(0, len(every), size)]
+    found: dict[int, list[float | None]] = {number: [] for number in tasks_of}
+    for outcome in outcomes:
+        if outcome.task_number in found:
+            found[outcome.task_number].append(outcome.reward)
+    tasks = [[*rewards, *[None] * (size - len(rewards))] for rewards in found.values()]
+    every = [reward for rewards in tasks for reward in rewards]
     rewards = [reward for reward in every if reward is not None]
     around = interval(tasks)
     solved = [sum(reward is not None and reward >= settings.solved for reward in task) for task in tasks]
     return {
         "reward_mean": _mean(rewards, len(rewards)),
         "reward_ci95": around and [round(end, 6) for end in around],
-        "reward_mean_failed_as_0": _mean(rewards, len(outcomes)),
+        "reward_mean_failed_as_0": _mean(rewards, len(every)),
         **{
             f"pass@{k}": _mean([pass_at_k(size, c, k) for c in solved], len(tasks))
             for k in settings.ks
         },
         **{f"best@{k}": _mean([best_of_k(task, k) for task in tasks], len(tasks)) for k in settings.ks},
         "tasks": len(tasks),
-        "episodes": len(outcomes),
+        "episodes": len(every),
         "rewarded": len(rewards),
-        "failed": len(outcomes) - len(rewards),
+        "failed": len(every) - len(rewards),
     }  # fmt: skip
 
 
