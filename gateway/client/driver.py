@@ -140,14 +140,13 @@ class EpisodeRunner:
         await self._drive(self._jobs(_until(stop, order)), partial(self._tell, order), stop)
 
     def _tell(self, order: TaskOrder, _index: int, outcome: EpisodeOutcome) -> None:
-        """Tells the order of a group once it is over, if two of its members at least were rewarded."""
+        """Give the order a group once it is over, and whether its rewards differ if it has two."""
         members = self._under_way.setdefault(outcome.group_id, [])
         members.append(outcome)
         if len(members) == self._group_size + self._spare:
             del self._under_way[outcome.group_id]
             rewards = [member.reward for member in members if member.reward is not None]
-            if len(rewards) > 1:
-                order.ended(outcome.task_id, not all_equal(rewards))
+            order.ended(outcome.task_id, not all_equal(rewards) if len(rewards) > 1 else None)
 
     def _jobs(self, tasks: Iterable[Task]) -> Iterator[_Job]:
         for number, task in enumerate(tasks):

@@ -89,6 +89,8 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--spare", str(rollout.spare),
         "--concurrency", str(rollout.concurrency),
         "--max-failures", str(rollout.max_failures),
+        "--timeout", str(rollout.timeout_s),
+        "--seed", str(settings.run.seed),
     ]  # fmt: skip
     named = {
         "--agent": rollout.agent,
@@ -99,11 +101,8 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--limit": rollout.env_tasks,
     }
     if settings.tasks.order == "difficulty":
-        named |= {
-            "--order": settings.tasks.order,
-            "--order-floor": str(settings.tasks.floor),
-            "--order-state": settings.run.dir / "tasks.json",
-        }
+        named |= {"--order": settings.tasks.order, "--order-floor": str(settings.tasks.floor)}
+    named["--order-state"] = settings.run.dir / settings.tasks.state
     argv += [part for name, value in named.items() if value is not None for part in (name, str(value))]
     if settings.gateway.model is not None:
         argv += ["--model", settings.gateway.model]
