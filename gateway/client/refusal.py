@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-_LASTING = frozenset({"ledger_broken"})
+_LASTING = frozenset({"ledger_broken", "store_down"})
 """Codes of refusals that last until the gateway is restarted, although their status says that they pass."""
 
 

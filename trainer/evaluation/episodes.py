@@ -186,9 +186,10 @@ def summary(
     by_file, start = {}, 0
     for name, tasks in files.items():
         numbers = range(start, start + len(tasks))
-        by_file[name], start = figures(outcomes, settings, numbers), numbers.stop
+        own = [outcome for outcome in outcomes if outcome.task_number in numbers]
+        by_file[name], start = figures(own, settings), numbers.stop
     return {
-        **figures(outcomes, settings, range(start)),
+        **figures(outcomes, settings),
         "samples": settings.samples,
         "temperature": settings.temperature,
         "seconds": round(seconds, 3),

@@ -7,6 +7,7 @@ it has not solved its task, and for best@k it is the worst of its task's samples
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -51,16 +52,15 @@ def interval(tasks: Sequence[Rewards]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def figures(outcomes: Sequence[EpisodeOutcome], settings: EvalSettings, tasks_of: range) -> dict[str, Any]:
-    """Return the figures of the tasks with these numbers in the run; `reward_mean` is None if all failed.
+def figures(outcomes: Sequence[EpisodeOutcome], settings: EvalSettings) -> dict[str, Any]:
+    """Return the figures of the tasks that these outcomes are of; `reward_mean` is None if all failed.
 
     An outcome counts for its own task, wherever it stands, and a sample without an outcome failed.
     """
     size = settings.samples
-    found: dict[int, list[float | None]] = {number: [] for number in tasks_of}
+    found: defaultdict[tuple[int, str], list[float | None]] = defaultdict(list)
     for outcome in outcomes:
-        if outcome.task_number in found:
-            found[outcome.task_number].append(outcome.reward)
+        found[outcome.task_number, outcome.task_id].append(outcome.reward)
     tasks = [[*rewards, *[None] * (size - len(rewards))] for rewards in found.values()]
     every = [reward for rewards in tasks for reward in rewards]
     rewards = [reward for reward in every if reward is not None]

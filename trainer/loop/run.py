@@ -75,7 +75,7 @@ from trainer.report.masking import masked_warning
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import Settings
-from trainer.state.directory import sweep
+from trainer.state.directory import alone, sweep
 
 T = TypeVar("T")
 
@@ -87,14 +87,15 @@ async def run(settings: Settings, *, from_older: bool = False) -> None:
     ChildDied.
     """
     trackers.check(settings.report.to)
-    learner = await _opened(settings)
-    try:
-        await watch(_lead(settings, learner, from_older), heartbeat(learner))
-    except asyncio.CancelledError:
-        with suppress(RankLost):
-            await asyncio.to_thread(dismiss, learner)
-        raise
-    await asyncio.to_thread(dismiss, learner)
+    with alone(settings.run.dir):
+        learner = await _opened(settings)
+        try:
+            await watch(_lead(settings, learner, from_older), heartbeat(learner))
+        except asyncio.CancelledError:
+            with suppress(RankLost):
+                await asyncio.to_thread(dismiss, learner)
+            raise
+        await asyncio.to_thread(dismiss, learner)
 
 
 async def _opened(settings: Settings) -> Learner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from rich.console import Console
 from processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
+from trainer.errors import ConfigError
 from trainer.learner import cpu_warning
 from trainer.loop.run import lonely, run
 from trainer.report.metrics import Metrics
 from trainer.settings import Settings
+from trainer.state.directory import alone
 
 
 def settings_of(
@@ -88,3 +91,15 @@ def test_a_run_that_lands_on_the_cpu_unasked_is_warned_of(
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"device": device})})
     warning = cpu_warning(settings, weights, environment)
     assert said in warning and bool(warning) is bool(said)
+
+
+async def test_a_second_trainer_in_the_folder_of_a_run_is_refused_with_the_process_that_has_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Both would write checkpoints and versions there, and take one another's lease."""
+    settings = settings_of(tmp_path, "http://127.0.0.1:9", tiny_model)
+    with (
+        alone(settings.run.dir),
+        pytest.raises(ConfigError, match=rf"is used by the trainer process {os.getpid()}"),
+    ):
+        await run(settings)
