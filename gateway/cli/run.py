@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import signal
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -86,6 +85,7 @@ def run_episodes(
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.sandboxes.base import Limits, SandboxUnavailable
+    from processes.interrupts import STATUS
 
     configure_logging(verbose)
     try:
@@ -129,6 +129,8 @@ def run_episodes(
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(summary))
+    if summary.get("interrupted") and not forever:
+        raise typer.Exit(STATUS)
     raise typer.Exit(1 if summary["failed"] and not forever else 0)
 
 
@@ -146,10 +148,11 @@ async def _run(
 
     Raises ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
-    from gateway.cli.progress import EpisodeProgress
+    from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import EpisodeRunner, GatewayClient
     from gateway.client.agents import CommandAgent
     from gateway.client.environment import EnvironmentAgent
+    from processes.interrupts import interruptible
 
     try:
         if isinstance(tasks, tuple):
@@ -163,21 +166,16 @@ async def _run(
         async with GatewayClient(url, admin_key) as client:
             with EpisodeProgress(total) as progress:
                 runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
-                await _drive(runner, tasks, forever)
+                work = runner.run_forever(tasks, asyncio.Event()) if forever else _once(runner, tasks)
+                with progress.interrupts():
+                    await interruptible(work, progress.say, ENDING)
     finally:
         await agent.close()
     return progress.summary()
 
 
-async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> None:
-    if not forever:
-        await runner.run(tasks)
-        return
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await runner.run_forever(tasks, stop)
+async def _once(runner: EpisodeRunner, tasks: list[Task]) -> None:
+    await runner.run(tasks)
 
 
 def _check_together(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +22,7 @@ from gateway.client.agents import FunctionAgent, Task
 from gateway.client.order import Passes
 from gateway.keys import split_attempt
 from gateway.types import EpisodeOpened
+from processes.child import LocalProcess
 from tests.harness.waiting import LONG_S, result_of, turns, until, within
 from tests.unit.client.conftest import FakeGateway
 
@@ -318,3 +323,24 @@ async def test_what_on_outcome_raises_ends_the_run(gateway: FakeGateway, client:
 
     with pytest.raises(LookupError, match="enough"):
         await EpisodeRunner(client, FunctionAgent(value), on_outcome=refuse).run(TASKS)
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 130), (("--forever",), 0)], ids=["once", "forever"])
+async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
+    gateway: FakeGateway, tmp_path: Path, options: tuple[str, ...], status: int
+) -> None:
+    tasks, log = tmp_path / "tasks.jsonl", tmp_path / "driver.log"
+    tasks.write_text('{"task_id": "t0"}\n{"task_id": "t1"}\n')
+    argv = [sys.executable, "-m", "gateway.cli", "episodes", "run", "--tasks", str(tasks), *options]
+    argv += ["--gateway", gateway.url, "--concurrency", "2", "--agent", f"{__name__}:hang"]
+    process = await LocalProcess.start("driver", argv, log)
+    try:
+        await until(lambda: len(gateway.opened) == 2, "two episodes are open")
+        os.kill(process.pid, signal.SIGINT)
+        assert await result_of(process.wait(), "the driver has ended") == status, log.read_text()
+    finally:
+        await process.stop(0.0)
+    assert gateway.abandoned == {"e1": "interrupted", "e2": "interrupted"}
+    said = log.read_text()
+    assert "press ctrl-c again to end at once" in said
+    assert json.loads(said.splitlines()[-1])["interrupted"] is True
