@@ -44,7 +44,7 @@ def configure_logging(verbose: bool) -> None:
     handler.setFormatter(Formatter(f"%(asctime)s %(levelname)s{worker} %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx would log every URL
-    for name in ("gateway.app", "gateway.workers"):
+    for name in ("gateway.app", "gateway.workers", "gateway.engines.process"):
         logging.getLogger(name).setLevel(logging.INFO)
 
 

@@ -65,7 +65,7 @@ class EpisodeRunner:
     `retries`: how often a crashed agent is started again, in the same episode; what it did before is not trained.
     `open_wait_s`: how long one request waits in the gateway for a slot, before it comes again. `unreachable_s`: how long a
     gateway may give no answer before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
-    run. `on_wait` is called with what episodes wait for before they are opened, when that changes; empty: for nothing.
+    run. `on_wait` is called with what most episodes wait for, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
     agents ask for. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
@@ -276,7 +276,8 @@ class EpisodeRunner:
             while True:
                 try:
                     started = partial(self._agent, task, opened.base_url, key)
-                    reward = await run_foreign(started, f"agent-{opened.episode_id}", until=over)
+                    with self._waits.slow("agents to finish"):
+                        reward = await run_foreign(started, f"agent-{opened.episode_id}", until=over)
                 except Exception as error:
                     crashes.append(Crash.of(error))
                 else:

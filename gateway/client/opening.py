@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Task
 from gateway.client.patience import Patience, Stopped
-from gateway.client.waits import SILENT_S, Waits
+from gateway.client.waits import Waits
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
+from processes.slow import SILENT_S
 
 STOP_GRACE_S = 5.0
 _FIRST_WAIT_S = 2.0

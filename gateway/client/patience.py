@@ -11,7 +11,8 @@ from typing import TypeVar
 import httpx
 
 from gateway.client.admin import GatewayRefused
-from gateway.client.waits import SILENT_S, Waits
+from gateway.client.waits import Waits
+from processes.slow import SILENT_S
 
 T = TypeVar("T")
 

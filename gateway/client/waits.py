@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-SILENT_S = 2.0
-"""How long something may take before it is reported."""
+from processes.slow import SILENT_S
 
 
 class Waits:

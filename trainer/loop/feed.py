@@ -30,7 +30,7 @@ LOOK_S = 1.0
 """How long one waits for groups while nodes are lent and there are groups to compute on: then it is asked for the nodes again."""
 RETRY_S = 0.5
 _NOT_FOUND = 404
-_SILENT_S = 5.0
+_SILENT_S = 2.0
 """A gateway that does not answer for so long is said to the user, once for each request."""
 
 

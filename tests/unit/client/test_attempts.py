@@ -177,3 +177,20 @@ async def test_a_refusal_that_lasts_until_the_gateway_is_restarted_ends_the_run(
     with pytest.raises(RunStopped, match="will not open any episode: 503"):
         await result_of(EpisodeRunner(client, FunctionAgent(forever)).run(TASKS), "it has ended", 60.0)
     assert gateway.requests["open"] <= len(TASKS)
+
+
+async def test_agents_that_take_long_are_reported(gateway: FakeGateway, client: GatewayClient) -> None:
+    reported: list[str] = []
+    heard = asyncio.Event()
+
+    def hear(reason: str) -> None:
+        reported.append(reason)
+        heard.set()
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        await heard.wait()
+        return 1.0
+
+    async with within("the agent was reported", 60.0):
+        await EpisodeRunner(client, FunctionAgent(solve), on_wait=hear).run(TASKS[:1])
+    assert reported == ["agents to finish", ""]

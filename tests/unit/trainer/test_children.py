@@ -57,7 +57,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     async def start(*given: Any) -> Any:
         started.append(given)
 
-        async def ready(_answers: Any, limit_s: float) -> None:
+        async def ready(_answers: Any, limit_s: float, _say: Any) -> None:
             started.append(limit_s)
 
         return SimpleNamespace(stop=None, ready=ready)
