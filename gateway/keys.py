@@ -9,10 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+_ATTEMPT = re.compile(r"(?P<key>.+)\.(?P<attempt>[1-9][0-9]{0,8})", re.DOTALL)
+"""A key with the number of an attempt. Keys that the gateway makes have no dot of their own."""
 
 
 class Keyring(Generic[T]):
@@ -45,6 +49,17 @@ def key_of(credential: str, idempotency_key: str) -> str:
     """
     digest = hmac.digest(credential.encode(), f"an episode's key: {idempotency_key}".encode(), "sha256")
     return f"hg-{base64.urlsafe_b64encode(digest[:24]).decode()}"
+
+
+def attempt_key(key: str, attempt: int) -> str:
+    """Return the key of an attempt at the episode of `key`: the first attempt has the episode's own."""
+    return key if attempt == 1 else f"{key}.{attempt}"
+
+
+def split_attempt(key: str) -> tuple[str, int]:
+    """Return an episode's key and the number of the attempt that `key` is of."""
+    found = _ATTEMPT.fullmatch(key)
+    return (found["key"], int(found["attempt"])) if found else (key, 1)
 
 
 def _digest(key: bytes) -> bytes:

@@ -44,6 +44,7 @@ from gateway.rollout.replies import Replies
 from gateway.sections import ClusterMember
 from gateway.settings import ConfigError, Settings
 from gateway.store.database import Database
+from gateway.store.holder import held
 from gateway.telemetry.opening import open_tracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Recorder
@@ -66,13 +67,14 @@ async def check_start(settings: Settings) -> None:
     await check_engines(settings)
     for warning in await stale_heads(settings):
         log.warning("%s", warning)
-    database = await Database.open(settings.store)
-    try:
-        for name, model in settings.models.items():
-            if model.train:
-                await check_settings(database, settings.staleness_of(name), name)
-    finally:
-        await database.close()
+    with held(settings.store.url):
+        database = await Database.open(settings.store)
+        try:
+            for name, model in settings.models.items():
+                if model.train:
+                    await check_settings(database, settings.staleness_of(name), name)
+        finally:
+            await database.close()
 
 
 @asynccontextmanager
@@ -98,6 +100,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
     async with AsyncExitStack() as stack:
         tracing = open_tracing(settings.telemetry, _process_name())
         stack.push_async_callback(tracing.close)
+        stack.enter_context(held(settings.store.url))
         database = await Database.open(settings.store)
         stack.push_async_callback(database.close)
         models = await _models(stack, settings, database)

@@ -20,6 +20,7 @@ from typing import IO, BinaryIO
 
 from processes import dependent as dependent_program
 from processes.errors import ChildDied
+from processes.slow import reported
 
 _MOST_READ = 2**20
 LINE_BYTES = 2**20
@@ -66,13 +67,17 @@ class LocalProcess:
         """Waits until the child ends; answers its exit status."""
         return await self._process.wait()
 
-    async def ready(self, check: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Polls `check` until it holds. Raises ChildDied or TimeoutError, which names the child."""
+    async def ready(
+        self, check: Callable[[], Awaitable[bool]], timeout_s: float, say: Callable[[str], None] | None = None
+    ) -> None:
+        """Poll `check` until it holds; `say` gets what takes long. Raise ChildDied or TimeoutError, which names the child."""
+        what = f"{self.name} to be ready, for up to {timeout_s:g} s; its log is {self.log}"
         try:
             async with asyncio.timeout(timeout_s):
-                while not await check():
-                    self._raise_if_dead()
-                    await asyncio.sleep(0.1)
+                with reported(say or _nobody, what):
+                    while not await check():
+                        self._raise_if_dead()
+                        await asyncio.sleep(0.1)
         except TimeoutError as error:
             raise TimeoutError(f"{self.name} was not ready within {timeout_s:g} s; see {self.log}") from error
         # Another process may have answered the check, on a port that the child did not get.
@@ -145,6 +150,10 @@ async def start_group(
         limit=LINE_BYTES,
         start_new_session=True,
     )
+
+
+def _nobody(_text: str) -> None:
+    """Report to nobody."""
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 
 from processes.child import LocalProcess
 from processes.errors import GivenUp, ProcessError
+from processes.slow import SILENT_S
 
 _FIRST_DELAY_S = 0.2
 _LONGEST_DELAY_S = 10.0
@@ -221,6 +222,7 @@ class SupervisedProcess(Generic[R]):
     async def _watch(self, first: R) -> str:
         """Sets `up` at the first answer, and returns what is wrong once the process stops answering."""
         answered, last = False, time.monotonic()
+        said = False
         while True:
             limit = self._silent_s if answered else self._start_s
             if self._healthy is None or await self._healthy(first):
@@ -228,6 +230,9 @@ class SupervisedProcess(Generic[R]):
                 self.up.set()
             elif time.monotonic() - last > limit:
                 return f"has not answered for {limit:g} s" + ("" if answered else " since its start")
+            elif not (answered or said) and time.monotonic() - last >= SILENT_S:
+                said = True
+                self._say(f"waiting for {self.name} to answer, for up to {limit:g} s")
             await asyncio.sleep(self._look_s[answered])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -101,7 +100,11 @@ def run_command(
         if dry:
             _rehearse(settings, meta, memory)
         elif own_rank() == 0:
-            _main(run(settings, from_older=from_older))
+            _main(
+                run(settings, from_older=from_older),
+                "stopping, with a last checkpoint",
+                "stopped; run again to resume",
+            )
         else:
             follow_first(settings)
 
@@ -182,7 +185,8 @@ def eval_command(
         from trainer.commands.evaluate import evaluate
         from trainer.settings import Settings
 
-        _main(evaluate(Settings.load(config, [*(changes or ()), *named]), json_out))
+        evaluation = evaluate(Settings.load(config, [*(changes or ()), *named]), json_out)
+        _main(evaluation, "stopping, and giving up open episodes", "stopped: no figures")
 
 
 @app.command("sft")
@@ -408,18 +412,17 @@ def _plain_errors() -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-def _main(work: Coroutine[Any, Any, None]) -> None:
-    async def until_told() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        await work
+def _main(work: Coroutine[Any, Any, None], ending: str, end: str) -> None:
+    from processes.interrupts import STATUS, Interrupted, interruptible
+
+    def say(text: str) -> None:
+        typer.echo(text, err=True)
 
     try:
-        asyncio.run(until_told())
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        typer.echo("stopped; run again to resume", err=True)
-        raise typer.Exit(130) from None
+        asyncio.run(interruptible(work, say, ending))
+    except Interrupted:
+        say(end)
+        raise typer.Exit(STATUS) from None
 
 
 if __name__ == "__main__":

@@ -70,7 +70,11 @@ class NotFinite(TrainerError):
 
 
 class TooManyExcluded(TrainerError):
-    """Too many episodes failed: what is left is no fair sample of the tasks."""
+    """Too many episodes failed: what is left is not a fair sample of the tasks. `reason`: why most of them failed."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class PublishFailed(TrainerError):

@@ -31,6 +31,7 @@ from rich.console import Console
 from examples.demo import report
 from gateway.client import GatewayClient
 from processes.child import LocalProcess
+from processes.interrupts import STATUS, Interrupted, interruptible
 from processes.ports import free_port
 
 T = TypeVar("T")
@@ -245,7 +246,12 @@ def main(job: Job = SUMS, description: str | None = __doc__) -> None:
     parser.add_argument("--lora", action="store_true", help="train adapters, which engines load")
     options = parser.parse_args()
     demo = Demo(options.dir, options.seed, options.frozen, job, options.dtype, options.lr, options.lora)
-    summary = asyncio.run(demo.run())
+    try:
+        summary = asyncio.run(
+            interruptible(demo.run(), console.print, "stopping the trainer, the gateway and vLLM")
+        )
+    except Interrupted:
+        raise SystemExit(STATUS) from None
     report.show(summary, options.dir, console)
 
 

@@ -161,12 +161,13 @@ async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wai
 
 @router.post("/{episode_id}/restart")
 async def restart(episode_id: str, gateway: Gateway) -> dict[str, Any]:
-    """Restarts the episode after its agent crashed. What the crashed attempt sampled is not trained (`crashed_attempt`).
+    """Restart the episode after its agent crashed. What the crashed attempt sampled is not trained (`crashed_attempt`).
 
-    Its running calls are stopped, its rewards are forgotten, and no later request repeats one of its calls.
+    Its running calls are stopped, its rewards are forgotten, and no later request repeats one of its calls. The attempt that
+    begins has the key of the episode followed by a dot and `attempt`; requests with the key of an earlier attempt get 409
+    (`attempt_over`).
     """
-    await gateway.episodes.restart(episode_id)
-    return {"episode_id": episode_id}
+    return {"episode_id": episode_id, "attempt": await gateway.episodes.restart(episode_id)}
 
 
 @router.post("/{episode_id}/abandon")

@@ -256,7 +256,7 @@ class _Opening:
                     self._episode.id, asked.messages, tools_of(asked), switches
                 )
             try:
-                await self._gateway.callers.still_open(self._episode)
+                await self._gateway.callers.still_open(self._episode, self._caller.attempt)
             except BaseException:  # the episode's end dropped its token tree, and this read loaded it again
                 recorder.forget(self._episode.id)
                 raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +52,7 @@ def run_matches(
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.agents import function_named, read_tasks
     from gateway.client.seats import parse_seats
+    from processes.interrupts import STATUS
 
     configure_logging(verbose)
     if mode not in ("train", "eval"):
@@ -70,11 +70,13 @@ def run_matches(
         "max_failures": max_failures,
     }
     try:
-        summary = asyncio.run(_run(gateway, admin_key, play, models, found, forever, kind))
+        summary, interrupted = asyncio.run(_run(gateway, admin_key, play, models, found, forever, kind))
     except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(summary))
+    if interrupted and not forever:
+        raise typer.Exit(STATUS)
     raise typer.Exit(1 if not forever and any(seat["failed"] for seat in summary.values()) else 0)
 
 
@@ -86,19 +88,19 @@ async def _run(
     tasks: list[Task],
     forever: bool,
     kind: dict[str, Any],
-) -> dict[str, dict[str, float]]:
-    """The summary of each seat's episodes."""
-    from gateway.cli.progress import EpisodeProgress
+) -> tuple[dict[str, dict[str, float]], bool]:
+    """Return the summary of each seat's episodes, and whether the run was interrupted."""
+    from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import GatewayClient
     from gateway.client.seats import Matches
+    from processes.interrupts import interruptible
 
-    stop = asyncio.Event()
-    if forever:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
     total = None if forever else len(tasks) * kind["group_size"] * len(models)
     async with GatewayClient(url, admin_key) as client:
         with EpisodeProgress(total) as progress:
             matches = Matches(client, play, models, on_outcome=progress.add, on_wait=progress.wait, **kind)
-            await matches.run(tasks, stop if forever else None)
-    return matches.summary()
+            with progress.interrupts():
+                await interruptible(
+                    matches.run(tasks, asyncio.Event() if forever else None), progress.say, ENDING
+                )
+    return matches.summary(), progress.interrupted

@@ -44,7 +44,7 @@ def configure_logging(verbose: bool) -> None:
     handler.setFormatter(Formatter(f"%(asctime)s %(levelname)s{worker} %(name)s: %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
     logging.getLogger("httpx").setLevel(logging.WARNING)  # httpx would log every URL
-    for name in ("gateway.app", "gateway.workers"):
+    for name in ("gateway.app", "gateway.workers", "gateway.engines.process"):
         logging.getLogger(name).setLevel(logging.INFO)
 
 
@@ -69,10 +69,10 @@ def ask(
 def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
     """Says why a gateway gave no answer, and what to do about it; the end of the command."""
     from gateway.client import GatewayRefused
+    from gateway.client.refusal import unanswered
 
     if not isinstance(error, GatewayRefused):
-        why = str(error).partition(" ssl:")[0]
-        text = f"no gateway answers at {url} ({why}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"
+        text = unanswered(url, error)
     elif error.status == HTTPStatus.UNAUTHORIZED:
         text = f"{error} (--admin-key, or HEADGATE_ADMIN_KEY in the environment)"
     else:

@@ -4,6 +4,8 @@ and how groups are written."""
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -23,9 +25,11 @@ from rich.text import Text
 
 from gateway.client.failures import Crashes, in_a_line
 from gateway.client.outcomes import EpisodeOutcome
+from processes.interrupts import Interrupted
 
 _LINE_EVERY_S = 5.0
 _SMOOTHING = 0.05
+ENDING = "interrupted: giving up open episodes"
 _BAR = 30
 
 
@@ -43,6 +47,8 @@ class EpisodeProgress:
         self._done = self._failed = self._aborted = 0
         self._sum = 0.0
         self._recent: float | None = None
+        self.interrupted = False
+        """True once a signal has ended the run."""
         self._crashes = Crashes()
         self._last_error = self._waits_for = self._printed_wait = ""
         self._live = Live(console=self._console, get_renderable=self.view, refresh_per_second=2)
@@ -77,6 +83,18 @@ class EpisodeProgress:
                 self._print(f"episode {outcome.episode_id or 'of ' + outcome.task_id} failed: {crash}")
         self._line()
 
+    @contextmanager
+    def interrupts(self) -> Iterator[None]:
+        """Take an interruption for the end of the run, which the summary then reports."""
+        try:
+            yield
+        except Interrupted:
+            self.interrupted = True
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._print(text)
+
     def wait(self, what: str) -> None:
         """Shows why episodes cannot be opened yet; empty: they can."""
         self._waits_for = what
@@ -93,6 +111,7 @@ class EpisodeProgress:
             "aborted": self._aborted,
             "reward_mean": self._sum / rewarded if rewarded else 0.0,
             "seconds": round(time.monotonic() - self._started, 3),
+            **({"interrupted": True} if self.interrupted else {}),
         }
 
     def view(self) -> Group:

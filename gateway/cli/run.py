@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
+import secrets
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -54,6 +54,7 @@ def run_episodes(
     order: options.Order = "passes",
     order_floor: options.OrderFloor = 0.1,
     order_state: options.OrderState = None,
+    seed: options.Seed = None,
     timeout: options.Timeout = 600.0,
     sandbox: options.Sandbox = None,
     sandbox_memory: options.SandboxMemory = 2048,
@@ -84,6 +85,7 @@ def run_episodes(
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.sandboxes.base import Limits, SandboxUnavailable
+    from processes.interrupts import STATUS
 
     configure_logging(verbose)
     try:
@@ -104,6 +106,8 @@ def run_episodes(
         raise typer.BadParameter(f"passes or difficulty, not {order!r}", param_hint="--order")
     if order == "difficulty" and (not forever or group_size == 1):
         raise typer.BadParameter("--order difficulty is for --forever, and groups of 2 and more")
+    if not forever and (order_state is not None or seed is not None):
+        raise typer.BadParameter("--order-state and --seed are for --forever: else each task comes once")
     if spare and mode == "eval":
         raise typer.BadParameter("--spare is for training: evaluations count every episode")
     kind = {
@@ -117,13 +121,16 @@ def run_episodes(
     }
     if group_size == 1 and mode == "train":
         typer.echo(_LONELY, err=True)
-    ordered = partial(_by_difficulty, order_floor, order_state) if order == "difficulty" else None
+    floor = order_floor if order == "difficulty" else None
+    ordered = partial(_ordered, floor, order_state, secrets.randbits(32) if seed is None else seed)
     try:
         summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind, ordered))
     except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped, SandboxUnavailable) as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(1) from error
     typer.echo(json.dumps(summary))
+    if summary.get("interrupted") and not forever:
+        raise typer.Exit(STATUS)
     raise typer.Exit(1 if summary["failed"] and not forever else 0)
 
 
@@ -134,17 +141,18 @@ async def _run(
     tasks: list[Task] | tuple[Split, int | None],
     forever: bool,
     kind: dict[str, Any],
-    ordered: Callable[[list[Task]], TaskOrder] | None,
+    ordered: Callable[[list[Task]], TaskOrder],
 ) -> dict[str, float]:
     """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
-    `ordered`: makes the order of the tasks, if they do not come in passes.
+    `ordered`: makes the order of the tasks of a run without an end.
 
     Raises ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
-    from gateway.cli.progress import EpisodeProgress
+    from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import EpisodeRunner, GatewayClient
     from gateway.client.agents import CommandAgent
     from gateway.client.environment import EnvironmentAgent
+    from processes.interrupts import interruptible
 
     try:
         if isinstance(tasks, tuple):
@@ -152,27 +160,22 @@ async def _run(
             tasks = await agent.tasks(*tasks)
         if isinstance(agent, CommandAgent):
             await agent.open()
-        if ordered is not None:
+        if forever:
             kind = {**kind, "order": ordered(tasks)}
         total = None if forever else len(tasks) * (kind["group_size"] + kind["spare"])
         async with GatewayClient(url, admin_key) as client:
             with EpisodeProgress(total) as progress:
                 runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
-                await _drive(runner, tasks, forever)
+                work = runner.run_forever(tasks, asyncio.Event()) if forever else _once(runner, tasks)
+                with progress.interrupts():
+                    await interruptible(work, progress.say, ENDING)
     finally:
         await agent.close()
     return progress.summary()
 
 
-async def _drive(runner: EpisodeRunner, tasks: list[Task], forever: bool) -> None:
-    if not forever:
-        await runner.run(tasks)
-        return
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await runner.run_forever(tasks, stop)
+async def _once(runner: EpisodeRunner, tasks: list[Task]) -> None:
+    await runner.run(tasks)
 
 
 def _check_together(
@@ -217,17 +220,20 @@ def _agent(
         # Unlike `python -m`, a console script does not look for an agent's module in the current folder.
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
-        return load_agent(name)
+        return load_agent(name, timeout_s)
     if worker:
         return WorkerAgent(command, workers, timeout_s)
     return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, place=place)
 
 
-def _by_difficulty(floor: float, state: Path | None, tasks: list[Task]) -> TaskOrder:
+def _ordered(floor: float | None, state: Path | None, seed: int, tasks: list[Task]) -> TaskOrder:
+    """`floor`: of the order by difficulty; None: the tasks come in passes."""
     from gateway.client.kept_order import KeptOrder
-    from gateway.client.order import ByDifficulty
+    from gateway.client.order import ByDifficulty, Passes
 
-    order = ByDifficulty(tasks, 0, floor)
+    if not tasks:
+        raise ValueError("there are no tasks")
+    order = Passes(tasks, seed) if floor is None else ByDifficulty(tasks, seed, floor)
     return KeptOrder(order, state) if state is not None else order
 
 

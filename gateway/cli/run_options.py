@@ -71,9 +71,13 @@ OrderFloor = Annotated[
 ]
 OrderState = Annotated[
     Path | None,
-    typer.Option(help="With --order difficulty: the file that keeps what is known of the tasks."),
+    typer.Option(help="With --forever: the file that keeps where the order is, for the next start."),
 ]
-Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one run of a command may take.")]
+Seed = Annotated[
+    int | None,
+    typer.Option(help="With --forever: the seed of the order of the tasks. [default: another each time]"),
+]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one attempt of an agent may take.")]
 Sandbox = Annotated[
     str | None,
     typer.Option(help="Contain the command: bwrap, or docker:IMAGE (docs/sandboxes.md)."),

@@ -103,7 +103,7 @@ def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
     from gateway.cli.demo import demo_settings, introduction
     from gateway.settings import ConfigError, Settings
 
-    folder = Path("runs/serve-demo")
+    folder = Path("runs/serve-demo") / str(port)
     try:
         settings = Settings.parse(demo_settings(folder, port), "--demo")
         configure_logging(verbose)

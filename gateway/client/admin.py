@@ -46,6 +46,7 @@ class GatewayClient:
             transport=AiohttpTransport(limits=_LIMITS),
         )
         self._timeout_s = timeout_s
+        self.url = base_url
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,10 +119,11 @@ class GatewayClient:
         path = f"/episodes/{episode_id}/close"
         return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
 
-    async def restart(self, episode_id: str) -> None:
-        """Reports that an episode's agent crashed and is started again in it: nothing that it did so far is trained or
-        rewarded."""
-        await self._json("POST", f"/episodes/{episode_id}/restart")
+    async def restart(self, episode_id: str) -> int:
+        """Report that an episode's agent crashed and is started again in it: nothing that it did so far is trained or
+        rewarded. Return the number of the attempt that begins, whose key is `attempt_key(api_key, number)`."""
+        attempt: int = (await self._json("POST", f"/episodes/{episode_id}/restart"))["attempt"]
+        return attempt
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
         """Closes an episode that will never be rewarded, so that its slot is free at once; `error`: what its agent said last."""

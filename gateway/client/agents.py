@@ -23,16 +23,19 @@ import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 
+from gateway.client.foreign import Overran, run_foreign
 from gateway.client.places import Host, Killed, Place
 from gateway.json_depth import loads
 from gateway.rewards import number
 from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, quoted
 
 AGENT_FAILED = "agent_failed"
+TIME_LIMIT = "time_limit"
 _REASON_LENGTH = 255
 
 
@@ -133,28 +136,42 @@ def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
     return AgentCrashed(f"{who}: {str(answer['error'])[:2000]}", reason)
 
 
+def overrun(step: str, limit_s: float, said: str = "") -> AgentCrashed:
+    """Return the error of an agent that took longer than it may; `said`: its last lines."""
+    message = f"step '{step}' was not done within {limit_s:g} s"
+    return AgentCrashed(f"{message}; {said}" if said else message, TIME_LIMIT)
+
+
 # An async function
 
 
 class FunctionAgent:
-    """`async def solve(task: dict, base_url: str, api_key: str)` that answers a number, a dict with `reward`, or None."""
+    """`async def solve(task: dict, base_url: str, api_key: str)` that answers a number, a dict with `reward`, or None.
 
-    def __init__(self, function: Callable[[dict[str, Any], str, str], Awaitable[Any]]) -> None:
+    A call takes at most `timeout_s` seconds. When it fails, the tasks that it started are cancelled.
+    """
+
+    def __init__(
+        self, function: Callable[[dict[str, Any], str, str], Awaitable[Any]], timeout_s: float = 600.0
+    ) -> None:
         self._function = function
+        self._timeout_s = timeout_s
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
+        work = partial(self._function, task.data, base_url, api_key)
         try:
-            return reward_of(await self._function(task.data, base_url, api_key))
-        except SystemExit as error:  # SystemExit would end the driver here, as it ends an agent's own process
-            raise AgentCrashed(f"it called sys.exit({error.code!r})") from error
+            answer = await run_foreign(work, "agent-function", limit_s=self._timeout_s, children=True)
+        except Overran as error:
+            raise overrun("run the agent function", self._timeout_s) from error
+        return reward_of(answer)
 
     async def close(self) -> None:
         """Nothing outlives a call."""
 
 
-def load_agent(name: str) -> FunctionAgent:
-    """The agent `module:function`, or `path/to/file.py:function`. Raises ValueError if there is none of that name."""
-    return FunctionAgent(function_named(name))
+def load_agent(name: str, timeout_s: float = 600.0) -> FunctionAgent:
+    """Return the agent `module:function`, or `path/to/file.py:function`. Raise ValueError if there is none of that name."""
+    return FunctionAgent(function_named(name), timeout_s)
 
 
 def function_named(name: str) -> Callable[..., Awaitable[Any]]:
@@ -269,8 +286,7 @@ class CommandAgent:
                 f"{self._argv[0]}: {error}; {quoted(_end_of(errors))}", error.reason
             ) from error
         except TimeoutError as error:
-            message = f"step 'run the agent's command' was not done within {self._timeout_s:g} s"
-            raise AgentCrashed(f"{message}; {quoted(_end_of(errors))}", "time_limit") from error
+            raise overrun("run the agent's command", self._timeout_s, quoted(_end_of(errors))) from error
 
     async def close(self) -> None:
         """Ends what `open` began."""
@@ -332,8 +348,7 @@ class WorkerAgent:
                     await worker.start()
                 answer = await worker.ask(question)
         except TimeoutError as error:
-            message = f"step 'wait for an agent worker' was not done within {self._timeout_s:g} s"
-            raise AgentCrashed(message) from error
+            raise overrun("wait for an agent worker", self._timeout_s) from error
         except WorkerFailed as error:
             raise AgentCrashed(str(error)) from error
         finally:

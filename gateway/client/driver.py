@@ -4,20 +4,19 @@ them.
 Owns the episodes that it opens, from opening to reward or abandonment; it owns neither the client nor the agent.
 Invariants: agents' failures end the runner only when there are too many (`failures`); an episode stays open no longer
 than its agent is tried; a group is begun with all its members, one after the other; cancelling the runner cancels every
-running agent, and the gateway's deadlines then close the episodes.
+running agent and abandons its episode; an agent runs no longer than the gateway keeps its episode open; each attempt has a key
+and a task of its own, and whatever it raises or cancels is its own failure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 import time
 import uuid
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,17 +24,20 @@ import httpx
 
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Agent, Reward, Task
+from gateway.client.closings import Closings
 from gateway.client.failures import FailureRate, RunStopped, pause_s
+from gateway.client.foreign import RanIntoCancel, run_foreign
+from gateway.client.opening import STOP_GRACE_S, Kind, Opening
 from gateway.client.order import Passes, TaskOrder
-from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
-from gateway.client.patience import Patience, Stopped, rest
+from gateway.client.outcomes import INTERRUPTED, Crash, Ended, EpisodeOutcome, closed
+from gateway.client.patience import GatewayUnreachable, Patience, Stopped, rest
+from gateway.client.refusal import unanswered
+from gateway.client.waits import Waits
+from gateway.keys import attempt_key
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
 from scheduler.policies.rewards import all_equal
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
-_STOP_GRACE_S = 5.0
-_FIRST_WAIT_S = 2.0
-"""The time that the first request to open an episode waits in the gateway: a longer wait is reported with its reason."""
 NO_REWARD = "no_reward"
 DRIVER_STOPPED = "driver_stopped"
 
@@ -44,10 +46,15 @@ DRIVER_STOPPED = "driver_stopped"
 class _Job:
     task: Task
     group_id: str
+    number: int
 
 
 class _Failed(Exception):
     """The error of an agent that crashed and is not started again."""
+
+
+class _Closed(Exception):
+    """The gateway closed the episode while its agent ran."""
 
 
 class EpisodeRunner:
@@ -58,7 +65,7 @@ class EpisodeRunner:
     `retries`: how often a crashed agent is started again, in the same episode; what it did before is not trained.
     `open_wait_s`: how long one request waits in the gateway for a slot, before it comes again. `unreachable_s`: how long a
     gateway may give no answer before the run fails. `on_outcome` is called at the end of every episode; what it raises ends the
-    run. `on_wait` is called with what episodes wait for before they are opened, when that changes; empty: for nothing.
+    run. `on_wait` is called with what most episodes wait for, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
     agents ask for. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
@@ -97,23 +104,19 @@ class EpisodeRunner:
         self._group_size = group_size
         self._spare = spare
         self._concurrency = concurrency
-        self._mode: EpisodeMode = mode
         self._retries = retries
         self._open_wait_s = open_wait_s
-        self._patience = Patience(unreachable_s)
+        self._waits = Waits(on_wait)
+        self._patience = Patience(unreachable_s, self._waits)
         self._seed = seed
         self._on_outcome = on_outcome
-        self._on_wait = on_wait
-        self._waiting: dict[str, str] = {}
-        """The reason why each episode that is not open yet waits, by its Idempotency-Key."""
-        self._waits_for = ""
         self._failures = FailureRate(max_failures, concurrency)
         self._stopped = False
-        self._model = model
-        self._sampling = sampling
-        self._describe = describe
+        kind = Kind(group_size, mode, model, sampling, describe, open_wait_s)
+        at_once = 1 if in_order else concurrency
+        self._opening = Opening(client, kind, self._patience, self._waits, self._leave, at_once)
+        self._closings = Closings(client, model)
         self._order = order
-        self._opening = asyncio.Semaphore(1 if in_order else concurrency)
         self._under_way: dict[str, list[EpisodeOutcome]] = {}
         """The outcomes so far of groups of which an order is to hear."""
         self._jitter = random.Random()
@@ -137,19 +140,18 @@ class EpisodeRunner:
         await self._drive(self._jobs(_until(stop, order)), partial(self._tell, order), stop)
 
     def _tell(self, order: TaskOrder, _index: int, outcome: EpisodeOutcome) -> None:
-        """Tells the order of a group once it is over, if two of its members at least were rewarded."""
+        """Give the order a group once it is over, and whether its rewards differ if it has two."""
         members = self._under_way.setdefault(outcome.group_id, [])
         members.append(outcome)
         if len(members) == self._group_size + self._spare:
             del self._under_way[outcome.group_id]
             rewards = [member.reward for member in members if member.reward is not None]
-            if len(rewards) > 1:
-                order.ended(outcome.task_id, not all_equal(rewards))
+            order.ended(outcome.task_id, not all_equal(rewards) if len(rewards) > 1 else None)
 
     def _jobs(self, tasks: Iterable[Task]) -> Iterator[_Job]:
-        for task in tasks:
+        for number, task in enumerate(tasks):
             self._groups += 1
-            job = _Job(task, f"{task.task_id}-{self._run_id}-{self._groups}")
+            job = _Job(task, f"{task.task_id}-{self._run_id}-{self._groups}", number)
             for _ in range(self._group_size + self._spare):
                 yield job
 
@@ -160,14 +162,44 @@ class EpisodeRunner:
         stop: asyncio.Event,
     ) -> None:
         numbered = enumerate(jobs)
+        await self._find_gateway()
+        watching = asyncio.create_task(self._closings.watch(), name="closings")
         try:
             async with asyncio.TaskGroup() as lanes:
                 for i in range(self._concurrency):
                     lanes.create_task(self._lane(numbered, keep, stop), name=f"episodes-{i}")
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
+        finally:
+            watching.cancel()
+
+    async def _find_gateway(self) -> None:
+        """Fail at once where no gateway answers: patience is for one that was there before. Raise GatewayUnreachable."""
+        try:
+            with self._waits.slow(f"an answer of the gateway at {self._client.url}"):
+                await self._closings.begin()
+        except httpx.TransportError as error:
+            raise GatewayUnreachable(unanswered(self._client.url, error)) from error
+        except GatewayRefused:
+            return  # the request to open an episode reports what lasts
 
     async def _lane(
+        self,
+        jobs: Iterator[tuple[int, _Job]],
+        keep: Callable[[int, EpisodeOutcome], None],
+        stop: asyncio.Event,
+    ) -> None:
+        """Play jobs until there are no more. A task group would take a leaked cancellation for one of its own."""
+        lane = asyncio.current_task()
+        assert lane is not None
+        try:
+            await self._play(jobs, keep, stop)
+        except asyncio.CancelledError as error:
+            if not lane.cancelling():
+                raise RanIntoCancel from error
+            raise
+
+    async def _play(
         self,
         jobs: Iterator[tuple[int, _Job]],
         keep: Callable[[int, EpisodeOutcome], None],
@@ -184,7 +216,7 @@ class EpisodeRunner:
                     self._failures.add(outcome.error)
             except Stopped:
                 return
-            except RunStopped:
+            except Exception:
                 self._stopped = True
                 raise
             failed = failed + 1 if outcome.error is not None else 0
@@ -192,21 +224,19 @@ class EpisodeRunner:
                 await rest(pause_s(failed, self._jitter), stop)
 
     async def _episode(self, job: _Job, stop: asyncio.Event) -> EpisodeOutcome:
-        task_id = job.task.task_id
+        unopened = EpisodeOutcome(job.task.task_id, job.group_id, None, None, task_number=job.number)
         try:
-            async with self._opening:  # first come, first served
-                opened = await self._open(job, stop)
+            opened = await self._opening.open(job.task, job.group_id, stop)
         except GatewayRefused as refused:
             if refused.code == "group_finished":
-                return EpisodeOutcome(task_id, job.group_id, None, None, aborted=refused.code)
-            if refused.status < _SERVER_ERRORS and refused.status != _CONFLICT:
+                return replace(unopened, aborted=refused.code)
+            if refused.lasts or (refused.status < _SERVER_ERRORS and refused.status != _CONFLICT):
                 raise RunStopped(f"the gateway will not open any episode: {refused}") from refused
-            return EpisodeOutcome(task_id, job.group_id, None, None, error=f"open: {refused}")
+            return replace(unopened, error=f"open: {refused}")
         try:
             return await self._solve(job, opened)
         except asyncio.CancelledError:
-            if self._stopped:
-                await self._leave(opened.episode_id)
+            await self._leave(opened.episode_id)
             raise
 
     async def _solve(self, job: _Job, opened: EpisodeOpened) -> EpisodeOutcome:
@@ -219,6 +249,9 @@ class EpisodeRunner:
             last = crashes[-1]
             ended = await self._give_up(opened.episode_id, last.reason, last.said, last.report)
             attempts = len(crashes)
+        except _Closed:
+            ended = await self._fate(opened.episode_id)
+            attempts = len(crashes) + 1
         else:
             ended = await self._end(opened.episode_id, reward)
             attempts = len(crashes) + 1
@@ -233,92 +266,46 @@ class EpisodeRunner:
             attempts,
             tuple(crash.said for crash in crashes),
             time.monotonic() - started,
+            job.number,
         )
 
     async def _attempt(self, task: Task, opened: EpisodeOpened, crashes: list[Crash]) -> Reward | None:
-        """The agent's answer; its crashes are added to `crashes`. Raises _Failed once it may not be started again."""
-        while True:
-            try:
-                return await self._agent(task, opened.base_url, opened.api_key)
-            except Exception as error:
-                crashes.append(Crash.of(error))
-            if len(crashes) > self._retries or not await self._restarted(opened.episode_id):
-                raise _Failed
-            await asyncio.sleep(pause_s(len(crashes), self._jitter))
+        """The agent's answer; its crashes are added to `crashes`. Raise _Failed once it may not be started again, and _Closed."""
+        key, over = opened.api_key, self._closings.of(opened.episode_id)
+        try:
+            while True:
+                try:
+                    started = partial(self._agent, task, opened.base_url, key)
+                    with self._waits.slow("agents to finish"):
+                        reward = await run_foreign(started, f"agent-{opened.episode_id}", until=over)
+                except Exception as error:
+                    crashes.append(Crash.of(error))
+                else:
+                    if over.done():
+                        raise _Closed
+                    return reward
+                attempt = len(crashes) <= self._retries and await self._restart(opened.episode_id)
+                if not attempt:
+                    raise _Failed
+                key = attempt_key(opened.api_key, attempt)
+                await asyncio.sleep(pause_s(len(crashes), self._jitter))
+        finally:
+            self._closings.forget(opened.episode_id)
 
     async def _leave(self, episode_id: str) -> None:
-        """Abandons an episode of a stopped run, so that its slot is free at once, unless the gateway does not answer."""
+        """Abandon an episode of a run that ends, so that its slot is free at once, unless the gateway does not answer."""
         with suppress(GatewayRefused, httpx.TransportError, TimeoutError):
-            async with asyncio.timeout(_STOP_GRACE_S):
-                await self._client.abandon(episode_id, DRIVER_STOPPED)
+            async with asyncio.timeout(STOP_GRACE_S):
+                await self._client.abandon(episode_id, DRIVER_STOPPED if self._stopped else INTERRUPTED)
 
-    async def _leave_once_open(self, opening: asyncio.Future[EpisodeOpened]) -> None:
-        """The same for an episode that the gateway may be opening just now."""
-        await asyncio.wait({opening}, timeout=_STOP_GRACE_S)
-        if opening.done() and not opening.cancelled() and opening.exception() is None:
-            await self._leave(opening.result().episode_id)
-
-    async def _open(self, job: _Job, stop: asyncio.Event) -> EpisodeOpened:
-        again = secrets.token_hex(16)
-        wait_s = min(_FIRST_WAIT_S, self._open_wait_s)
-
-        def request() -> Awaitable[EpisodeOpened]:
-            return self._client.open_episode(
-                job.task.task_id,
-                job.group_id,
-                self._group_size,
-                self._mode,
-                metadata=job.task.data if self._describe else None,
-                wait_s=wait_s,
-                model=self._model,
-                idempotency_key=again,
-                sampling=self._sampling,
-            )
-
-        async def sent_away(refused: GatewayRefused) -> None:
-            nonlocal wait_s
-            wait_s = self._open_wait_s
-            self._waits(again, await self._client.not_ready() or refused.message)
-
-        opening = asyncio.ensure_future(self._patience.insist("open an episode", request, stop, sent_away))
-        stopping = asyncio.ensure_future(stop.wait())
+    async def _restart(self, episode_id: str) -> int:
+        """Restart the episode after a crash of its agent. Return the attempt's number; 0 if the episode is over."""
         try:
-            await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not opening.done():  # a member of a started group needs no slot and is admitted at once
-                await asyncio.wait({opening}, timeout=_STOP_GRACE_S)
-            if not opening.done():
-                raise Stopped
-            return opening.result()
-        except asyncio.CancelledError:
-            if self._stopped:
-                await self._leave_once_open(opening)
-            raise
-        finally:
-            stopping.cancel()
-            opening.cancel()
-            self._waits(again, "")
-
-    def _waits(self, episode: str, what: str) -> None:
-        """Records why an episode cannot be opened yet; empty: it can."""
-        self._waiting.pop(episode, None)
-        if what:
-            self._waiting[episode] = what
-        most = Counter(self._waiting.values()).most_common(1)
-        said = most[0][0] if most else ""
-        if said != self._waits_for:
-            self._waits_for = said
-            if self._on_wait is not None:
-                self._on_wait(said)
-
-    async def _restarted(self, episode_id: str) -> bool:
-        """Restart the episode after a crash of its agent. Returns False if the episode is over and must not be tried again."""
-        try:
-            await self._patience.insist(
+            return await self._patience.insist(
                 f"restart episode {episode_id}", lambda: self._client.restart(episode_id)
             )
         except GatewayRefused:
-            return False
-        return True
+            return 0
 
     async def _end(self, episode_id: str, reward: Reward | None) -> Ended:
         """Tells the gateway a reward; without one, the episode is graded."""
@@ -368,7 +355,8 @@ class EpisodeRunner:
         state = "grading"
         try:
             while state == "grading":
-                fate = await self._patience.insist(f"close episode {episode_id}", request)
+                with self._waits.slow("graders to compute rewards"):
+                    fate = await self._patience.insist(f"close episode {episode_id}", request)
                 state = fate["state"]
         except GatewayRefused as refused:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")

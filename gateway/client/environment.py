@@ -16,7 +16,7 @@ from typing import Any
 
 import gateway
 import processes
-from gateway.client.agents import AgentCrashed, Reward, Task, reward_of
+from gateway.client.agents import AgentCrashed, Reward, Task, overrun, reward_of
 from gateway.environments import parse
 from gateway.environments.base import Split
 from processes.lines import LineWorker, WorkerFailed
@@ -85,8 +85,7 @@ class EnvironmentAgent:
                 async for answer in self._ask(question):
                     return reward_of({key: value for key, value in answer.items() if key != "id"})
         except TimeoutError as error:
-            message = f"step 'play an episode of {self._name}' was not done within {self._timeout_s:g} s"
-            raise AgentCrashed(message) from error
+            raise overrun(f"play an episode of {self._name}", self._timeout_s) from error
         raise AgentCrashed(f"{self._name} did not answer")
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.client.agents import Task
-from gateway.client.order import ByDifficulty
+from gateway.client.order import Lasting
 
 _FEWEST = 1000
 """Lines after which the file is replaced, if there are fewer tasks."""
@@ -22,7 +22,7 @@ _FEWEST = 1000
 class KeptOrder:
     """`order`, restored from `path` if it is there, and written with every group that ends."""
 
-    def __init__(self, order: ByDifficulty, path: Path) -> None:
+    def __init__(self, order: Lasting, path: Path) -> None:
         """Raises ValueError if the file holds no state."""
         self._order = order
         self._path = path
@@ -40,7 +40,7 @@ class KeptOrder:
     def next(self) -> Task:
         return self._order.next()
 
-    def ended(self, task_id: str, teaches: bool) -> None:
+    def ended(self, task_id: str, teaches: bool | None) -> None:
         self._order.ended(task_id, teaches)
         if self._lines > self._most:
             self._replace()

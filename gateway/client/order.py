@@ -28,25 +28,60 @@ class TaskOrder(Protocol):
     def next(self) -> Task:
         """The task of the next group."""
 
-    def ended(self, task_id: str, teaches: bool) -> None:
-        """Hears of a group that is over, and whether its rewards differ."""
+    def ended(self, task_id: str, teaches: bool | None) -> None:
+        """Take a group that is over, and whether its rewards differ; None: it has too few to say."""
+
+
+class Lasting(TaskOrder, Protocol):
+    """An order that a later run can go on with."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the records of all tasks, by id, which `restore` takes, as JSON."""
+
+    def record(self, task_id: str) -> list[float]:
+        """Return a task's part of the state."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with a state. Tasks that are new join where the others are; those that are gone are forgotten."""
 
 
 class Passes:
-    """Every task once, in an order by chance, and again in another."""
+    """Every task once, in an order by chance, and again in another.
+
+    The order of each pass follows from the seed and the pass alone. The state is the number of each task's groups that are over,
+    so a group that was under way when a run ended comes again.
+    """
 
     def __init__(self, tasks: Sequence[Task], seed: int) -> None:
         self._tasks = tasks
-        self._random = random.Random(seed)
+        self._seed = seed
+        self._over = dict.fromkeys((task.task_id for task in tasks), 0)
+        self._skip: dict[str, int] = {}
+        """The pass in which each task that an earlier run played comes again."""
+        self._pass = 0
         self._left: list[Task] = []
 
     def next(self) -> Task:
-        if not self._left:
-            self._left = self._random.sample(self._tasks, len(self._tasks))[::-1]
+        while not self._left:
+            order = random.Random(f"{self._seed}-{self._pass}").sample(self._tasks, len(self._tasks))
+            self._left = [task for task in order[::-1] if self._skip.get(task.task_id, 0) <= self._pass]
+            self._pass += 1
         return self._left.pop()
 
-    def ended(self, task_id: str, teaches: bool) -> None:
-        """Nothing depends on it."""
+    def ended(self, task_id: str, teaches: bool | None) -> None:
+        self._over[task_id] += 1
+
+    def state(self) -> dict[str, Any]:
+        return {task_id: self.record(task_id) for task_id in self._over}
+
+    def record(self, task_id: str) -> list[float]:
+        return [self._over[task_id]]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        known = {task_id: int(*state[task_id]) for task_id in self._over if task_id in state}
+        self._pass = min(known.values(), default=0)
+        self._over = {task_id: known.get(task_id, self._pass) for task_id in self._over}
+        self._skip, self._left = dict(self._over), []
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +110,7 @@ class Visits:
 
 
 class ByDifficulty:
-    """Tasks by what their groups taught; `floor`: the least weight. `state` and `restore` let a run go on with what it knew."""
+    """Tasks by what their groups taught; `floor`: the least weight."""
 
     def __init__(self, tasks: Sequence[Task], seed: int, floor: float) -> None:
         if not 0 < floor <= 1:
@@ -95,8 +130,9 @@ class ByDifficulty:
         self._keep(task_id, replace(self._visits[task_id], at=due))
         return self._tasks[task_id]
 
-    def ended(self, task_id: str, teaches: bool) -> None:
-        self._keep(task_id, self._visits[task_id].after(teaches))
+    def ended(self, task_id: str, teaches: bool | None) -> None:
+        if teaches is not None:
+            self._keep(task_id, self._visits[task_id].after(teaches))
 
     @property
     def weights(self) -> dict[str, float]:
@@ -104,17 +140,14 @@ class ByDifficulty:
         return {task_id: visits.weight(self._floor) for task_id, visits in self._visits.items()}
 
     def state(self) -> dict[str, Any]:
-        """Returns the records that `restore` takes, as JSON."""
         return {task_id: self.record(task_id) for task_id in self._visits}
 
     def record(self, task_id: str) -> list[float]:
-        """A task's part of the state."""
         visits = self._visits[task_id]
         return [visits.at, visits.groups, visits.taught]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on with a state. Tasks that are new join where the others go on, and owe no visits of the past; those gone
-        are forgotten."""
+        """Go on with a state. New tasks owe no visits of the past."""
         known = {task_id: Visits(*map(float, state[task_id])) for task_id in self._tasks if task_id in state}
         now = min((visits.due(self._floor) for visits in known.values()), default=0.0)
         fresh = {task_id: replace(visits, at=visits.at + now) for task_id, visits in self._visits.items()}

@@ -23,8 +23,11 @@ _GIVEN_UP = frozenset(
 """The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
 NO_PARTNER = "no_partner"
 """The reason of an episode that was alone in a match."""
+INTERRUPTED = "interrupted"
+"""The reason of an episode whose driver was told to end."""
 NO_FAILURE = _GIVEN_UP | {
     NO_PARTNER,
+    INTERRUPTED,
     "driver_stopped",
     "members_missing",
     "skipped",
@@ -54,6 +57,8 @@ class EpisodeOutcome:
     """The errors of the attempts that crashed."""
     seconds: float = 0.0
     """The time from admission to reward or abandonment."""
+    task_number: int = 0
+    """The number of its task among those of the run, from 0; two tasks may have one id."""
 
 
 @dataclass(frozen=True, slots=True)

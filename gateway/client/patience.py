@@ -11,6 +11,8 @@ from typing import TypeVar
 import httpx
 
 from gateway.client.admin import GatewayRefused
+from gateway.client.waits import Waits
+from processes.slow import SILENT_S
 
 T = TypeVar("T")
 
@@ -29,10 +31,11 @@ class Stopped(Exception):
 
 
 class Patience:
-    """Limits the time without an answer from the gateway (`unreachable_s`)."""
+    """Limits the time without an answer from the gateway (`unreachable_s`), and reports it to `waits`."""
 
-    def __init__(self, unreachable_s: float) -> None:
+    def __init__(self, unreachable_s: float, waits: Waits) -> None:
         self._unreachable_s = unreachable_s
+        self._waits = waits
         self._jitter = random.Random()
 
     async def insist(
@@ -41,35 +44,59 @@ class Patience:
         request: Callable[[], Awaitable[T]],
         stop: asyncio.Event | None = None,
         sent_away: Callable[[GatewayRefused], Awaitable[None]] | None = None,
+        slow_s: float = SILENT_S,
     ) -> T:
-        """Repeats a request until the gateway answers with another status than 429 or 503; `sent_away` is called with each
-        of those.
+        """Repeat a request until the gateway answers with another status than 429 or a 503 that passes; `sent_away` is called
+        with each of those. What takes longer than `slow_s` is reported.
 
-        Raises GatewayRefused, GatewayUnreachable, and Stopped if the gateway sent away a request that began after the run was
+        Raise GatewayRefused, GatewayUnreachable, and Stopped if the gateway sent away a request that began after the run was
         stopped.
         """
+        who = object()
+
+        async def note(refused: GatewayRefused) -> None:
+            self._waits.set(who, refused.message)
+
+        try:
+            return await self._insist(step, request, stop, sent_away or note, who, slow_s)
+        finally:
+            self._waits.set(who, "")
+
+    async def _insist(
+        self,
+        step: str,
+        request: Callable[[], Awaitable[T]],
+        stop: asyncio.Event | None,
+        sent_away: Callable[[GatewayRefused], Awaitable[None]],
+        who: object,
+        slow_s: float,
+    ) -> T:
         silent_since: float | None = None
         backoff_s = _FIRST_BACKOFF_S
+        silence = f"the gateway to answer (step '{step}')"
         while True:
             stopped = stop is not None and stop.is_set()
             try:
-                return await request()
+                with self._waits.slow(silence, slow_s):
+                    return await request()
             except GatewayRefused as refused:
-                if refused.status not in _RETRYABLE:
+                if refused.status not in _RETRYABLE or refused.lasts:
                     raise
                 if stopped:
                     raise Stopped from refused
-                if sent_away is not None:
-                    await sent_away(refused)
+                await sent_away(refused)
                 if stop is not None and stop.is_set():  # meanwhile: once more, as at the end of a sleep
                     continue
                 silent_since, backoff_s = None, _FIRST_BACKOFF_S
                 pause_s = refused.retry_after or _RETRY_AFTER_S
             except httpx.TransportError as error:
                 silent_since = silent_since or time.monotonic()
-                if time.monotonic() - silent_since >= self._unreachable_s:
+                silent_s = time.monotonic() - silent_since
+                if silent_s >= self._unreachable_s:
                     message = f"step '{step}': no answer for {self._unreachable_s:g} s: {error!r}"
                     raise GatewayUnreachable(message) from error
+                if silent_s >= SILENT_S:
+                    self._waits.set(who, silence)
                 pause_s, backoff_s = backoff_s, min(2 * backoff_s, _LAST_BACKOFF_S)
             await rest(pause_s * self._jitter.uniform(1.0, 1.5), stop)
 

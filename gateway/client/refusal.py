@@ -1,8 +1,11 @@
-"""How the gateway refuses a request of its admin API."""
+"""How the gateway refuses a request of its admin API, or does not answer it."""
 
 from __future__ import annotations
 
 import httpx
+
+_LASTING = frozenset({"ledger_broken", "store_down"})
+"""Codes of refusals that last until the gateway is restarted, although their status says that they pass."""
 
 
 class GatewayRefused(Exception):
@@ -15,6 +18,11 @@ class GatewayRefused(Exception):
         self.code = code
         self.retry_after = retry_after
 
+    @property
+    def lasts(self) -> bool:
+        """True if waiting does not help."""
+        return self.code in _LASTING
+
 
 def refusal(response: httpx.Response) -> GatewayRefused:
     """Reads an error that the gateway answered."""
@@ -25,3 +33,11 @@ def refusal(response: httpx.Response) -> GatewayRefused:
         message, code = f"{response.url} answers as no gateway of headgate does: is the URL right?", None
     retry_after = response.headers.get("retry-after")
     return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)
+
+
+def unanswered(url: str, error: httpx.TransportError) -> str:
+    """Return why no gateway answers at a URL, and what to do about it."""
+    why = str(error).partition(" ssl:")[0] or type(error).__name__
+    return (
+        f"no gateway answers at {url} ({why}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"
+    )

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from gateway.client.admin import GatewayClient
-from gateway.client.agents import AgentCrashed, Reward, Task, reward_of
+from gateway.client.agents import AgentCrashed, Reward, Task, overrun, reward_of
 from gateway.client.driver import EpisodeRunner
+from gateway.client.foreign import Overran, run_foreign
 from gateway.client.outcomes import NO_PARTNER, EpisodeOutcome
 
 PARTNER_S = 120.0
@@ -42,14 +43,18 @@ class _Waiting:
 
 
 class Table:
-    """Has `play` called once for one episode of each of `seats`; nobody waits longer than `partner_s` for the others."""
+    """Has `play` called once for one episode of each of `seats`. A player waits at most `partner_s` for the others, and a match
+    takes at most `timeout_s`."""
 
-    def __init__(self, play: Play, seats: Sequence[str], partner_s: float = PARTNER_S) -> None:
+    def __init__(
+        self, play: Play, seats: Sequence[str], partner_s: float = PARTNER_S, timeout_s: float = 600.0
+    ) -> None:
         if len(set(seats)) < 2:
             raise ValueError("a match needs two seats or more, each with a name of its own")
         self._play = play
         self._seats = tuple(seats)
         self._partner_s = partner_s
+        self._timeout_s = timeout_s
         self._waiting: dict[str, dict[str, deque[_Waiting]]] = {}
         """The players that wait, by task and seat; who came first plays first."""
         self._matches: set[asyncio.Task[None]] = set()
@@ -89,8 +94,7 @@ class Table:
     async def _match(self, task: Task, players: Mapping[str, _Waiting]) -> None:
         outcome: Mapping[str, Reward | None] | Exception
         try:
-            answer = await self._play(task.data, {name: player.seat for name, player in players.items()})
-            outcome = self._rewards(answer)
+            outcome = self._rewards(await self._played(task, players))
         except asyncio.CancelledError:
             outcome = AgentCrashed("another seat left the match", NO_PARTNER)
         except Exception as error:
@@ -102,6 +106,13 @@ class Table:
                 player.reward.set_exception(outcome)
             else:
                 player.reward.set_result(outcome[name])
+
+    async def _played(self, task: Task, players: Mapping[str, _Waiting]) -> Any:
+        work = partial(self._play, task.data, {name: player.seat for name, player in players.items()})
+        try:
+            return await run_foreign(work, f"play-{task.task_id}", limit_s=self._timeout_s, children=True)
+        except Overran as error:
+            raise overrun("play a match", self._timeout_s) from error
 
     def _rewards(self, answer: Mapping[str, Any]) -> dict[str, Reward | None]:
         if not isinstance(answer, Mapping) or {*answer} != {*self._seats}:
@@ -126,7 +137,8 @@ class SeatAgent:
 
 
 class Matches:
-    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `kind`: arguments of EpisodeRunner.
+    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `timeout_s`: of a match. `kind`:
+    arguments of EpisodeRunner.
 
     `on_outcome` is called at the end of every episode; `on_wait` with what the seats wait for before their episodes are
     opened, when that changes; empty: for nothing.
@@ -140,9 +152,10 @@ class Matches:
         *,
         on_outcome: Callable[[EpisodeOutcome], None] | None = None,
         on_wait: Callable[[str], None] | None = None,
+        timeout_s: float = 600.0,
         **kind: Any,
     ) -> None:
-        table = Table(play, [*seats])
+        table = Table(play, [*seats], timeout_s=timeout_s)
         self._on_outcome = on_outcome
         self._on_wait = on_wait
         self._waits = dict.fromkeys(seats, "")

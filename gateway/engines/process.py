@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -27,6 +28,8 @@ from processes.errors import ChildDied
 from processes.ports import free_port
 
 LOOPBACK = "127.0.0.1"
+log = logging.getLogger(__name__)
+
 _PLUGIN = Path(plugin.__file__).parent
 """The folder in which vLLM finds `headgate_transfer`."""
 _EXTENSION = "headgate_transfer.vllm_worker.ProvingWorker"
@@ -130,7 +133,7 @@ class EngineProcess:
         process = await launch(name, settings, model, served_name, weights, port)
         engine = connect(name, url, api_of(settings))
         try:
-            await process.ready(engine.healthy, settings.start_s)
+            await process.ready(engine.healthy, settings.start_s, log.info)
         except BaseException as error:
             await engine.close()
             await process.stop(0)

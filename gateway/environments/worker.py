@@ -65,15 +65,16 @@ class _Worker:
             async for line in lines:
                 self._take(json.loads(line))
         finally:
-            for task in self._playing.values():
+            playing, self._playing = list(self._playing.values()), {}
+            for task in playing:
                 task.cancel()
-            await asyncio.gather(*self._playing.values(), return_exceptions=True)
+            await asyncio.gather(*playing, return_exceptions=True)
             await self._environment.close()
 
     def _take(self, question: dict[str, Any]) -> None:
         number = question["id"]
         if "cancel" in question:
-            if task := self._playing.get(number):
+            if task := self._playing.pop(number, None):
                 task.cancel()
             return
         work = self._play(question) if "play" in question else self._list(number, question["tasks"])
@@ -96,7 +97,9 @@ class _Worker:
             played = await self._environment.play(question["play"], question["base_url"], question["api_key"])
         except PlayFailed as failed:
             self._write({"id": number, "error": str(failed), "reason": failed.reason})
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and number not in self._playing:
+                raise  # it was asked for; any other is the environment's own, which an answer must report
             said = f"{type(error).__name__}: {error}\n{traceback.format_exc()[-_QUOTED:]}"
             self._write({"id": number, "error": said, "reason": "environment_failed"})
         else:

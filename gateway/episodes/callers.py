@@ -38,6 +38,8 @@ class Caller:
     episode: OpenEpisode | None
     """None: the conversation tells (`Callers.episode`)."""
     agent: str = ""
+    attempt: int = 0
+    """The attempt that the key is of; 0: an agent's key is of none."""
 
 
 class Callers:
@@ -73,7 +75,7 @@ class Callers:
             episode = await self.reach(caller, named)
             return Caller(key, episode.model, episode, agent)
         episode = await self._episodes.authenticate(key)
-        caller = Caller(key, episode.model, episode)
+        caller = Caller(key, episode.model, episode, attempt=episode.attempt)
         if named:
             await self.reach(caller, named)
         return caller
@@ -102,16 +104,19 @@ class Callers:
         Conflict if the caller's episode is over, and what `AutoOpen.open` raises.
         """
         if caller.episode is not None:
-            return await self.still_open(caller.episode)
+            return await self.still_open(caller.episode, caller.attempt)
         # One at a time: the second request finds the episode that the first one opens
         if sent is not None and sent.exact:
             async with self._locks.setdefault((caller.agent, sent.name), asyncio.Lock()):
                 return await self._found_or_opened(caller, messages, tools, sent, model)
         return await self._found_or_opened(caller, messages, tools, sent, model)
 
-    async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
-        """Returns the episode again. Raises Conflict if its run is over."""
-        return await self._episodes.named(episode.id)
+    async def still_open(self, episode: OpenEpisode, attempt: int) -> OpenEpisode:
+        """Return the episode again. Raise Conflict if its run is over, or the attempt is; 0: any attempt."""
+        live = await self._episodes.named(episode.id)
+        if attempt:
+            live.check_attempt(attempt)
+        return live
 
     async def standalone(self, caller: Caller) -> OpenEpisode:
         """The episode of a call whose conversation is not known here, such as a call to an upstream model.
@@ -119,7 +124,7 @@ class Callers:
         If the caller names none, the call gets an episode of its own, which is not trained.
         """
         if caller.episode is not None:
-            return await self.still_open(caller.episode)
+            return await self.still_open(caller.episode, caller.attempt)
         return await self._auto_open.open(caller.agent, [], None, "", trains=False)
 
     async def failed(self, episode: OpenEpisode) -> None:

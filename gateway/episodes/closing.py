@@ -221,7 +221,7 @@ class Closing:
         await elsewhere
 
     async def _stop_here(self, live: OpenEpisode, reason: Conflict) -> None:
-        await asyncio.gather(*(call.stop(reason) for call in live.calls))
+        await live.calls.stop(reason)
         for recorder in self._recorders:
             recorder.forget(live.id)
 

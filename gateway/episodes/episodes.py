@@ -25,7 +25,7 @@ from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
 from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
-from gateway.keys import key_hash
+from gateway.keys import key_hash, split_attempt
 from gateway.rollout.peers import NoPeers, Peers
 from gateway.settings import Settings
 from gateway.store import episodes as statements
@@ -89,6 +89,7 @@ class Episodes:
                 continued=row["calls"] > 1,
                 version=row["version"],
                 sampling=EpisodeSampling(**(row["sampling"] or {})),
+                attempt=row["attempt"],
             )
             if row["state"] == "open":
                 self._live[live.id] = live
@@ -177,8 +178,11 @@ class Episodes:
         return self._admission.waiting(model)
 
     async def authenticate(self, key: str) -> OpenEpisode:
-        """The open episode of a key. Raises NotAuthenticated, or Conflict if the episode's run is over."""
-        return await self.keyed(key_hash(key))
+        """Return the open episode of a key. Raise NotAuthenticated, or Conflict if the episode's run, or the attempt, is over."""
+        key, attempt = split_attempt(key)
+        live = await self.keyed(key_hash(key))
+        live.check_attempt(attempt)
+        return live
 
     async def keyed(self, hashed: str) -> OpenEpisode:
         """The same, by the key's hash."""
@@ -250,17 +254,23 @@ class Episodes:
         live.call_rewards[call_id] = reward
         await stored
 
-    async def restart(self, episode_id: str) -> None:
-        """Restarts an open episode after its agent crashed: nothing so far is trained or rewarded.
+    async def restart(self, episode_id: str) -> int:
+        """Restart an open episode after its agent crashed: nothing so far is trained or rewarded, and keys of earlier attempts
+        are refused. Return the number of the attempt that begins.
 
-        Raises NotFound, or Conflict if the episode's run is over.
+        Raise NotFound, or Conflict if the episode's run is over.
         """
         live = await self._open(episode_id)
-        await self._closing.stop_calls(live, crashed(episode_id))
-        if not await self._database.submit(lambda c: turns.forsake(c, episode_id)):
+        reason = crashed(episode_id)
+        await self._closing.stop_calls(live, reason)
+        attempt = await self._database.submit(lambda c: turns.forsake(c, episode_id))
+        if not attempt:
             raise closed(episode_id, "it was closed meanwhile")
-        live.forsake()
+        live.forsake(attempt)
         live.seen_at = time.monotonic()
+        # A request of the old attempt may have begun in another process until this was committed.
+        await self._peers.end_episode(episode_id, reason)
+        return attempt
 
     async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
         """Ends an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.

@@ -8,8 +8,7 @@ from typing import Literal
 
 from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.errors import Conflict
-from gateway.rollout.completion import Completion
-from gateway.rollout.upstream_call import UpstreamCall
+from gateway.rollout.running_calls import RunningCalls
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"
@@ -36,7 +35,10 @@ class OpenEpisode:
     """The name of the request that opened it (`RequestKey.name`); empty: the admin API did."""
     continued: bool = False
     """True if a second request came to an episode that a request opened, so the first one's sender has had its reply."""
-    calls: set[Completion | UpstreamCall] = field(default_factory=set)
+    attempt: int = 1
+    """The number of its agent's attempt, which the key of a later one ends with."""
+    calls: RunningCalls = field(default_factory=RunningCalls)
+    """The calls of this attempt."""
     posted: float | None = None
     """A reward that is not final."""
     components: dict[str, float] | None = None
@@ -64,9 +66,20 @@ class OpenEpisode:
         """True if a reward was posted, on the episode or on its calls."""
         return self.posted is not None or bool(self.call_rewards)
 
-    def forsake(self) -> None:
-        """Forgets the rewards posted so far, which were for an attempt that crashed: the agent is started again."""
+    def forsake(self, attempt: int) -> None:
+        """Forget the rewards posted so far, which were for an attempt that crashed, and begin the next attempt."""
         self.posted, self.components, self.call_rewards = None, None, {}
+        self.begin_attempt(attempt)
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Give an attempt that is new here calls of its own: requests of the one before can add none to them."""
+        if attempt != self.attempt:
+            self.attempt, self.calls = attempt, RunningCalls()
+
+    def check_attempt(self, attempt: int) -> None:
+        """Raise Conflict for a request of another attempt than the present one."""
+        if attempt != self.attempt:
+            raise attempt_over(self.id, attempt, self.attempt)
 
     def rewarded(self, reward: float, components: dict[str, float] | None) -> Outcome:
         """The outcome of a final reward, with the rewards that were posted on the episode's calls."""
@@ -87,5 +100,14 @@ def graded(episode_id: str) -> Conflict:
 
 
 def crashed(episode_id: str) -> Conflict:
-    """Returns the error for the calls of an attempt that crashed."""
+    """Return the error for the running calls of an attempt that crashed."""
     return Conflict(f"the agent of episode {episode_id} was started again", code="attempt_over")
+
+
+def attempt_over(episode_id: str, attempt: int, current: int) -> Conflict:
+    """Return the error for requests with the key of another attempt than the present one."""
+    message = (
+        f"this key is of attempt {attempt} of episode {episode_id}, whose agent was started again: attempt {current} uses the"
+        f" episode's key followed by .{current} (the answer of POST /admin/v1/episodes/{episode_id}/restart has the number)"
+    )
+    return Conflict(message, code="attempt_over")

@@ -32,6 +32,7 @@ _BECAUSE = {
     "environment_failed": "its environment failed",
     "sandbox_killed": "its agent was killed at a limit of its sandbox",
     "no_reward": "the reward that its agent stated was refused, or nothing was there to compute one",
+    "interrupted": "the driver that ran its agent was told to end",
     "driver_stopped": "whoever ran its agent stopped, because too many episodes had failed",
     "skipped": "a newer version was published before its batch was trained",
     "nothing_sampled": "the call that opened it was refused before anything was sampled",

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import NotAuthenticated, NotFound
-from gateway.keys import key_hash
+from gateway.keys import key_hash, split_attempt
 from gateway.rollout.replies import RequestKey
 
 
@@ -36,8 +36,10 @@ class RemoteCallers:
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
             raise NotAuthenticated(message, code="missing_api_key")
+        key, attempt = split_attempt(key)
         episode = await self._directory.keyed(key_hash(key), self._wait_s)
-        caller = Caller(key, episode.model, episode)
+        episode.check_attempt(attempt)
+        caller = Caller(key, episode.model, episode, attempt=attempt)
         if named:
             await self.reach(caller, named)
         return caller
@@ -45,7 +47,7 @@ class RemoteCallers:
     async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode:
         if caller.episode is None or caller.episode.id != episode_id:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
-        return await self.still_open(caller.episode)
+        return await self.still_open(caller.episode, caller.attempt)
 
     async def episode(
         self,
@@ -58,12 +60,15 @@ class RemoteCallers:
         """The episode of the key."""
         return await self.standalone(caller)
 
-    async def still_open(self, episode: OpenEpisode) -> OpenEpisode:
-        return await self._directory.named(episode.id, self._wait_s)
+    async def still_open(self, episode: OpenEpisode, attempt: int) -> OpenEpisode:
+        live = await self._directory.named(episode.id, self._wait_s)
+        if attempt:
+            live.check_attempt(attempt)
+        return live
 
     async def standalone(self, caller: Caller) -> OpenEpisode:
         assert caller.episode is not None, "agents' keys are forwarded"
-        return await self.still_open(caller.episode)
+        return await self.still_open(caller.episode, caller.attempt)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
         raise AssertionError("agents' keys are forwarded")

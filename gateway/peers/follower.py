@@ -321,6 +321,7 @@ class Follower:
                 # A coordinator of an older build sets none.
                 sampling=EpisodeSampling(**values.get("sampling", {})),
             )
+        live.begin_attempt(values.get("attempt", 1))
         self.episodes[live.id] = live
         live.seen_at = now
         if message.get("alone"):  # a coordinator of an older build does not know
@@ -383,7 +384,7 @@ class Follower:
         over = self._stopping[episode_id] = asyncio.Event()
         try:
             self._by_key.pop(live.key_hash, None)
-            await asyncio.gather(*(call.stop(reason) for call in live.calls))
+            await live.calls.stop(reason)
             self._drop(episode_id)
         finally:
             del self._stopping[episode_id]

@@ -103,6 +103,7 @@ def episode_to_json(live: OpenEpisode) -> Message:
         "model": live.model,
         "version": live.version,
         "sampling": live.sampling.stored() or {},
+        "attempt": live.attempt,
     }
 
 

@@ -29,7 +29,7 @@ from gateway.rollout.logged import LoggedCall
 from gateway.rollout.refused import RefusedRequests
 from gateway.rollout.reply import Reader, Reply
 from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
-from gateway.rollout.upstream_call import UpstreamCall
+from gateway.rollout.running_calls import RunningCalls
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import Place, TokenTree
@@ -40,9 +40,6 @@ _TRIES = 3
 """The number of times a retry looks for its call while other processes take it."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which no retry comes to this process for the same call."""
-
-Calls = set[Completion | UpstreamCall]
-"""The calls that run in an episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ class _Request:
     """A request, and how a reply to it is made."""
 
     key: RequestKey
-    calls: Calls
+    calls: RunningCalls
     begin: Callable[[], Awaitable[Completion]]
     segment: Segment
 
@@ -116,7 +113,7 @@ class Replies:
     async def open(
         self,
         key: RequestKey,
-        calls: Calls,
+        calls: RunningCalls,
         begin: Callable[[], Awaitable[Completion]],
         segment: Segment,
     ) -> Reader:
@@ -319,11 +316,11 @@ class Replies:
 
     def _start(self, request: _Request, completion: Completion) -> Reader:
         key, calls = request.key, request.calls
+        calls.add(completion)
         if self._handover is not None:
             completion.log_in(self._handover, key.place)
         together = self._completions.setdefault(key.place, [])
         together.append(completion)
-        calls.add(completion)
         reader = completion.reply.read()
 
         def ended(_: asyncio.Task[None]) -> None:

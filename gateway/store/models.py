@@ -78,6 +78,8 @@ class EpisodeRow(Base):
     """The last output of its agent or its graders when they failed."""
     sampling: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     """The sampling parameters that stand in place of those that its calls ask for; None: there are none."""
+    attempt: Mapped[int] = mapped_column(Integer, default=1, server_default=text("1"))
+    """The number of its agent's attempt: 1 more with each restart."""
 
 
 class TallyRow(Base):

@@ -239,23 +239,25 @@ def unfinished_rewards(connection: Connection) -> dict[str, dict[str, float]]:
     return found
 
 
-def forsake(connection: Connection, episode_id: str) -> bool:
-    """Marks everything in an open episode as part of a crashed attempt: none of its tokens is trained, and no request
+def forsake(connection: Connection, episode_id: str) -> int:
+    """Mark everything in an open episode as part of a crashed attempt: none of its tokens is trained, and no request
     repeats its calls.
 
-    Returns False, and changes nothing, if the episode is not open.
+    Return the number of the attempt that follows; 0 if the episode is not open, and then nothing has changed.
     """
-    own = select(EpisodeRow.state).where(EpisodeRow.id == episode_id).with_for_update()
-    if connection.scalar(own) != "open":
-        return False
+    own = select(EpisodeRow.state, EpisodeRow.attempt).where(EpisodeRow.id == episode_id).with_for_update()
+    row = connection.execute(own).first()
+    if row is None or row.state != "open":
+        return 0
+    attempt: int = row.attempt + 1
     sampled = (NodeRow.episode_id == episode_id, NodeRow.sampled, NodeRow.mask_reason == "")
     connection.execute(update(NodeRow).where(*sampled).values(mask_reason=CRASHED_ATTEMPT))
     of_episode = CallRow.episode_id == episode_id
     connection.execute(update(CallRow).where(of_episode).values(request_key="", open_to=None, reward=None))
     connection.execute(delete(RetryRow).where(RetryRow.episode_id == episode_id))
-    posted = update(EpisodeRow).where(EpisodeRow.id == episode_id).values(reward=None, components=None)
-    connection.execute(posted)
-    return True
+    values = {"reward": None, "components": None, "attempt": attempt}
+    connection.execute(update(EpisodeRow).where(EpisodeRow.id == episode_id).values(values))
+    return attempt
 
 
 def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict[str, Any]) -> None:

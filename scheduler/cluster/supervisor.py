@@ -23,6 +23,7 @@ import httpx
 from processes.child import LocalProcess
 from processes.errors import GivenUp
 from processes.ports import url_of
+from processes.slow import SILENT_S, reported
 from processes.supervised import Budget, Child, Say, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.errors import ClusterError, Unsatisfied
@@ -136,7 +137,8 @@ class Supervisor:
     async def _run(self) -> int:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._launcher.close)
-            await self._launcher.open()
+            with reported(self._say, f"the launcher {self._file.cluster.launcher!r} to answer"):
+                await self._launcher.open()
             self._heed_signals()
             await self._placed_first()
             self._show_all()
@@ -185,7 +187,8 @@ class Supervisor:
 
     async def _placed_first(self) -> None:
         """Waits for the nodes that the file asks for. Raises Unsatisfied, which says what is missing."""
-        deadline = asyncio.get_running_loop().time() + self._wait_s
+        began = asyncio.get_running_loop().time()
+        deadline, waits = began + self._wait_s, ""
         while True:
             seen = await self._launcher.seen()
             try:
@@ -197,6 +200,9 @@ class Supervisor:
                 if asyncio.get_running_loop().time() > deadline or self._stop.is_set():
                     waited = f" (waited {self._wait_s:g} s)" if self._wait_s else ""
                     raise Unsatisfied(f"{error}{waited}") from error
+                if str(error) != waits and asyncio.get_running_loop().time() - began >= SILENT_S:
+                    waits = str(error)
+                    self._say(f"waiting for nodes, for up to {self._wait_s:g} s: {waits}")
             await asyncio.sleep(min(self._file.cluster.look_s, 1.0))
 
     @property

@@ -67,6 +67,8 @@ def behave(episode: Episode) -> Any:
     match given["do"]:
         case "raise":
             raise LookupError("no idea")
+        case "cancel":
+            raise asyncio.CancelledError
         case "exit":
             sys.stderr.write("last words\n")
             sys.exit(3)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gateway.api import generation
+from gateway.keys import attempt_key
 from gateway.store import turns
-from gateway.types import EpisodeSampling
+from gateway.types import CRASHED_ATTEMPT, EpisodeSampling
 from tests.harness.clusters import Cluster, Member, run_cluster
 from tests.harness.expiry import patient_bus
 from tests.harness.servers import PostgresServer, RedisServer
@@ -49,6 +50,21 @@ async def test_the_turns_of_an_episode_land_anywhere_and_make_one_tree(cluster: 
         await admin.reward(opened.episode_id, 1.0)
         late = await cluster.followers[0].chat(opened.api_key)
         assert late.status_code == 409, late.text
+
+
+async def test_every_member_refuses_the_key_of_a_crashed_attempt(cluster: Cluster) -> None:
+    """A member that knows the episode hears of the restart."""
+    async with cluster.admin(cluster.coordinator) as admin:
+        opened = await admin.open_episode("t")
+        for member in cluster.members:
+            assert (await member.chat(opened.api_key, max_tokens=4)).status_code == 200
+        key = attempt_key(opened.api_key, await admin.restart(opened.episode_id))
+        for member in cluster.members:
+            refused = await member.chat(opened.api_key, max_tokens=4)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "attempt_over")
+            assert (await member.chat(key, max_tokens=4)).status_code == 200
+        nodes = (await admin.trajectory(opened.episode_id))["nodes"]
+    assert [node["mask_reason"] for node in nodes if node["sampled"]] == [CRASHED_ATTEMPT] * 2 + [""] * 2
 
 
 async def test_a_member_that_does_not_decide_samples_as_the_episode_says(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 import httpx
@@ -11,10 +12,13 @@ import pytest
 from gateway.client import EpisodeRunner, Task
 from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
+from gateway.keys import attempt_key
+from gateway.trajectories.recorder import Recorder
 from gateway.types import CRASHED_ATTEMPT
 from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway
 from tests.harness.retries import lasting, send
+from tests.harness.waiting import result_of
 
 
 class Crashing:
@@ -41,9 +45,10 @@ class Crashing:
         return 1.0
 
     async def crash(self, headers: dict[str, str]) -> None:
-        """Leaves a call behind that still runs."""
+        """Leaves a call behind that still runs, out of the driver's reach."""
         await hold_after(self.gateway, 20)  # more than the other calls sample
-        self.left = asyncio.create_task(send(self.gateway, headers, lasting(self.gateway)))
+        work = send(self.gateway, headers, lasting(self.gateway))
+        self.left = asyncio.create_task(work, context=contextvars.Context())
         await arrived(self.gateway, 1)
         raise RuntimeError("out of memory")
 
@@ -79,3 +84,65 @@ async def test_an_episode_that_is_over_is_not_started_again(gateway: RunningGate
     assert (error.value.status, error.value.code) == (409, "episode_closed")
     nodes = (await gateway.admin.trajectory(episode))["nodes"]
     assert {node["mask_reason"] for node in nodes} == {""}
+
+
+async def test_the_key_of_a_crashed_attempt_is_refused_and_the_next_one_has_its_own(
+    gateway: RunningGateway,
+) -> None:
+    """As with a driver of a person's own whose first process is not quite dead."""
+    episode, headers = await gateway.open("task")
+    assert (await gateway.chat(headers, max_tokens=4)).status_code == 200
+    for attempt in (2, 3):
+        assert await gateway.admin.restart(episode) == attempt
+    key = headers["Authorization"]
+    for old in (key, attempt_key(key, 2)):
+        refused = await gateway.chat({"Authorization": old}, max_tokens=4)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (409, "attempt_over")
+        assert "followed by .3" in error["message"]
+    assert (await gateway.chat({"Authorization": attempt_key(key, 3)}, max_tokens=4)).status_code == 200
+    sampled = [node for node in (await gateway.admin.trajectory(episode))["nodes"] if node["sampled"]]
+    assert [node["mask_reason"] for node in sampled] == [CRASHED_ATTEMPT, ""]
+    assert (await gateway.admin.episode(episode))["attempt"] == 3
+
+
+async def test_a_request_that_the_restart_overtakes_is_refused(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its key was checked before the restart, and its call begins after it."""
+    episode, headers = await gateway.open("task")
+    checked, go_on = asyncio.Event(), asyncio.Event()
+    prepare = Recorder.prepare
+
+    async def held(self: Recorder, *args: Any, **kwargs: Any) -> Any:
+        prompt = await prepare(self, *args, **kwargs)
+        checked.set()
+        await go_on.wait()
+        return prompt
+
+    monkeypatch.setattr(Recorder, "prepare", held)
+    late = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="late")
+    await result_of(checked.wait(), "the request is under way")
+    await gateway.admin.restart(episode)
+    go_on.set()
+    refused = await late
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "attempt_over")
+    assert not (await gateway.admin.episode(episode))["calls"]
+
+
+async def test_an_agent_ends_when_somebody_closes_its_episode(gateway: RunningGateway) -> None:
+    """The driver hears of it from the gateway's events."""
+    running = asyncio.Event()
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        running.set()
+        await asyncio.Event().wait()
+        return 1.0
+
+    runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), retries=0)
+    outcomes = asyncio.create_task(runner.run([Task("t", {"task_id": "t"})]), name="runner")
+    await result_of(running.wait(), "the agent runs")
+    (row,) = await gateway.admin.episodes(state="open")
+    await gateway.admin.abandon(row["id"], "operator")
+    (outcome,) = await result_of(outcomes, "the agent has been let go")
+    assert outcome.error == "closed by the gateway: operator"

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from gateway.client import EpisodeRunner
 from gateway.client.agents import AgentCrashed, Task
 from gateway.client.environment import EnvironmentAgent
+from gateway.environments.base import Played
+from gateway.environments.worker import _Worker
 from tests.harness.gateways import RunningGateway
+from tests.harness.waiting import turns
 
 TASK = Task("t", {"question": "hi"})
 
@@ -108,3 +114,29 @@ async def test_what_cannot_be_loaded_says_why(name: str, args: dict[str, int], s
 def test_an_unknown_kind_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match="one of verifiers, inspect, gym, reasoning-gym, fake as its kind"):
         EnvironmentAgent("gymnasium:CartPole-v1")
+
+
+class Cancels:
+    """An environment in which a cancellation leaks out of every episode, or that plays for ever."""
+
+    async def play(self, data: dict[str, Any], base_url: str, api_key: str) -> Played:
+        if data["leaks"]:
+            raise asyncio.CancelledError
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize(("leaks", "reasons"), [(True, ["environment_failed"]), (False, [])])
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure_with_an_answer(
+    leaks: bool, reasons: list[str]
+) -> None:
+    """Without an answer the driver would wait for the episode's time limit."""
+    answers = io.BytesIO()
+    worker = _Worker("cancels", cast(Any, Cancels()), answers)
+    worker._take({"id": 1, "play": {"leaks": leaks}, "base_url": "", "api_key": ""})
+    (playing,) = worker._playing.values()
+    await turns(1)
+    if not leaks:
+        worker._take({"id": 1, "cancel": True})
+    await asyncio.wait({playing})
+    assert [json.loads(line)["reason"] for line in answers.getvalue().splitlines()] == reasons

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.client import GatewayClient
+from processes.ports import free_port
 from tests.harness.forks import gateway_command
 from tests.harness.gateway_command import served, write_toml
 from tests.harness.gateways import settings_for
@@ -94,3 +97,23 @@ def test_every_command_knows_which_databases_there_are(
     result = CliRunner().invoke(app, [*command, "--config", str(config)])
     assert result.exit_code == 2, result.output
     assert result.output.startswith("[store] url") and "secret" not in result.output
+
+
+async def test_a_second_gateway_on_one_sqlite_file_is_refused_with_the_process_that_has_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """It took the coordinator's role from the first one, which answered nothing any more until it was restarted."""
+    values = settings_for(tiny_model, tmp_path)
+    (second := tmp_path / "second").mkdir()
+    other = write_toml(
+        {**values, "server": {**values["server"], "port": free_port()}}, second / "gateway.toml"
+    )
+    async with served(values, tmp_path) as first:
+        await first.ready()
+        status, log = await asyncio.to_thread(gateway_command, "serve", "--config", str(other), folder=second)
+        assert status == 2, log
+        assert f"is used by the process {first.process.pid}" in log
+        async with GatewayClient(first.url) as admin:
+            assert (await admin.open_episode("t")).api_key
+    async with served({**values, "server": {**values["server"], "port": free_port()}}, second) as again:
+        await again.ready()

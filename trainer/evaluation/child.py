@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from gateway.client import GatewayClient, GatewayRefused, GatewayUnreachable, RunStopped
+from processes.interrupts import STATUS, Interrupted, interruptible
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import Evaluation, evaluate, tasks_of
 from trainer.sections.base import Section
@@ -41,8 +42,11 @@ async def run(request: Request, result: Path) -> None:
 def main(arguments: list[str]) -> None:
     """The process. Errors that a user can act on are one line."""
     request, result = map(Path, arguments)
+    work = run(Request.model_validate_json(request.read_text()), result)
     try:
-        asyncio.run(run(Request.model_validate_json(request.read_text()), result))
+        asyncio.run(interruptible(work, print, "interrupted: giving up open episodes"))
+    except Interrupted:
+        sys.exit(STATUS)
     except (ConfigError, GatewayRefused, GatewayUnreachable, RunStopped, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

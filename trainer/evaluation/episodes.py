@@ -38,6 +38,7 @@ class Evaluation(Section):
     env_python: Path | None = None
     concurrency: int
     max_failures: float
+    timeout_s: float
     model: str | None
     """The trained model; the gateway's first, if None."""
 
@@ -45,9 +46,9 @@ class Evaluation(Section):
         """The agent, or the environment. Raises ConfigError if there is none of that name."""
         try:
             if self.env is not None:
-                return EnvironmentAgent(self.env, self.env_args, self.env_python)
+                return EnvironmentAgent(self.env, self.env_args, self.env_python, self.timeout_s)
             assert self.agent is not None
-            return load_agent(self.agent)
+            return load_agent(self.agent, self.timeout_s)
         except ValueError as error:
             raise ConfigError(f"the agent of an evaluation: {error}") from error
 
@@ -68,6 +69,7 @@ class Evaluation(Section):
             env_python=rollout.env_python if rollout else None,
             concurrency=wanted.concurrency or (rollout.concurrency if rollout else 64),
             max_failures=rollout.max_failures if rollout else 0.5,
+            timeout_s=rollout.timeout_s if rollout else 600.0,
             model=model,
         )
 
@@ -183,8 +185,9 @@ def summary(
     by_version = Counter(number for sampled in versions.values() for number in sampled)
     by_file, start = {}, 0
     for name, tasks in files.items():
-        end = start + len(tasks) * settings.samples
-        by_file[name], start = figures(outcomes[start:end], settings), end
+        numbers = range(start, start + len(tasks))
+        own = [outcome for outcome in outcomes if outcome.task_number in numbers]
+        by_file[name], start = figures(own, settings), numbers.stop
     return {
         **figures(outcomes, settings),
         "samples": settings.samples,

@@ -7,6 +7,7 @@ it has not solved its task, and for best@k it is the worst of its task's samples
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -52,26 +53,32 @@ def interval(tasks: Sequence[Rewards]) -> tuple[float, float] | None:
 
 
 def figures(outcomes: Sequence[EpisodeOutcome], settings: EvalSettings) -> dict[str, Any]:
-    """The figures of some tasks, whose samples stand side by side; `reward_mean` is None if all failed."""
+    """Return the figures of the tasks that these outcomes are of; `reward_mean` is None if all failed.
+
+    An outcome counts for its own task, wherever it stands, and a sample without an outcome failed.
+    """
     size = settings.samples
-    every: list[float | None] = [outcome.reward for outcome in outcomes]
-    tasks = [every[at : at + size] for at in range(0, len(every), size)]
+    found: defaultdict[tuple[int, str], list[float | None]] = defaultdict(list)
+    for outcome in outcomes:
+        found[outcome.task_number, outcome.task_id].append(outcome.reward)
+    tasks = [[*rewards, *[None] * (size - len(rewards))] for rewards in found.values()]
+    every = [reward for rewards in tasks for reward in rewards]
     rewards = [reward for reward in every if reward is not None]
     around = interval(tasks)
     solved = [sum(reward is not None and reward >= settings.solved for reward in task) for task in tasks]
     return {
         "reward_mean": _mean(rewards, len(rewards)),
         "reward_ci95": around and [round(end, 6) for end in around],
-        "reward_mean_failed_as_0": _mean(rewards, len(outcomes)),
+        "reward_mean_failed_as_0": _mean(rewards, len(every)),
         **{
             f"pass@{k}": _mean([pass_at_k(size, c, k) for c in solved], len(tasks))
             for k in settings.ks
         },
         **{f"best@{k}": _mean([best_of_k(task, k) for task in tasks], len(tasks)) for k in settings.ks},
         "tasks": len(tasks),
-        "episodes": len(outcomes),
+        "episodes": len(every),
         "rewarded": len(rewards),
-        "failed": len(outcomes) - len(rewards),
+        "failed": len(every) - len(rewards),
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from trainer.sections.state import WeightsSettings
 from trainer.settings import Settings
 
 T = TypeVar("T")
+Say = Callable[[str], None]
 _START_S = 60.0
 
 
@@ -57,9 +58,10 @@ async def watch(work: Coroutine[Any, Any, T], *companions: Watched | None) -> T:
 
 
 async def gateway_process(
-    stack: AsyncExitStack, settings: GatewaySettings, directory: Path
+    stack: AsyncExitStack, settings: GatewaySettings, directory: Path, say: Say = print
 ) -> tuple[str, Watched | None]:
-    """The gateway's URL; starts one first if `[gateway] config` says so. Raises GatewayUnreachable, ChildDied, TimeoutError."""
+    """The gateway's URL; starts one first if `[gateway] config` says so. `say` gets what takes long. Raises GatewayUnreachable,
+    ChildDied, TimeoutError."""
     if settings.url is not None:
         return settings.url.rstrip("/"), None
     assert settings.config is not None
@@ -73,7 +75,7 @@ async def gateway_process(
         env = {"HEADGATE_ADMIN_KEY": settings.key} if settings.key else None
         process = await LocalProcess.start("gateway", argv, directory / "gateway.log", env)
         stack.push_async_callback(process.stop, 20.0)
-        await process.ready(lambda: _answers(http), settings.start_s)
+        await process.ready(lambda: _answers(http), settings.start_s, say)
     return url, Watched("gateway process", _needed(process))
 
 
@@ -89,6 +91,8 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--spare", str(rollout.spare),
         "--concurrency", str(rollout.concurrency),
         "--max-failures", str(rollout.max_failures),
+        "--timeout", str(rollout.timeout_s),
+        "--seed", str(settings.run.seed),
     ]  # fmt: skip
     named = {
         "--agent": rollout.agent,
@@ -99,11 +103,8 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
         "--limit": rollout.env_tasks,
     }
     if settings.tasks.order == "difficulty":
-        named |= {
-            "--order": settings.tasks.order,
-            "--order-floor": str(settings.tasks.floor),
-            "--order-state": settings.run.dir / "tasks.json",
-        }
+        named |= {"--order": settings.tasks.order, "--order-floor": str(settings.tasks.floor)}
+    named["--order-state"] = settings.run.dir / settings.tasks.state
     argv += [part for name, value in named.items() if value is not None for part in (name, str(value))]
     if settings.gateway.model is not None:
         argv += ["--model", settings.gateway.model]
@@ -113,7 +114,9 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
     return Watched("rollout process", _needed(process))
 
 
-async def weights_process(stack: AsyncExitStack, settings: WeightsSettings, weights: Path) -> Watched | None:
+async def weights_process(
+    stack: AsyncExitStack, settings: WeightsSettings, weights: Path, say: Say = print
+) -> Watched | None:
     """Starts the server of published versions, if `[weights] transport` needs it. Raises ChildDied and TimeoutError."""
     if not settings.serves:
         return None
@@ -131,7 +134,7 @@ async def weights_process(stack: AsyncExitStack, settings: WeightsSettings, weig
     process = await LocalProcess.start("weights server", argv, weights.parent / "weights-server.log", env)
     stack.push_async_callback(process.stop, 5.0)
     async with httpx.AsyncClient(base_url=ports.url_of(host, port), headers=headers, timeout=5.0) as http:
-        await process.ready(lambda: _answers(http, path="/versions"), _START_S)
+        await process.ready(lambda: _answers(http, path="/versions"), _START_S, say)
     return Watched("weights server", _needed(process))
 
 

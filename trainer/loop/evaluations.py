@@ -22,6 +22,8 @@ from trainer.loop.feed import Feed
 from trainer.report.metrics import Metrics
 from trainer.settings import Settings
 
+_STOP_S = 10.0
+"""The time in which an evaluation that is ended gives up its episodes."""
 _REQUEST, _RESULT = "request-{:08d}.json", "version-{:08d}.json"
 
 
@@ -146,7 +148,7 @@ class Evaluations:
                     said = process.said().strip().splitlines()
                     why = (said[-1] if said else f"it ended with {status}") + f"; see {log}"
             finally:
-                await process.stop(0.0)
+                await process.stop(_STOP_S)
         except TimeoutError:
             why = f"it took longer than [eval] timeout_s = {limit:g} s"
         except ChildDied as error:

@@ -54,8 +54,10 @@ class Excluded:
         if failed.total() <= self._most * ended.total():
             return
         reasons = ", ".join(f"{count} {reason}" for reason, count in failed.most_common())
+        (most, _), *_ = failed.most_common()
         raise TooManyExcluded(
             f"stopped, because {failed.total()} of the last {ended.total()} episodes failed and are left out of training"
-            f" ({reasons}), and [run] max_excluded is {self._most:g}; `gateway episodes list` and `gateway episodes why"
-            " EPISODE` tell what their agents said; mend it, and the next start goes on from the newest checkpoint"
+            f" ({reasons}), and [run] max_excluded is {self._most:g}; fix the cause, and the next start goes on from the"
+            " newest checkpoint",
+            most,
         )

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import httpx
 
 from gateway.client import GatewayClient, GatewayRefused
+from gateway.client.failures import in_a_line
 from gateway.types import Group, Lease, LeasedGroups
 from trainer.errors import LeaseLost, StepTimeout, TrainerError
 
@@ -29,7 +30,7 @@ LOOK_S = 1.0
 """How long one waits for groups while nodes are lent and there are groups to compute on: then it is asked for the nodes again."""
 RETRY_S = 0.5
 _NOT_FOUND = 404
-_SILENT_S = 5.0
+_SILENT_S = 2.0
 """A gateway that does not answer for so long is said to the user, once for each request."""
 
 
@@ -64,6 +65,15 @@ class Feed:
     async def status(self) -> dict[str, Any]:
         """The newest version and the ledger's state."""
         return await self._ask("check versions", lambda: self._client.status(self._model))
+
+    async def last_failure(self, model: str, reason: str) -> str:
+        """Return what the agent of the newest training episode that ended for a reason reported, and where to read more."""
+        wanted: dict[str, str | int] = {"mode": "train", "model": model, "reason": reason, "limit": 1}
+        rows = await self._ask("look at failed episodes", lambda: self._client.episodes(**wanted))
+        if not rows:
+            return "`gateway episodes list` shows the episodes that are left"
+        said = in_a_line(rows[0]["error"] or "") or reason
+        return f"`gateway episodes why {rows[0]['id']}` shows all of the last error: {said}"
 
     async def acknowledged(self, buffer: int) -> bool:
         """True if the gateway has gone on to a later buffer."""
@@ -199,7 +209,7 @@ class Feed:
             except httpx.TransportError as error:
                 reason, pause = f"{type(error).__name__}: {error}", RETRY_S
             except GatewayRefused as refusal:
-                if refusal.status not in (*retry, 502, 503, 504):
+                if refusal.status not in (*retry, 502, 503, 504) or refusal.lasts:
                     raise
                 reason, pause = str(refusal), refusal.retry_after or RETRY_S
             waited = time.monotonic() - began

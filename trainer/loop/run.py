@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -32,6 +33,7 @@ from typing import TypeVar
 from gateway.client import GatewayClient
 from gateway.types import Group, Lease, LeasedGroups
 from gateway.weights import folders
+from processes.slow import SILENT_S, reported
 from trainer.algorithms import create, learns_from_equal
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
@@ -42,6 +44,7 @@ from trainer.errors import (
     NotFinite,
     RankLost,
     StepTimeout,
+    TooManyExcluded,
     TrainerError,
 )
 from trainer.learner import Learner, cpu_warning, device_of
@@ -74,9 +77,11 @@ from trainer.report.masking import masked_warning
 from trainer.report.metrics import Metrics
 from trainer.report.senders import Senders
 from trainer.settings import Settings
-from trainer.state.directory import sweep
+from trainer.state.directory import alone, sweep
 
 T = TypeVar("T")
+_LATER_S = 60.0
+"""How long a batch may take until it is reported to be awaited, once a step shows that agents earn groups."""
 
 
 async def run(settings: Settings, *, from_older: bool = False) -> None:
@@ -86,14 +91,21 @@ async def run(settings: Settings, *, from_older: bool = False) -> None:
     ChildDied.
     """
     trackers.check(settings.report.to)
-    learner = await _opened(settings)
-    try:
-        await watch(_lead(settings, learner, from_older), heartbeat(learner))
-    except asyncio.CancelledError:
-        with suppress(RankLost):
-            await asyncio.to_thread(dismiss, learner)
-        raise
-    await asyncio.to_thread(dismiss, learner)
+    with alone(settings.run.dir):
+        with reported(_to_stderr, f"the model of {settings.model.path} to load"):
+            learner = await _opened(settings)
+        try:
+            await watch(_lead(settings, learner, from_older), heartbeat(learner))
+        except asyncio.CancelledError:
+            with suppress(RankLost):
+                await asyncio.to_thread(dismiss, learner)
+            raise
+        await asyncio.to_thread(dismiss, learner)
+
+
+def _to_stderr(text: str) -> None:
+    """Report what takes long before there is a terminal's table."""
+    sys.stderr.write(f"{text}\n")
 
 
 async def _opened(settings: Settings) -> Learner:
@@ -121,13 +133,13 @@ async def _lead(settings: Settings, learner: Learner, from_older: bool) -> None:
         warnings = (lonely(settings), cpu_warning(settings, weights), seeing(learner), merging(settings))
         for warning in filter(None, warnings):
             metrics.say(warning)
-        url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir)
+        url, gateway = await gateway_process(stack, settings.gateway, settings.run.dir, metrics.say)
         metrics.watched_at(url)
         client = await stack.enter_async_context(GatewayClient(url, settings.gateway.key))
         trainer = Trainer(settings, learner, client, metrics, url, from_older=from_older)
         stack.push_async_callback(trainer.evaluations.close)
         stack.push_async_callback(trainer.step_events.close)
-        server = await weights_process(stack, settings.weights, trainer.weights.directory)
+        server = await weights_process(stack, settings.weights, trainer.weights.directory, metrics.say)
         stack.push_async_callback(trainer.publication.close)
         await watch(trainer.check_versions(), trainer.keeper())
         rollout = await rollout_process(stack, settings, url)
@@ -354,7 +366,9 @@ class Trainer:
             await self._settle(lease.buffer)
             return
         try:
-            with naming("stream"):
+            what = f"agents to earn the {lease.size} groups of batch {lease.buffer}"
+            after_s = _LATER_S if self.metrics.has_steps else SILENT_S
+            with naming("stream"), reported(self.metrics.say, what, after_s):
                 batch = await self.stream(clock)
             await self._look_at_failures()
             with clock.on("publish"):
@@ -384,8 +398,13 @@ class Trainer:
         await self._check_skipped()
 
     async def _look_at_failures(self) -> None:
-        """Counts the episodes that ended. Raises TooManyExcluded."""
-        self.excluded.look((await self.feed.status()).get("ended", {}))
+        """Count the episodes that ended. Raise TooManyExcluded, with the last error of an agent."""
+        status = await self.feed.status()
+        try:
+            self.excluded.look(status.get("ended", {}))
+        except TooManyExcluded as error:
+            last = await self.feed.last_failure(status["model"], error.reason)
+            raise TooManyExcluded(f"{error}; {last}", error.reason) from error
 
     async def _check_skipped(self) -> None:
         """Says that the step was skipped, if it was. Raises NotFinite once too many in a row were, and engines run the last."""

@@ -117,6 +117,11 @@ class Metrics:
         self._watched_at = f"{gateway}/console"
         self.say(f"watch the run at {self._watched_at}")
 
+    @property
+    def has_steps(self) -> bool:
+        """True once this process has trained a batch."""
+        return bool(self._rewards)
+
     def waiting(self, version: int, steps: int) -> None:
         """The trainer is about to lease buffer `version`, after so many steps."""
         self._show(f"step {steps} of {self.steps}, version {version}: leasing")

@@ -18,7 +18,8 @@ class RunSettings(Section):
     steps: int = Field(ge=1, le=10_000_000)
     """Optimizer steps after which the run is over, counted from the initial checkpoint, resumed or not."""
     seed: int = Field(1, ge=0, lt=2**63)
-    """The seed of whatever is random in the run."""
+    """The seed of whatever is random in the run: the start of adapters, the order of tasks and of examples. Sampling has its own
+    randomness, in the engines."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU if there is one."""
     threads: int | None = Field(None, ge=1, le=1024)
@@ -96,6 +97,8 @@ class RolloutSettings(Section):
     """Episodes that run at the same time."""
     max_failures: float = Field(0.5, ge=0, le=1)
     """The run stops when a greater share of the last episodes failed; 1: it goes on whatever happens."""
+    timeout_s: float = Field(600.0, ge=0.1)
+    """How long one attempt of an agent at an episode may take; evaluations have the same limit."""
 
     @model_validator(mode="after")
     def _one_agent(self) -> Self:
@@ -111,6 +114,12 @@ class TaskSettings(Section):
 
     order: Literal["passes", "difficulty"] = "passes"
     """`passes`: each once, then each again in another order. `difficulty`: tasks whose groups end with equal rewards, and so
-    teach nothing, come less often. What is known of the tasks is kept in `tasks.json` in `[run] dir`."""
+    teach nothing, come less often. Where the order is, and what is known of the tasks, is kept in `passes.json` or `tasks.json`
+    in `[run] dir`, and a start goes on from there."""
     floor: float = Field(0.1, gt=0.0, le=1.0)
     """How often a task comes at least, beside one that teaches each time: what is too hard today may not be tomorrow."""
+
+    @property
+    def state(self) -> str:
+        """The name of the file that keeps where the order is."""
+        return "passes.json" if self.order == "passes" else "tasks.json"

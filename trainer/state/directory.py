@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
 from gateway.weights import folders
 from gateway.weights.folders import sync
-from trainer.errors import VersionReused
+from processes.lock import Held, lock
+from trainer.errors import ConfigError, VersionReused
 from trainer.state import faults
 
 _ASIDE = re.compile(r"\..+\.tmp-(\d+)")
@@ -45,6 +48,19 @@ class Aside:
             sync(path)
         self._aside.rename(self.target)
         sync(self.target.parent)
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Keep a run's folder from other trainers for a block. Raise ConfigError if another one has it."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(lock(directory / "run.lock"))
+        except Held as error:
+            raise ConfigError(
+                f"[run] dir: {directory} is used by the trainer process {error.process}: end that one, or name another folder"
+            ) from error
+        yield
 
 
 def sweep(directory: Path) -> None:

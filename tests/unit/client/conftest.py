@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from gateway.client.admin import ADMIN, GatewayClient
 from tests.harness.waiting import until
@@ -23,6 +24,8 @@ class FakeGateway:
         self.url = ""
         self.refusals: deque[tuple[int, float]] = deque()
         self.always: tuple[int, float] | None = None
+        self.code: str | None = None
+        """The code of refusals to open."""
         self.reward_status = 200
         self.opened: list[dict[str, Any]] = []
         self.rewards: dict[str, dict[str, Any]] = {}
@@ -32,6 +35,9 @@ class FakeGateway:
         self.errors: dict[str, str] = {}
         """The last words of agents whose episodes were abandoned."""
         self.unready = ""
+        self.closed: dict[str, str] = {}
+        """The reasons of episodes that were closed without their driver."""
+        self.closings: asyncio.Queue[str] = asyncio.Queue()
         self.requests: Counter[str] = Counter()
 
     def app(self) -> FastAPI:
@@ -41,7 +47,32 @@ class FakeGateway:
         app.post(ADMIN + "/episodes/{episode_id}/abandon")(self.abandon)
         app.post(ADMIN + "/episodes/{episode_id}/restart")(self.restart)
         app.get("/readyz")(self.ready)
+        app.get(ADMIN + "/events")(self.events)
+        app.get(ADMIN + "/episodes/{episode_id}")(self.look)
         return app
+
+    async def events(self, wait: float | None = None) -> StreamingResponse:
+        async def stream() -> AsyncIterator[bytes]:
+            yield b": up to 0\nid: 0\n\n"
+            while wait is None:
+                episode_id = await self.closings.get()
+                event = {
+                    "id": 1,
+                    "kind": "episode.closed",
+                    "episode": episode_id,
+                    "data": {"reason": self.closed[episode_id]},
+                }
+                yield b"id: 1\nevent: episode.closed\ndata: " + json.dumps(event).encode() + b"\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    def close(self, episode_id: str, reason: str) -> None:
+        """Closes an episode without its driver."""
+        self.closed[episode_id] = reason
+        self.closings.put_nowait(episode_id)
+
+    async def look(self, episode_id: str) -> JSONResponse:
+        return JSONResponse({"state": "closed", "reason": self.closed[episode_id]})
 
     async def ready(self) -> JSONResponse:
         return _refused(503, 1.0, self.unready) if self.unready else JSONResponse({})
@@ -50,7 +81,7 @@ class FakeGateway:
         self.requests["open"] += 1
         refusal = self.refusals.popleft() if self.refusals else self.always
         if refusal:
-            return _refused(*refusal)
+            return _refused(*refusal, code=self.code)
         self.opened.append(await request.json())
         episode_id = f"e{len(self.opened)}"
         answer = {"episode_id": episode_id, "api_key": f"key-{episode_id}", "base_url": "http://m/v1"}
@@ -67,7 +98,7 @@ class FakeGateway:
         if self.restart_status != 200:
             return _refused(self.restart_status, 0.0)
         self.restarted.append(episode_id)
-        return JSONResponse({})
+        return JSONResponse({"attempt": 1 + self.restarted.count(episode_id)})
 
     async def abandon(self, episode_id: str, request: Request) -> JSONResponse:
         body = await request.json()
@@ -75,8 +106,10 @@ class FakeGateway:
         return JSONResponse({})
 
 
-def _refused(status: int, retry_after: float, message: str = "refused") -> JSONResponse:
-    error = {"message": message, "code": None}
+def _refused(
+    status: int, retry_after: float, message: str = "refused", code: str | None = None
+) -> JSONResponse:
+    error = {"message": message, "code": code}
     return JSONResponse({"error": error}, status, {"Retry-After": str(retry_after)})
 
 

@@ -22,6 +22,7 @@ from gateway.client.agents import (
     load_agent,
     read_tasks,
 )
+from gateway.client.foreign import Exited
 from tests.harness.waiting import LONG_S, TimeLimits, until
 
 TASK = Task("t1", {"task_id": "t1", "question": "6 * 7"})
@@ -114,7 +115,7 @@ async def test_a_function_that_ends_its_process_is_a_crash() -> None:
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> float:
         sys.exit(1)
 
-    with pytest.raises(AgentCrashed, match=r"sys\.exit\(1\)"):
+    with pytest.raises(Exited, match=r"sys\.exit\(1\)"):
         await FunctionAgent(solve)(TASK, "u", "k")
 
 

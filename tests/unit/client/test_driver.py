@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, driver
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, opening
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
 from gateway.client.order import Passes
+from gateway.keys import split_attempt
 from gateway.types import EpisodeOpened
+from processes.child import LocalProcess
 from tests.harness.waiting import LONG_S, result_of, turns, until, within
 from tests.unit.client.conftest import FakeGateway
 
@@ -34,13 +40,15 @@ async def hang(task: dict[str, Any], base_url: str, api_key: str) -> float:
 
 
 def failing(times: int) -> Callable[[dict[str, Any], str, str], Any]:
-    """Crashes so often with every key, then answers 1.0."""
+    """Crashes so often in every episode, then answers 1.0."""
     calls: Counter[str] = Counter()
 
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-        calls[api_key] += 1
-        if calls[api_key] <= times:
-            raise RuntimeError(f"crash {calls[api_key]}")
+        episode, attempt = split_attempt(api_key)
+        calls[episode] += 1
+        assert calls[episode] == attempt, "each attempt has its own key"
+        if attempt <= times:
+            raise RuntimeError(f"crash {attempt}")
         return 1.0
 
     return solve
@@ -181,11 +189,12 @@ async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: Gat
     assert gateway.abandoned == {"e1": "no_reward"}, "its slot would be held until the deadline"
 
 
-async def test_a_silent_gateway_ends_the_run_and_the_step_is_named(gateway: FakeGateway) -> None:
+async def test_a_run_ends_at_once_where_no_gateway_answers() -> None:
     async with GatewayClient("http://127.0.0.1:9") as client:
-        runner = EpisodeRunner(client, FunctionAgent(value), unreachable_s=0.3)
-        with pytest.raises(GatewayUnreachable, match=r"step 'open an episode': no answer for 0\.3 s"):
-            await runner.run(TASKS)
+        with pytest.raises(
+            GatewayUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:9 .*: start one"
+        ):
+            await result_of(EpisodeRunner(client, FunctionAgent(value)).run(TASKS), "the run has ended", 20.0)
 
 
 async def test_runs_until_it_is_stopped_and_finishes_its_groups(
@@ -218,9 +227,9 @@ async def test_an_order_hears_of_whole_groups_whether_their_rewards_differ(
     stop, heard = asyncio.Event(), []
 
     class Told(Passes):
-        def ended(self, task_id: str, teaches: bool) -> None:
+        def ended(self, task_id: str, teaches: bool | None) -> None:
             heard.append((task_id, teaches))
-            if len(heard) >= 4:
+            if len(heard) >= 6:
                 stop.set()
 
     started: Counter[str] = Counter()
@@ -238,7 +247,7 @@ async def test_an_order_hears_of_whole_groups_whether_their_rewards_differ(
     )
     async with within("the driver has stopped"):
         await runner.run_forever(tasks, stop)
-    assert {(task_id, teaches) for task_id, teaches in heard} == {("t0", False), ("t1", True)}
+    assert {*heard} == {("t0", False), ("t1", True), ("t2", None)}
 
 
 async def test_stops_although_no_slot_comes(gateway: FakeGateway, client: GatewayClient) -> None:
@@ -258,7 +267,7 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(
     gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
     """Its group was begun by another meanwhile, and a group that is half begun would hold its slot for long."""
-    monkeypatch.setattr(driver, "_STOP_GRACE_S", LONG_S)
+    monkeypatch.setattr(opening, "STOP_GRACE_S", LONG_S)
     gateway.refusals.append((429, 3600.0))
     stop, sent_away = asyncio.Event(), asyncio.Event()
     open_episode = client.open_episode
@@ -284,7 +293,9 @@ async def test_a_stop_wakes_a_member_that_was_sent_away(
     assert begun[gateway.opened[0]["group_id"]] == 2
 
 
-async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, client: GatewayClient) -> None:
+async def test_cancelling_the_runner_cancels_its_agents_and_gives_their_places_back(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
     started: list[str] = []
     cancelled: list[str] = []
 
@@ -303,6 +314,7 @@ async def test_cancelling_the_runner_cancels_its_agents(gateway: FakeGateway, cl
     with pytest.raises(asyncio.CancelledError):
         await running
     assert sorted(cancelled) == ["key-e1", "key-e2", "key-e3"]
+    assert gateway.abandoned == dict.fromkeys(("e1", "e2", "e3"), "interrupted")
 
 
 async def test_what_on_outcome_raises_ends_the_run(gateway: FakeGateway, client: GatewayClient) -> None:
@@ -311,3 +323,24 @@ async def test_what_on_outcome_raises_ends_the_run(gateway: FakeGateway, client:
 
     with pytest.raises(LookupError, match="enough"):
         await EpisodeRunner(client, FunctionAgent(value), on_outcome=refuse).run(TASKS)
+
+
+@pytest.mark.parametrize(("options", "status"), [((), 130), (("--forever",), 0)], ids=["once", "forever"])
+async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
+    gateway: FakeGateway, tmp_path: Path, options: tuple[str, ...], status: int
+) -> None:
+    tasks, log = tmp_path / "tasks.jsonl", tmp_path / "driver.log"
+    tasks.write_text('{"task_id": "t0"}\n{"task_id": "t1"}\n')
+    argv = [sys.executable, "-m", "gateway.cli", "episodes", "run", "--tasks", str(tasks), *options]
+    argv += ["--gateway", gateway.url, "--concurrency", "2", "--agent", f"{__name__}:hang"]
+    process = await LocalProcess.start("driver", argv, log)
+    try:
+        await until(lambda: len(gateway.opened) == 2, "two episodes are open")
+        os.kill(process.pid, signal.SIGINT)
+        assert await result_of(process.wait(), "the driver has ended") == status, log.read_text()
+    finally:
+        await process.stop(0.0)
+    assert gateway.abandoned == {"e1": "interrupted", "e2": "interrupted"}
+    said = log.read_text()
+    assert "press ctrl-c again to end at once" in said
+    assert json.loads(said.splitlines()[-1])["interrupted"] is True

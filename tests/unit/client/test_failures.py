@@ -15,7 +15,7 @@ from click.testing import Result
 from rich.console import Console
 
 from gateway.cli.progress import EpisodeProgress
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver, opening
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
 from gateway.client.failures import LEAST, Crashes, FailureRate, in_a_line, pause_s
 from tests.harness.gateway_command import gateway_command
@@ -119,7 +119,7 @@ async def test_an_agent_that_always_fails_ends_a_run_without_end_after_a_few_tri
 ) -> None:
     """Real child processes; before, they were started again and again for as long as the run was let."""
     quick(monkeypatch)
-    monkeypatch.setattr(driver, "_STOP_GRACE_S", LONG_S)
+    monkeypatch.setattr(opening, "STOP_GRACE_S", LONG_S)
     seen: list[EpisodeOutcome] = []
     agent = CommandAgent(BOOM, LONG_S)
     runner = EpisodeRunner(client, agent, concurrency=4, retries=0, on_outcome=seen.append)

@@ -59,6 +59,38 @@ def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_stopped(tmp_path: 
     assert found == expected
 
 
+def test_passes_that_are_interrupted_go_on_where_they_were_and_groups_under_way_come_again(
+    tmp_path: Path,
+) -> None:
+    whole, path = Passes(TASKS, 1), tmp_path / "run" / "passes.json"
+    expected = [whole.next().task_id for _ in range(24)]
+    found: list[str] = []
+    for _ in range(8):
+        order = KeptOrder(Passes(TASKS, 1), path)
+        for task in [order.next() for _ in range(3)]:
+            found.append(task.task_id)
+            order.ended(task.task_id, None)
+        order.next()  # it is under way when the run is killed
+    assert found == expected
+    other = Passes(TASKS, 2)
+    assert [other.next().task_id for _ in range(8)] != expected[:8]
+
+
+def test_passes_over_other_tasks_than_before_begin_with_those_that_are_new(tmp_path: Path) -> None:
+    path = tmp_path / "passes.json"
+    played(KeptOrder(Passes(TASKS[:4], 1), path), 10, set())
+    visits = played(KeptOrder(Passes(TASKS[2:], 1), path), 60, set())
+    assert visits.keys() == set("cdefgh")
+    assert max(visits.values()) - min(visits.values()) <= 1
+
+
+def test_a_file_of_another_order_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    played(KeptOrder(ByDifficulty(TASKS, 1, 0.1), path), 8, set())
+    with pytest.raises(ValueError, match="is no state of an order of tasks"):
+        KeptOrder(Passes(TASKS, 1), path)
+
+
 def test_a_group_writes_its_own_task_and_a_line_that_a_crash_cut_is_left_out(tmp_path: Path) -> None:
     """Ten thousand tasks are half a megabyte: too much to be written with each group."""
     path = tmp_path / "tasks.json"

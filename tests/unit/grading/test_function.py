@@ -61,6 +61,7 @@ async def test_workers_share_the_episodes_and_no_more_than_asked_for_are_started
     ("do", "words"),
     [
         ("raise", "LookupError: no idea"),
+        ("cancel", "CancelledError"),
         ("text", "a number, not '1.0'"),
         ("nothing", "a number, not None"),
         ("nan", "a finite number, not nan"),

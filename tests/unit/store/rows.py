@@ -20,7 +20,7 @@ def episode(name: str, **others: Any) -> dict[str, Any]:
     return {
         "id": name, "key_hash": f"hash of {name}", "task_id": "t", "group_id": "g", "mode": "train", "model": "m", "details": {},
         "version": 0, "state": "open", "reason": "", "reward": None, "components": None, "created_at": 1.0, "closed_at": None,
-        "agent": "", "notice": "", "error": "", **others,
+        "agent": "", "notice": "", "error": "", "attempt": 1, **others,
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,22 @@ from rich.console import Console
 from processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
+from trainer.errors import ConfigError
 from trainer.learner import cpu_warning
 from trainer.loop.run import lonely, run
 from trainer.report.metrics import Metrics
 from trainer.settings import Settings
+from trainer.state.directory import alone
 
 
-def settings_of(tmp_path: Path, url: str, model: Path, **rollout: Any) -> Settings:
+def settings_of(
+    tmp_path: Path, url: str, model: Path, limits: dict[str, Any] | None = None, **rollout: Any
+) -> Settings:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(f'{{"task_id": "t{i}"}}\n' for i in range(30)))
     agent = {"agent": "tests.unit.trainer.rollouts:broken", "tasks": tasks, "concurrency": 8}
     return Settings.parse({
-        "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1},
+        "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **(limits or {})},
         "gateway": {"url": url},
         "model": {"path": model},
         "optimizer": {"lr": 1e-3},
@@ -33,11 +38,11 @@ def settings_of(tmp_path: Path, url: str, model: Path, **rollout: Any) -> Settin
 async def test_a_trainer_ends_with_a_sentence_when_its_agents_always_fail(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Before, it waited for groups that nobody would ever earn."""
+    """The driver's bound stops it; the trainer's own (`test_excluded`) is off, because which of them is first is chance."""
     words = r"stopped, because 20 of the last 20 episodes failed.*the last error: ValueError: boom$"
     with pytest.raises(ChildDied, match=words):
         async with within("the trainer is through", 240):
-            await run(settings_of(tmp_path, gateway.url, tiny_model, group_size=2))
+            await run(settings_of(tmp_path, gateway.url, tiny_model, {"max_excluded": 1}, group_size=2))
     log = (tmp_path / "run" / "rollout.log").read_text()
     assert log.count("Traceback") == 0
     assert log.count("failed: ValueError: boom") == 1
@@ -86,3 +91,15 @@ def test_a_run_that_lands_on_the_cpu_unasked_is_warned_of(
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"device": device})})
     warning = cpu_warning(settings, weights, environment)
     assert said in warning and bool(warning) is bool(said)
+
+
+async def test_a_second_trainer_in_the_folder_of_a_run_is_refused_with_the_process_that_has_it(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Both would write checkpoints and versions there, and take one another's lease."""
+    settings = settings_of(tmp_path, "http://127.0.0.1:9", tiny_model)
+    with (
+        alone(settings.run.dir),
+        pytest.raises(ConfigError, match=rf"is used by the trainer process {os.getpid()}"),
+    ):
+        await run(settings)

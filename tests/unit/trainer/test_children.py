@@ -14,9 +14,10 @@ from pydantic import SecretStr
 from processes.ports import free_port
 from tests.harness.gateways import serve
 from trainer.errors import ConfigError, GatewayUnreachable
-from trainer.loop.children import gateway_process, url_of, weights_process
+from trainer.loop.children import gateway_process, rollout_process, url_of, weights_process
 from trainer.sections.run import GatewaySettings
 from trainer.sections.state import WeightsSettings
+from trainer.settings import Settings
 
 
 def written(directory: Path, text: str) -> Path:
@@ -56,7 +57,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     async def start(*given: Any) -> Any:
         started.append(given)
 
-        async def ready(_answers: Any, limit_s: float) -> None:
+        async def ready(_answers: Any, limit_s: float, _say: Any) -> None:
             started.append(limit_s)
 
         return SimpleNamespace(stop=None, ready=ready)
@@ -105,3 +106,29 @@ async def test_a_trainer_that_sends_to_engines_has_a_server_that_asks_for_its_ke
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_version")
             answer = await http.post("/versions/1/send", json={**ask, "backend": "smoke"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_value")
+
+
+async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    async def start(_name: str, argv: list[str], *_: Any) -> Any:
+        started.append(argv)
+        return SimpleNamespace(stop=None)
+
+    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
+    monkeypatch.setattr("trainer.loop.children._needed", lambda process: None)
+    for order, name in (("passes", "passes.json"), ("difficulty", "tasks.json")):
+        settings = Settings.parse({
+            "run": {"dir": tmp_path, "steps": 1, "seed": 7},
+            "gateway": {"url": "http://127.0.0.1:1"},
+            "model": {"path": tmp_path},
+            "optimizer": {"lr": 1e-3},
+            "tasks": {"order": order},
+            "rollout": {"agent": "agent:solve", "tasks": tmp_path / "tasks.jsonl", "timeout_s": 30},
+        })  # fmt: skip
+        await rollout_process(AsyncExitStack(), settings, "http://127.0.0.1:1")
+        options = dict(zip(started[-1][5:-1], started[-1][6:], strict=True))
+        assert (options["--seed"], options["--timeout"]) == ("7", "30.0")
+        assert options["--order-state"] == str(tmp_path / name)

@@ -18,8 +18,10 @@ from trainer.sections.eval import EvalSettings
 
 
 def outcomes(*rewards: float | None) -> list[EpisodeOutcome]:
+    """Two samples of each task."""
     return [
-        EpisodeOutcome("t", "g", "e", reward, error=None if reward is not None else "x") for reward in rewards
+        EpisodeOutcome("t", "g", "e", reward, error=None if reward is not None else "x", task_number=at // 2)
+        for at, reward in enumerate(rewards)
     ]
 
 
@@ -141,3 +143,14 @@ def test_nothing_is_warned_of_where_one_version_sampled_every_episode() -> None:
     ):
         (told,) = warnings(clean | change)
         assert said in told
+
+
+def test_an_outcome_that_is_lost_or_late_moves_no_other_into_another_task() -> None:
+    """The first task is solved twice, the second once, the third never; cut by place, one lost sample made it 0.5."""
+    two = EvalSettings(samples=2)
+    first, second, *rest = outcomes(1.0, 1.0, 1.0, 0.0, 0.0, 0.0)
+    whole = figures([*rest, first, second], two)
+    assert (whole["pass@1"], whole["pass@2"], whole["failed"]) == (0.5, 0.666667, 0)
+    short = figures([second, *rest], two)
+    assert (short["pass@1"], short["pass@2"]) == (0.333333, 0.666667)
+    assert (short["tasks"], short["episodes"], short["failed"]) == (3, 6, 1)

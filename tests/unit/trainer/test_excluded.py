@@ -56,8 +56,8 @@ async def test_a_run_whose_episodes_fail_ends_although_others_run_them(
         await trainer._look_at_failures()
         for number in range(20):
             episode, _ = await gateway.open("task", group_id=f"g{number}")
-            await gateway.admin.abandon(episode, "tool_failed")
-        with pytest.raises(TooManyExcluded, match="20 tool_failed"):
+            await gateway.admin.abandon(episode, "tool_failed", f"boom {number}\nat the end")
+        with pytest.raises(TooManyExcluded, match=r"20 tool_failed.*the last error: boom 19: at the end$"):
             await trainer.train()
 
 

@@ -1,0 +1,44 @@
+"""Which process serves a SQLite database: the first, until it ends.
+
+PostgreSQL serves several, which elect a coordinator; on SQLite a second process would take that role from the first for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from gateway.settings import ConfigError
+from processes.lock import Held, lock
+
+
+@contextmanager
+def held(url: str) -> Iterator[None]:
+    """Keep the database at `url` from other gateways for a block. Raise ConfigError if another one has it."""
+    database = _file_of(url)
+    with ExitStack() as stack:
+        if database:
+            try:
+                stack.enter_context(lock(Path(f"{database}.lock")))
+            except Held as error:
+                raise ConfigError(
+                    f"[store] url: {database} is used by the process {error.process}, and SQLite serves one gateway: end that"
+                    " one, name another file, or use PostgreSQL"
+                ) from error
+            except OSError:
+                pass  # the folder cannot be written, which opening the database reports
+        yield
+
+
+def _file_of(url: str) -> str:
+    """Return the file of a SQLite database; empty for any other, and for what opening it refuses."""
+    try:
+        where = make_url(url)
+    except ArgumentError:
+        return ""
+    sqlite = where.get_backend_name() == "sqlite" and where.database != ":memory:"
+    return (where.database or "") if sqlite else ""

@@ -1,0 +1,20 @@
+"""Reports what takes long, while it goes on, so that no program waits in silence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+SILENT_S = 2.0
+"""How long something may take before it is reported."""
+
+
+@contextmanager
+def reported(say: Callable[[str], None], what: str, after_s: float = SILENT_S) -> Iterator[None]:
+    """Report, once, what a block waits for if it takes longer than `after_s`."""
+    timer = asyncio.get_running_loop().call_later(after_s, say, f"waiting for {what}")
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -1,0 +1,41 @@
+"""A lock of one process: who holds it, and when it is free again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from processes.lock import Held, lock
+
+HOLDER = """
+import sys
+from pathlib import Path
+from processes.lock import lock
+with lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_the_second_is_refused_with_the_process_that_holds_it_and_death_frees_it(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "gateway.db.lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(Held) as error, lock(path):
+            pass
+        assert error.value.process == str(holder.pid)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.communicate()
+    for _ in range(2):
+        with lock(path):
+            assert path.read_text() == f"{os.getpid()}\n"
