@@ -211,7 +211,7 @@ class ChatAnswer:
     def _choice(self, index: int, reply: Reply, entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"refusal": None, **reply.message()},
+            "message": {"refusal": None, **_both_names(reply.message())},
             "logprobs": {"content": entries, "refusal": None} if self._request.logprobs else None,
             "finish_reason": reply.finish_reason,
         }
@@ -265,7 +265,7 @@ class ChatAnswer:
                 deltas.append({"tool_calls": [{"index": index, **call}]})
             else:
                 name = "reasoning_content" if piece.kind == "reasoning" else "content"
-                deltas.append({name: piece.text})
+                deltas.append(_both_names({name: piece.text}))
         return deltas
 
     def _last_event(self, index: int, reply: Reply) -> bytes:
@@ -277,6 +277,12 @@ class ChatAnswer:
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(self._choices.prompt_tokens, self._choices.completion_tokens)
+
+
+def _both_names(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message or a part of one with its reasoning under vLLM's present name too, which newer clients read."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {**message, "reasoning": reasoning}
 
 
 _BEFORE_INDEX = b',"choices":[{"index":'

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
+from gateway.render.meaning import REASONING
 
 Message = dict[str, Any]
 """The messages in the form of chat completions."""
@@ -182,6 +183,10 @@ def _check_message(message: Any, where: str, images: ImageSupport) -> None:
     elif content is not None and not isinstance(content, str):
         text = f"{where}.content: must be a string or a list of parts"
         raise BadRequest(text, code="invalid_value", param=f"{where}.content")
+    for name in ("name", "refusal", *REASONING):
+        if not isinstance(message.get(name), str | None):
+            param = f"{where}.{name}"
+            raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
     _check_tool_calls(message.get("tool_calls"), where)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest("a tool message needs a tool_call_id", code="invalid_value", param=where)
