@@ -25,7 +25,14 @@ from gateway.sections.episodes import (
     RewardSettings,
     StalenessSettings,
 )
-from gateway.sections.models import Bounds, ImageSettings, ModelSettings, RenderSettings, SamplingSettings
+from gateway.sections.models import (
+    Bounds,
+    ImageSettings,
+    ModelSettings,
+    RenderSettings,
+    SamplingSettings,
+    TokenBounds,
+)
 from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
@@ -83,6 +90,7 @@ __all__ = [
     "StalenessSettings",
     "StoreSettings",
     "TelemetrySettings",
+    "TokenBounds",
     "UpdateSettings",
     "UpstreamSettings",
     "WeightsSettings",

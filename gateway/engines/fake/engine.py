@@ -361,13 +361,15 @@ class FakeEngine:
         model: str | None,
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit = params.get("stop_token_ids") or [], params.get("max_tokens", 16)
+        least = params.get("min_tokens") or 0
         seen, adapter = Fingerprint(context), self.adapters.get(model or "")
         while True:
             await self._turn(request)
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            token, logprob = self._next(context, seen, params, *(adapter or self._of(None)))
+            ends = () if self.faults.endless or request.sampled < least else stop
+            token, logprob = self._next(context, seen, params.get("seed"), ends, *(adapter or self._of(None)))
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
@@ -378,7 +380,8 @@ class FakeEngine:
                 raise ConnectionError("dropped (fault)")
             if self.faults.fail_after and request.sampled > self.faults.fail_after:
                 raise RuntimeError("failed (fault)")
-            finish = "stop" if token in stop else "length" if request.sampled >= limit else None
+            ended = token in stop and request.sampled > least
+            finish = "stop" if ended else "length" if request.sampled >= limit else None
             yield _choice([token], [logprob - self.faults.logprob_noise], finish, request)
             if finish:
                 return
@@ -409,15 +412,15 @@ class FakeEngine:
         self,
         context: Sequence[int],
         seen: Fingerprint,
-        params: dict[str, Any],
+        seed: int | None,
+        stop: Sequence[int],
         weights_id: str,
         block: Block | None,
     ) -> tuple[int, float]:
         if block is not None:
             token = block.next(context)
             return token, _logprob(weights_id, block, context[-1], token)
-        stop = () if self.faults.endless else params.get("stop_token_ids") or ()
-        return _draw(weights_id, seen, context[-1], params.get("seed"), stop)
+        return _draw(weights_id, seen, context[-1], seed, stop)
 
     async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form. `model`: the adapter's name."""
