@@ -60,12 +60,15 @@ async def admin(request: Request) -> Access:
 
 def reached(projects: Projects, request: Request) -> Reach:
     """Returns what the key of a request reaches. Raises NotAuthenticated."""
-    reach = projects.reach(bearer(request))
+    key = bearer(request)
+    reach = projects.reach(key)
     if reach is None:
-        raise NotAuthenticated(
-            "the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`",
-            code="invalid_admin_key",
+        message = (
+            "the key that was sent is neither that in [admin] key nor a project's"
+            if key
+            else "the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`"
         )
+        raise NotAuthenticated(message, code="invalid_admin_key")
     return reach
 
 

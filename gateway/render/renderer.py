@@ -7,7 +7,6 @@ at start, from a thread.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
@@ -32,50 +31,28 @@ from gateway.render.switches import Switches, chosen, combinations
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer
 from gateway.sections import ModelSettings, RenderSettings
+from gateway.sections.models import FAMILIES
 from gateway.settings import ConfigError
 from gateway.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
 
-FAMILIES = (
-    "qwen3",
-    "qwen3.5",
-    "qwen3.6",
-    "qwen3.8",
-    "glm-4.5",
-    "glm-5",
-    "glm-5.1",
-    "llama-3",
-    "deepseek-v3",
-    "deepseek-r1",
-)
-"""Names of the `renderers` library whose replies the segmenter can read. Beside them: `auto` and `template`."""
-
-
-_CHOICES = (*FAMILIES, "auto", "template")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 """A checkpoint has one of these at least."""
 
 
-def check_family(model: ModelSettings) -> None:
-    """Raises ValueError for a family that is not known here."""
-    if model.family not in _CHOICES:
-        near = difflib.get_close_matches(model.family, _CHOICES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(_CHOICES)}.{hint}")
-
-
 def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> None:
-    """Raises ConfigError for a folder that is no checkpoint's, or a family that is not known; reads no file.
+    """Raises ConfigError for a folder that is not a checkpoint's; reads no file.
 
     `loaded`: an engine is going to load the model from there. An engine elsewhere needs only its tokenizer here.
     """
     where = f"[models.{name}]"
-    try:
-        check_family(model)
-    except ValueError as error:
-        raise ConfigError(f"{where} family: {error}") from error
     assert model.path is not None
+    if not model.path.is_dir():
+        raise ConfigError(
+            f"{where} path = {str(model.path)!r}: no such folder (relative paths are taken from the folder of the start):"
+            f" `hf download ORGANIZATION/MODEL --local-dir {model.path}` downloads a checkpoint from Hugging Face"
+        )
     if lost := _dangling(model.path):
         raise ConfigError(
             f"{where} path = {str(model.path)!r}: {lost} is a link to a file that is not here, as in a snapshot of Hugging"
@@ -93,8 +70,6 @@ def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> Non
 
 def _dangling(folder: Path) -> str:
     """The name of a link in a folder that leads nowhere, or nothing."""
-    if not folder.is_dir():
-        return ""
     return next(
         (file.name for file in sorted(folder.iterdir()) if file.is_symlink() and not file.exists()), ""
     )
@@ -163,8 +138,7 @@ class ChatRenderer:
 
     @classmethod
     def load(cls, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
-        """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that is not known here."""
-        check_family(model)
+        """Reads the tokenizer of a checkpoint. Raises ValueError where it cannot be used."""
         assert model.path is not None
         tokenizer = Checkpoint.read(model.path)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.sections.base import Section
 from gateway.sections.engines import EngineSettings, UpstreamSettings
@@ -13,6 +14,22 @@ from gateway.sections.episodes import StalenessSettings
 
 MAX_CONTEXT = 2**20
 """The most tokens that a model's context can be set to."""
+
+
+FAMILIES = (
+    "qwen3",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen3.8",
+    "glm-4.5",
+    "glm-5",
+    "glm-5.1",
+    "llama-3",
+    "deepseek-v3",
+    "deepseek-r1",
+)
+"""Names of the `renderers` library whose replies the segmenter can read. In addition to them: `auto` and `template`."""
+_CHOICES = (*FAMILIES, "auto", "template")
 
 
 class ModelSettings(Section):
@@ -39,6 +56,15 @@ class ModelSettings(Section):
     upstream: UpstreamSettings | None = None
     staleness: StalenessSettings | None = None
     """The bound of this model, instead of `[staleness]`."""
+
+    @field_validator("family")
+    @classmethod
+    def _known_family(cls, name: str) -> str:
+        if name not in _CHOICES:
+            near = difflib.get_close_matches(name, _CHOICES, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"the family {name!r} is not known: use one of {', '.join(_CHOICES)}.{hint}")
+        return name
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
