@@ -368,8 +368,8 @@ class FakeEngine:
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            ends = () if self.faults.endless or request.sampled < least else stop
-            token, logprob = self._next(context, seen, params.get("seed"), ends, *(adapter or self._of(None)))
+            asked = {**params, "stop_token_ids": []} if request.sampled < least else params
+            token, logprob = self._next(context, seen, asked, *(adapter or self._of(None)))
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
@@ -412,15 +412,15 @@ class FakeEngine:
         self,
         context: Sequence[int],
         seen: Fingerprint,
-        seed: int | None,
-        stop: Sequence[int],
+        params: dict[str, Any],
         weights_id: str,
         block: Block | None,
     ) -> tuple[int, float]:
         if block is not None:
             token = block.next(context)
             return token, _logprob(weights_id, block, context[-1], token)
-        return _draw(weights_id, seen, context[-1], seed, stop)
+        stop = () if self.faults.endless else params.get("stop_token_ids") or ()
+        return _draw(weights_id, seen, context[-1], params.get("seed"), stop)
 
     async def score(self, ids: Sequence[int], model: str | None = None) -> list[dict[str, Any] | None]:
         """`prompt_logprobs` in vLLM's form. `model`: the adapter's name."""
