@@ -108,9 +108,15 @@ def create_archive(run: RecordedRun) -> FastAPI:
             yield
 
     app = FastAPI(title="headgate, a recorded run", lifespan=lifespan, redirect_slashes=False)
+
+    @app.get("/readyz")
+    async def readyz() -> dict[str, str]:
+        """The page can be read: a recorded run has neither engines nor a role to wait for."""
+        return {"status": "ready"}
+
     for module in (episode_pages, episode_tokens, episodes, batches, staleness, weights, engines, nodes):
         app.include_router(module.router)
-    for module in (events, trainer_steps, history, health):
+    for module in (events, trainer_steps, history, health):  # whose /readyz is of a gateway, and comes second
         app.include_router(module.router)
     console.install(app)
     errors.install(app)
@@ -139,7 +145,8 @@ class ReadOnly:
 @asynccontextmanager
 async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
     """The parts that read a run's store. Raises ConfigError."""
-    opened = Settings.model_validate({"models": {"-": {"path": "."}}, "store": {"url": run.store}}).store
+    values: dict[str, Any] = {"models": {"-": {"path": "."}}, "store": {"url": run.store}}
+    opened = Settings.parse(values, "the run's store", environment=False).store
     database = await Database.open(opened, migrate=False)
     try:
         models = await database.read(_models)

@@ -23,7 +23,7 @@
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
         ├── EngineUnreachable
-        ├── EngineRefused   the engine says that the request is wrong; no other would take it
+        ├── EngineRefused   the engine says that the request is wrong; no other would take it       400
         ├── WeightsMissed   a version did not come to it; nothing is known of the version
         ├── EngineReplaced  it was restarted by others, and has other weights
         ├── NotComparable   it cannot compare what it holds with a version
@@ -34,6 +34,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
@@ -227,7 +228,10 @@ class WeightsMissed(EngineError):
 
 
 class EngineRefused(EngineError):
-    """An engine refuses a request, as any other engine would."""
+    """An engine refuses a request, as any other engine would: the caller must change it."""
+
+    status = 400
+    type = "invalid_request_error"
 
 
 class EngineReplaced(EngineError):
@@ -255,19 +259,55 @@ def shortened(error: str) -> str:
     return error[:left] + cut + error[left + len(cut) - _KEPT :]
 
 
-def validation_error(errors: Any) -> BadRequest:
-    """The first of pydantic's errors, as one of ours."""
+def validation_error(errors: Sequence[Any], values: Any = None) -> BadRequest:
+    """Return pydantic's errors as one of ours: about one field, by its name in the request.
+
+    `values`: the body, by which fields are told from the branches of a union in pydantic's paths; None: there is none.
+    """
     first = errors[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
     if first["type"] in ("json_invalid", "json_type"):
         return BadRequest(f"the body is not JSON: {first['msg']}", code="invalid_json")
-    if first["type"] == "extra_forbidden":
+    paths = [(_path(error, values), error) for error in errors]
+    same = [(path, error) for path, error in paths if path[:1] == paths[0][0][:1]]
+    deepest = max(len(path) for path, _ in same)  # a branch of a union that fits by its type goes furthest
+    told = [error for path, error in same if len(path) == deepest]
+    where = ".".join(map(str, next(path for path, _ in same if len(path) == deepest)))
+    if any(error["type"] == "extra_forbidden" for error in told):
         return BadRequest(
             f"Unrecognized request argument supplied: {where}", code="unknown_parameter", param=where
         )
-    return BadRequest(
-        f"{where}: {first['msg']}" if where else first["msg"], code="invalid_value", param=where or None
-    )
+    text = _text(told)
+    return BadRequest(f"{where}: {text}" if where else text, code="invalid_value", param=where or None)
+
+
+def _path(error: Any, values: Any) -> list[str | int]:
+    """Return where in the request an error is, without the branches of unions that pydantic puts into its path."""
+    parts = [part for part in error["loc"] if part not in ("body", "query", "path")]
+    if values is None or error["loc"][:1] in (("query",), ("path",)):
+        return parts
+    found: list[str | int] = []
+    for part in parts:
+        listed = isinstance(values, list) and isinstance(part, int)
+        if listed or (isinstance(values, dict) and part in values):
+            found.append(part)
+            values = values[part]
+    return [*found, parts[-1]] if error["type"] == "missing" else found
+
+
+def _text(errors: Sequence[Any]) -> str:
+    """Return what one field should be: what a branch of the right type says, or all types that it may have."""
+    of_type = [error for error in errors if not _is_of_another_type(error)]
+    chosen = of_type[:1] or errors
+    texts = dict.fromkeys(re.sub(r"dictionary( or instance of \w+)?", "object", e["msg"]) for e in chosen)
+    start = "Input should be "
+    if len(texts) > 1 and all(text.startswith(start) for text in texts):
+        return start + " or ".join(text.removeprefix(start) for text in texts)
+    return next(iter(texts))
+
+
+def _is_of_another_type(error: Any) -> bool:
+    literal = error["type"] == "literal_error" and not isinstance(error["input"], str)
+    return literal or error["type"].endswith("_type")
 
 
 class Elsewhere(Exception):

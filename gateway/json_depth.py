@@ -7,6 +7,7 @@ below all of them, checked where JSON comes in, leaves one error. The standard l
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -49,12 +50,36 @@ def too_deep(text: str, most: int = MAX_DEPTH) -> bool:
     return False
 
 
+def finite(text: str) -> float:
+    """Return the number that a text is. Raises ValueError for one that no float can hold."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return value
+
+
+def refuse_constant(name: str) -> Any:
+    """Raises ValueError for NaN and Infinity, which Python reads and JSON does not have."""
+    raise ValueError(f"{name} is not JSON")
+
+
 def loads(
     text: str | bytes, most: int = MAX_DEPTH, *, parse_float: Callable[[str], Any] | None = None
 ) -> Any:
-    """Reads JSON as `json.loads` does. Raises ValueError; where it is nested too deep, TooDeep."""
+    """Read JSON as `json.loads` does. Raises ValueError; where it is nested too deep, TooDeep."""
+    return _read(json.JSONDecoder(parse_float=parse_float), text, most)
+
+
+def loads_strictly(
+    text: str | bytes, most: int = MAX_DEPTH, *, parse_float: Callable[[str], Any] = finite
+) -> Any:
+    """Read JSON as `loads` does. Raises ValueError too for NaN, Infinity and numbers that become one of them."""
+    return _read(json.JSONDecoder(parse_float=parse_float, parse_constant=refuse_constant), text, most)
+
+
+def _read(decoder: json.JSONDecoder, text: str | bytes, most: int) -> Any:
     try:
-        value = json.loads(text, parse_float=parse_float)
+        value = decoder.decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text)))
     except RecursionError as error:
         raise TooDeep(f"it is nested more than {most} deep") from error
     check_depth(value, most)

@@ -247,6 +247,8 @@ class Grammar:
     kind: Literal["json", "regex", "ebnf", "structural_tag"]
     value: str
     """A JSON schema, a regular expression, an EBNF grammar or a structural tag (xgrammar's form), as text."""
+    param: str = field(default="", compare=False)
+    """The field of the request that asks for it."""
 
 
 LEAST_TEMPERATURE = 1e-6

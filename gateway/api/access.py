@@ -75,11 +75,15 @@ async def admin(request: Request) -> Access:
 
 def reached(projects: Projects, request: Request) -> Reach:
     """Returns what the key of a request reaches. Raises NotAuthenticated."""
-    reach = projects.reach(bearer(request))
+    key = bearer(request)
+    reach = projects.reach(key)
     if reach is None:
-        unread = request.headers.get("authorization", "").strip() and not bearer(request)
-        why = "; the header has no key behind the word Bearer" if unread else ""
-        message = f"the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`{why}"
+        sent = request.headers.get("authorization", "").strip()
+        if key:
+            message = "the key that was sent is neither that in [admin] key nor a project's"
+        else:
+            why = "; the header has no key behind the word Bearer" if sent else ""
+            message = f"the admin API needs the key in [admin] key, as `Authorization: Bearer KEY`{why}"
         raise NotAuthenticated(message, code="invalid_admin_key")
     return reach
 

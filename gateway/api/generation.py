@@ -238,9 +238,9 @@ class _Opening:
             prompt, asked = await self._prepared(number), self._asked
             settings, model, episode = self._gateway.settings, self._model, self._episode
             api = api_of(settings.engine_of(model.name))
-            held = asked.response_format is not None or asked.tool_choice not in ("auto", "none")
+            held = asked.form is not None or asked.tool_choice not in ("auto", "none")
             self._samplings[number] = await offload(
-                (asked.tools, asked.response_format) if held else (),
+                (asked.tools, asked.form and asked.form.value) if held else (),
                 lambda: used(api, sampling_of(asked, settings.sampling, model, episode, prompt)),
             )
         return self._samplings[number]

@@ -7,7 +7,7 @@ from gateway.dialects.request import GenerationRequest, Tool
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import BadRequest
 from gateway.render.constraints import constraint
-from gateway.sections import SamplingSettings
+from gateway.sections import SamplingSettings, TokenBounds
 from gateway.trajectories.recorder import Prompt
 from gateway.types import Grammar, Sampling
 
@@ -29,12 +29,14 @@ def sampling_of(
 
     What the engine makes of them is `gateway.engines.used`. Raises BadRequest.
     """
-    wanted = _room(asked, model, prompt)
+    own_model = model.name == episode.model
+    bounds = limits.max_tokens if own_model and episode.mode == "train" else TokenBounds()
+    wanted = _wanted(asked, bounds, model, prompt)
     _check_ids(asked, model, prompt)
     temperature = limits.default_temperature if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
     seed = asked.seed
-    if model.name == episode.model:
+    if own_model:
         if episode.mode == "train":
             temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
             seed = seed if limits.seed == "keep" else None
@@ -50,7 +52,7 @@ def sampling_of(
         sorted(model.renderer.marks.stop),
         top_k=asked.top_k,
         min_p=asked.min_p,
-        min_tokens=asked.min_tokens,
+        min_tokens=wanted if asked.ignore_eos else min(asked.min_tokens, wanted),
         presence_penalty=asked.presence_penalty,
         frequency_penalty=asked.frequency_penalty,
         repetition_penalty=asked.repetition_penalty,
@@ -69,8 +71,8 @@ def nth_seed(first: int, n: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-def _room(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> int:
-    """The number of tokens that the reply may take."""
+def _wanted(asked: GenerationRequest, bounds: TokenBounds, model: ServedModel, prompt: Prompt) -> int:
+    """Return the most tokens that the reply may take: what was asked for, within the bounds and the context."""
     longest = model.settings.max_model_len
     room = longest - len(prompt.ids)
     if len(prompt.ids) == 0:
@@ -79,15 +81,16 @@ def _room(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> int:
     if room < 1:  # clients look for these exact words, and then shorten the conversation
         message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum; shorten it"
         raise BadRequest(message, code="context_length_exceeded", param=param)
-    wanted = asked.max_tokens or room
+    own = asked.max_tokens or room
     if asked.max_tokens_may_exceed:
-        wanted = min(wanted, room)
-    if asked.min_tokens > wanted:
+        own = min(own, room)
+    if asked.min_tokens > own:
         message = (
-            f"min_tokens: {asked.min_tokens} is more than the {wanted} that the reply may take at most:"
+            f"min_tokens: {asked.min_tokens} is more than the {own} that the reply may take at most:"
             " lower it, or raise max_tokens"
         )
         raise BadRequest(message, code="invalid_value", param="min_tokens")
+    wanted = bounds.apply(own, room)
     if wanted > room:
         message = (
             f"{param}: this model's context is {longest} tokens, the prompt takes {len(prompt.ids)}"
@@ -99,16 +102,16 @@ def _room(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> int:
 
 def _grammar(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> Grammar | None:
     """The grammar that the reply is held to, token by token."""
-    if asked.response_format is None and asked.tool_choice in ("auto", "none"):
+    if asked.form is None and asked.tool_choice in ("auto", "none"):
         return None
     renderer = model.renderer
-    reasoning = renderer.reasoning_open(prompt.ids[-8:].tolist())
+    reasoning = not asked.prompts and renderer.reasoning_open(prompt.ids[-8:].tolist())
     return constraint(
         renderer,
         asked.tools,
         asked.tool_choice,
         asked.parallel_tool_calls,
-        asked.response_format,
+        asked.form,
         reasoning,
     )
 
@@ -119,6 +122,13 @@ def _check_ids(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> 
     if any(not 0 <= token < vocabulary for token in asked.logit_bias):
         message = f"logit_bias names a token outside the vocabulary of {vocabulary}"
         raise BadRequest(message, code="invalid_value", param="logit_bias")
+    ends = model.renderer.marks.stop
+    if others := [token for token in asked.stop_token_ids if token not in ends]:
+        message = (
+            f"stop_token_ids: the token {others[0]} does not end a turn of this model, as {sorted(ends)} do, which need not be"
+            " named: send its text as `stop`"
+        )
+        raise BadRequest(message, code="unsupported_parameter", param="stop_token_ids")
     if asked.prompts and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
         message = f"the prompt has a token outside the vocabulary of {vocabulary}"
         raise BadRequest(message, code="invalid_value", param="prompt")

@@ -170,7 +170,7 @@ async def update_chat_completion(completion_id: str, request: Request, gateway: 
         values = await offload_read(body, lambda: json_object(body))
         metadata = MetadataUpdate.model_validate(values).metadata or {}
     except ValidationError as error:
-        raise validation_error(error.errors()) from error
+        raise validation_error(error.errors(), values) from error
     await _completion(gateway, caller, completion_id)
     changed = await gateway.database.submit(lambda c: answers.set_metadata(c, completion_id, metadata))
     if changed is None:

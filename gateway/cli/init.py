@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 _FUNCTION = re.compile(r"[\w./-]+:\w+")
+_REWARD = "Its reward: agent (what it prints or returns), exit-code, module:function, or a URL"
 _GROUP = 8
 _TASKS = [("1", "What is 2 + 3?", "5"), ("2", "What is 7 - 4?", "3"), ("3", "What is 6 * 2?", "12")]
 _ENGINES = (Path(".venv-engine-gpu/bin/python"), Path(".venv-engine/bin/python"))
@@ -71,12 +74,12 @@ def init(
         ),
     ],
     reward: Annotated[
-        str,
+        str | None,
         typer.Option(
-            prompt="Its reward: agent (what it prints or returns), exit-code, module:function, or a URL",
-            help="`agent`: the last line that it prints, or what it returns; `exit-code`; or a grader, module:function or a URL.",
+            help="`agent`: the last line that it prints, or what it returns; `exit-code`; or a grader, module:function or a URL."
+            " [default: agent]",
         ),
-    ] = "agent",
+    ] = None,
     directory: Annotated[
         Path, typer.Option("--dir", help="The folder to write to.", file_okay=False)
     ] = Path(),
@@ -103,7 +106,9 @@ def init(
     from gateway.settings import ConfigError
 
     try:
+        reward = reward or _asked_reward()
         project = _project(model, agent, reward, _engine(engine_url, engine_python), lora)
+        warnings = _warnings(project)
         files = {
             "gateway.toml": gateway_toml(project),
             "trainer.toml": trainer_toml(project),
@@ -120,7 +125,42 @@ def init(
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (directory / name).write_text(text, encoding="utf-8")
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
     typer.echo(next_steps(project, directory))
+
+
+def _asked_reward() -> str:
+    """Ask for the reward; without a terminal, and so without an answer, it is the default."""
+    try:
+        return str(typer.prompt(_REWARD, default="agent"))
+    except typer.Abort:
+        if sys.stdin.isatty():
+            raise
+        typer.echo("agent")
+        return "agent"
+
+
+def _warnings(project: Project) -> list[str]:
+    """Return what keeps the files from working on this machine now."""
+    found = []
+    program = shlex.split(project.agent)[0] if not project.is_function else ""
+    if program and shutil.which(program) is None:
+        found.append(f"--agent: {program}: no such program here")
+    python = project.engine.get("python")
+    if python is not None and not _has_vllm(python):
+        found.append(
+            f"[engine] python = {python!r} has no vLLM: install it there, or name another with --engine-python"
+        )
+    return found
+
+
+def _has_vllm(python: str) -> bool:
+    script = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    try:
+        return subprocess.run([python, "-c", script], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
 
 
 def _project(model: Path, agent: str, reward: str, engine: dict[str, str], lora: bool) -> Project:

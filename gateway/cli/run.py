@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import shutil
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -193,7 +194,17 @@ def _tasks(path: Path | None, limit: int | None) -> list[Task]:
 
     if path is None:
         raise ValueError("name --tasks FILE, or an environment that has its own, with --env")
-    return read_tasks(path)[:limit]
+    try:
+        found = read_tasks(path)
+    except FileNotFoundError as error:
+        raise ValueError(f"--tasks {path}: no such file") from error
+    except OSError as error:
+        raise ValueError(f"--tasks {path}: {error.strerror}") from error
+    if not found:
+        raise ValueError(
+            f"--tasks {path}: the file has no tasks: write one JSON object with a task_id on each line"
+        )
+    return found[:limit]
 
 
 def _agent(
@@ -208,8 +219,15 @@ def _agent(
 ) -> Agent:
     from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
 
-    if (name is None) == (not command):
-        raise ValueError("give an agent with --agent or a command after `--`, not both")
+    if name is None and not command:
+        raise ValueError(
+            "name an agent: a command after `--` (`-- python my_agent.py`), a function with --agent module:function, or an"
+            " environment with --env"
+        )
+    if name is not None and command:
+        raise ValueError("there are two agents: leave out --agent, or the command after `--`")
+    if command and place is None and shutil.which(command[0]) is None:
+        raise ValueError(f"cannot start the agent: {command[0]}: no such program")
     if grade and (worker or name is not None):
         raise ValueError(
             '--grade is for a command: a function asks to be graded by None, a worker by {"reward": null}'

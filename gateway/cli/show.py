@@ -113,7 +113,7 @@ def show_episode(
 
     Example:
 
-      gateway episodes show ep-4f1d --full
+      gateway episodes show ep-2c4fcce550c00cd6f818 --full
     """
     from gateway.cli.tables import show_trajectory
 
@@ -136,7 +136,7 @@ def why(
 
     Example:
 
-      gateway episodes why ep-4f1d
+      gateway episodes why ep-2c4fcce550c00cd6f818
     """
     from gateway.cli.tables import show_why
 

@@ -93,7 +93,7 @@ def read_tasks(path: str | Path) -> list[Task]:
         if not line.strip():
             continue
         try:
-            task = _task(loads(line))
+            task = _task(_object(line))
             if task.task_id in tasks:
                 raise ValueError(f"task_id {task.task_id!r} was used before")
         except ValueError as error:
@@ -102,7 +102,17 @@ def read_tasks(path: str | Path) -> list[Task]:
     return list(tasks.values())
 
 
+def _object(line: str) -> Any:
+    try:
+        return loads(line)
+    except json.JSONDecodeError as error:
+        near = line[max(0, error.pos - 20) : error.pos + 20]
+        raise ValueError(f"not JSON at column {error.colno}, near {near!r}: {error.msg}") from error
+
+
 def _task(value: Any) -> Task:
+    if isinstance(value, list):
+        raise ValueError("one object a line is needed, not a list: `jq -c '.[]' FILE` writes a list so")
     if not isinstance(value, dict) or not isinstance(value.get("task_id"), str) or not value["task_id"]:
         raise ValueError('a task is an object with a "task_id" that is a string')
     return Task(value["task_id"], value)

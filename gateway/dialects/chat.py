@@ -6,18 +6,23 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from gateway.dialects.extensions import EXTENSIONS, EngineFields, ThinkingFields, UsageOptions
+from gateway.dialects.forms import of_response_format, only_one
 from gateway.dialects.images import TEXT_ONLY, ImageSupport
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.request import (
+    Body,
     Effort,
     GenerationRequest,
+    LogitBias,
     PromptCacheOptions,
     ServiceTier,
     Unsupported,
     Verbosity,
     check_messages,
+    check_results,
     check_tools,
     take_out,
     unsupported,
@@ -33,19 +38,15 @@ MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """`stream_options`."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class ChatRequest(BaseModel):
+class ChatRequest(EngineFields, ThinkingFields):
     """The parameters that are supported, and those that are accepted because they change nothing here."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     messages: list[Any]
@@ -64,7 +65,7 @@ class ChatRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     stop: Stop | list[Stop] | None = Field(None)
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
@@ -82,6 +83,13 @@ class ChatRequest(BaseModel):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     prompt_cache_options: PromptCacheOptions | None = None
+    usage: UsageOptions | None = None
+
+    @property
+    def usage_streamed(self) -> bool:
+        """True if a stream ends with the usage; a whole answer always has it."""
+        asked = self.stream_options is not None and self.stream_options.include_usage
+        return asked or (self.usage is not None and self.usage.include)
 
 
 _ONLY_TEXT = "this model writes text: leave it out"
@@ -93,6 +101,7 @@ _UNSUPPORTED: Unsupported = {
     "web_search_options": ((), "offer a tool that searches, which your client runs"),
     "functions": (([],), "send them as `tools`"),
     "function_call": ((), "send `tool_choice`"),
+    **EXTENSIONS,
 }
 _NOT_RECORDED = {"messages", "tools"}
 
@@ -103,8 +112,9 @@ def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[Cha
     try:
         request = ChatRequest.model_validate(values)
     except ValidationError as error:
-        raise validation_error(error.errors()) from error
+        raise validation_error(error.errors(), values) from error
     check_messages(request.messages, images)
+    check_results(request.messages)
     check_tools(request.tools or ())
     if request.stream_options is not None and not request.stream:
         raise BadRequest("stream_options needs stream", code="invalid_value", param="stream_options")
@@ -116,6 +126,7 @@ def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[Cha
 def _generation_request(request: ChatRequest, values: dict[str, Any]) -> GenerationRequest:
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
+    effort, thinking = request.wishes(request.reasoning_effort)
     return GenerationRequest(
         "chat",
         request.model,
@@ -123,8 +134,9 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
         tools,
         tool_choice(request.tool_choice, tools),
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        response_format=_response_format(request.response_format),
-        effort=request.reasoning_effort,
+        form=only_one(of_response_format(request.response_format), request.content_form),
+        effort=effort,
+        thinking=thinking,
         n=request.n or 1,
         stream=bool(request.stream),
         temperature=request.temperature,
@@ -132,6 +144,8 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
         seed=request.seed,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=stop,
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
         top_k=max(request.top_k or 0, 0),
         min_p=request.min_p or 0.0,
         min_tokens=request.min_tokens or 0,
@@ -169,19 +183,6 @@ def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, An
     return f"function:{name}"
 
 
-OTHER_FORMS = (
-    "ask for 'text', 'json_object' or 'json_schema'; say any other form in a message and check the reply"
-)
-
-
-def _response_format(asked: dict[str, Any] | None) -> dict[str, Any] | None:
-    if asked is None or asked.get("type") == "text":
-        return None
-    if asked.get("type") not in ("json_object", "json_schema"):
-        raise unsupported("response_format", f"the type {asked.get('type')!r}", OTHER_FORMS)
-    return asked
-
-
 class ChatAnswer:
     """The replies to a request, in OpenAI's form, for one client."""
 
@@ -211,7 +212,7 @@ class ChatAnswer:
     def _choice(self, index: int, reply: Reply, entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"refusal": None, **reply.message()},
+            "message": {"refusal": None, **_both_names(reply.message())},
             "logprobs": {"content": entries, "refusal": None} if self._request.logprobs else None,
             "finish_reason": reply.finish_reason,
         }
@@ -221,7 +222,7 @@ class ChatAnswer:
         async for news in self._choices:
             yield b"".join([self._events(index, delivery) for index, delivery in news])
         last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]
-        yield stream_end(last, self._head, self._request.stream_options, self._usage())
+        yield stream_end(last, self._head, self._usage() if self._request.usage_streamed else None)
 
     def _events(self, index: int, delivery: Delivery) -> bytes:
         events = []
@@ -265,7 +266,7 @@ class ChatAnswer:
                 deltas.append({"tool_calls": [{"index": index, **call}]})
             else:
                 name = "reasoning_content" if piece.kind == "reasoning" else "content"
-                deltas.append({name: piece.text})
+                deltas.append(_both_names({name: piece.text}))
         return deltas
 
     def _last_event(self, index: int, reply: Reply) -> bytes:
@@ -279,17 +280,21 @@ class ChatAnswer:
         return usage_of(self._choices.prompt_tokens, self._choices.completion_tokens)
 
 
+def _both_names(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message or a part of one with its reasoning under vLLM's present name too, which newer clients read."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {**message, "reasoning": reasoning}
+
+
 _BEFORE_INDEX = b',"choices":[{"index":'
 _BEFORE_TEXT = b',"delta":{"content":'
 _AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
-def stream_end(
-    last: Sequence[bytes], head: bytes, options: StreamOptions | None, usage: dict[str, Any]
-) -> bytes:
-    """The last events of all choices, the usage if it was asked for, and `[DONE]`."""
+def stream_end(last: Sequence[bytes], head: bytes, usage: dict[str, Any] | None) -> bytes:
+    """The last events of all choices, the usage if there is one, and `[DONE]`."""
     counted = b""
-    if options is not None and options.include_usage:
+    if usage is not None:
         counted = head + b"," + orjson.dumps({"choices": [], "usage": usage})[1:] + b"\n\n"
     return b"".join([*last, counted, b"data: [DONE]\n\n"])
 

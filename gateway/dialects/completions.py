@@ -7,14 +7,15 @@ text here). So a prompt and its reply, sent back together, go on where that repl
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from gateway.dialects.chat import MAX_CHOICES, Stop, StreamOptions, stream_end, usage_of
+from gateway.dialects.extensions import EXTENSIONS, EngineFields
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob
-from gateway.dialects.request import GenerationRequest, unsupported
+from gateway.dialects.request import GenerationRequest, LogitBias, take_out, unsupported
 from gateway.errors import BadRequest, validation_error
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Choices, Delivery, Reply
@@ -26,10 +27,8 @@ _MAX_TOKENS = 16
 """The default of `max_tokens`."""
 
 
-class CompletionRequest(BaseModel):
+class CompletionRequest(EngineFields):
     """The parameters that are supported, and those that are accepted because they change nothing here."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     prompt: str | list[str] | list[int] | list[list[int]]
@@ -50,7 +49,7 @@ class CompletionRequest(BaseModel):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: LogitBias | None = None
     logprobs: int | None = Field(None, ge=0, le=5)
     stop: Stop | list[Stop] | None = Field(None)
     user: str | None = None
@@ -62,10 +61,11 @@ def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]
     if values.get("suffix"):
         instead = "this model only continues a text: say what follows the gap in the prompt"
         raise unsupported("suffix", "filling a gap", instead)
+    take_out(values, EXTENSIONS)
     try:  # skip validation: the prompts were checked already and may be long
         request = CompletionRequest.model_validate({**values, "prompt": ""})
     except ValidationError as error:
-        raise validation_error(error.errors()) from error
+        raise validation_error(error.errors(), values) from error
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise unsupported("best_of", "sampling more than n", "ask for n replies and choose among them")
     if request.echo and request.logprobs is not None:
@@ -115,7 +115,10 @@ def _generation_request(
         top_p=request.top_p,
         seed=request.seed,
         max_tokens=request.max_tokens or _MAX_TOKENS,
+        form=request.content_form,
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ()),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        ignore_eos=bool(request.ignore_eos),
         top_k=max(request.top_k or 0, 0),
         min_p=request.min_p or 0.0,
         min_tokens=request.min_tokens or 0,
@@ -172,7 +175,9 @@ class CompletionAnswer:
         async for news in self._choices:
             yield b"".join([self._event(index, delivery) for index, delivery in news])
         last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]
-        yield stream_end(last, self._head, self._request.stream_options, self._usage())
+        options = self._request.stream_options
+        counted = self._usage() if options is not None and options.include_usage else None
+        yield stream_end(last, self._head, counted)
 
     def _event(self, index: int, delivery: Delivery) -> bytes:
         text = _text([delivery])

@@ -19,6 +19,9 @@ import numpy as np
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.reply import Delivery
 
+LEAST = -9999.0
+"""Stands for what an engine calls impossible, or has no figure for, as in OpenAI's API and in vLLM's."""
+
 
 @dataclass(slots=True)
 class TokenLogprob:
@@ -26,6 +29,7 @@ class TokenLogprob:
 
     token: int
     logprob: float
+    """Never below `LEAST`, nor NaN: a number in JSON."""
     others: Sequence[tuple[int, float]]
     """The likeliest tokens in its place, with their log-probabilities."""
     own: bytes = b""
@@ -62,8 +66,8 @@ class LogprobAligner:
 
     def take(self, delivery: Delivery) -> list[TokenLogprob]:
         """Adds a delivery, and returns the tokens whose bytes are known by now."""
-        recorded = np.asarray(delivery.logprobs, np.float32).tolist()
-        top = delivery.top or [()] * len(recorded)
+        recorded = [_finite(x) for x in np.asarray(delivery.logprobs, np.float32).tolist()]
+        top = [[(i, _finite(x)) for i, x in row] for row in delivery.top or [()] * len(recorded)]
         self._text = self._text[self._at :] + "".join([piece.text for piece in delivery.pieces])
         self._at = 0
         self._calls += sum(piece.tool_call is not None for piece in delivery.pieces)
@@ -164,6 +168,10 @@ class LogprobAligner:
         for sampled, part in zip(group.tokens, own, strict=True):
             sampled.own = part[max(0, start - at) : max(0, end - at)]
             at += len(part)
+
+
+def _finite(logprob: float | None) -> float:
+    return logprob if logprob is not None and logprob > LEAST else LEAST
 
 
 def entries(tokens: Iterable[TokenLogprob], renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:

@@ -11,26 +11,34 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from gateway.dialects.chat import MAX_METADATA, Stop, tool_choice
+from gateway.dialects.chat import Stop, tool_choice
 from gateway.dialects.images import TEXT_ONLY, ImageSupport
 from gateway.dialects.messages_content import TurnEffort, conversation, effort_of_turn, unknown
-from gateway.dialects.request import GenerationRequest, Tool, Unsupported, take_out, unsupported
+from gateway.dialects.request import (
+    Body,
+    GenerationRequest,
+    Tool,
+    Unsupported,
+    check_results,
+    check_tool_name,
+    check_unique,
+    take_out,
+    unsupported,
+)
+from gateway.dialects.schemas import check_parameters, check_schema
 from gateway.errors import BadRequest, validation_error
+from gateway.render.constraints import ContentForm
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class BlockBinding(_Strict):
+class BlockBinding(Body):
     """`thinking.block_binding`. No thinking fails a check here: nothing is read from what is sent back of it."""
 
     prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
 
 
-class Thinking(_Strict):
+class Thinking(Body):
     """The parameter `thinking`: whether thinking is shown; `disabled` also turns it off, where the model's template can."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
@@ -39,7 +47,7 @@ class Thinking(_Strict):
     block_binding: BlockBinding | None = None
 
 
-class ToolChoice(_Strict):
+class ToolChoice(Body):
     """`tool_choice`."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -47,7 +55,7 @@ class ToolChoice(_Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class TaskBudget(_Strict):
+class TaskBudget(Body):
     """`output_config.task_budget`: recorded; no template tells a model of it."""
 
     type: Literal["tokens"]
@@ -55,7 +63,7 @@ class TaskBudget(_Strict):
     remaining: int | None = Field(None, ge=0)
 
 
-class OutputConfig(_Strict):
+class OutputConfig(Body):
     """`output_config`."""
 
     effort: TurnEffort | None = None
@@ -63,13 +71,19 @@ class OutputConfig(_Strict):
     task_budget: TaskBudget | None = None
 
 
-class ContextManagement(_Strict):
+class ContextManagement(Body):
     """`context_management`."""
 
     edits: list[dict[str, Any]] | None = Field(None, max_length=64)
 
 
-class CountRequest(_Strict):
+class RequestMetadata(Body):
+    """`metadata`."""
+
+    user_id: str | None = None
+
+
+class CountRequest(Body):
     """The parameters that count: `/v1/messages/count_tokens`."""
 
     model: str
@@ -98,7 +112,7 @@ class MessagesRequest(CountRequest):
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=0, lt=2**31)
-    metadata: dict[str, Any] | None = Field(None, max_length=MAX_METADATA)
+    metadata: RequestMetadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None
 
@@ -114,6 +128,7 @@ def parse(
     """A request's body. Raises BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
     asked = _generation_request(request, images)
+    _check_limits(request)
     if asked.messages[-1]["role"] == "assistant":
         instead = "end with the user's message, and say there how the reply shall begin"
         raise unsupported("messages", "a last message by the assistant", instead, "unsupported_content")
@@ -135,7 +150,7 @@ def _validated(form: type[R], values: dict[str, Any]) -> R:
         take_out(values, _UNSUPPORTED)
         request = form.model_validate(values)
     except ValidationError as error:
-        raise validation_error(error.errors()) from error
+        raise validation_error(error.errors(), values) from error
     if request.thread is not None:
         message = "thread: conversations are not kept here: send all messages, and no `thread`"
         details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
@@ -147,15 +162,18 @@ def _generation_request(request: CountRequest, images: ImageSupport) -> Generati
     _check_edits(request.context_management)
     _check_thinking(request.thinking)
     config = request.output_config or OutputConfig()
-    tools = [_tool(tool, f"tools.{i}") for i, tool in enumerate(request.tools or ())]
+    names: set[str] = set()
+    tools = [_tool(tool, f"tools.{i}", names) for i, tool in enumerate(request.tools or ())]
+    messages = conversation(request.system, request.messages, images)
+    check_results(messages, "messages")
     return GenerationRequest(
         "messages",
         request.model,
-        conversation(request.system, request.messages, images),
+        messages,
         tools,
         _tool_choice(request.tool_choice, tools),
         parallel_tool_calls=not (request.tool_choice and request.tool_choice.disable_parallel_tool_use),
-        response_format=_response_format(request),
+        form=_form(request),
         effort=effort_of_turn(request.messages) or config.effort,
         thinking=False if request.thinking and request.thinking.type == "disabled" else None,
     )
@@ -172,6 +190,21 @@ def _check_thinking(asked: Thinking | None) -> None:
     if asked is not None and (asked.budget_tokens is None) == (asked.type == "enabled"):
         message = "thinking.budget_tokens: goes with the type 'enabled', and with no other"
         raise BadRequest(message, code="invalid_value", param="thinking.budget_tokens")
+
+
+def _check_limits(request: MessagesRequest) -> None:
+    """Raises BadRequest for what Anthropic's API refuses of parameters that are right by themselves."""
+    budget = request.thinking.budget_tokens if request.thinking else None
+    if budget is not None and budget >= request.max_tokens:
+        message = f"max_tokens: must be greater than thinking.budget_tokens, {budget}"
+        raise BadRequest(message, code="invalid_value", param="max_tokens")
+    if budget is not None and request.temperature not in (None, 1):
+        message = "temperature: may only be 1 when thinking is enabled: leave it out"
+        raise BadRequest(message, code="invalid_value", param="temperature")
+    for i, stop in enumerate(request.stop_sequences or ()):
+        if not stop.strip():
+            param = f"stop_sequences.{i}"
+            raise BadRequest(f"{param}: must not be whitespace alone", code="invalid_value", param=param)
 
 
 _TOOL_KEYS = {
@@ -204,7 +237,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _tool(tool: Any, where: str) -> Tool:
+def _tool(tool: Any, where: str, names: set[str]) -> Tool:
     """Returns a tool in the form of chat completions."""
     if not isinstance(tool, dict):
         raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
@@ -218,6 +251,10 @@ def _tool(tool: Any, where: str) -> Tool:
     if not isinstance(name, str) or not name or not isinstance(schema, dict):
         message = f"{where}: a tool needs a name and an input_schema, which is an object"
         raise BadRequest(message, code="invalid_value", param=where)
+    check_tool_name(name, f"{where}.name")
+    check_unique(name, names, f"{where}.name")
+    names.add(name)
+    check_parameters(schema, f"{where}.input_schema")
     if not isinstance(description, str | None):
         param = f"{where}.description"
         raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
@@ -238,13 +275,13 @@ def _tool_choice(asked: ToolChoice | None, tools: list[Tool]) -> str:
     return tool_choice({"type": "function", "function": {"name": asked.name or ""}}, tools)
 
 
-def _response_format(request: CountRequest) -> dict[str, Any] | None:
+def _form(request: CountRequest) -> ContentForm | None:
     asked = request.output_config.format if request.output_config else None
+    param = "output_config.format" if asked else "output_format"
     asked = asked or request.output_format
     if asked is None:
         return None
     if asked.get("type") != "json_schema" or not isinstance(asked.get("schema"), dict):
         instead = "send a json_schema, or say the form in a message and check the reply"
-        raise unsupported("output_config.format", f"the format {asked.get('type')!r}", instead)
-    schema = {"name": "output", "schema": asked["schema"], "strict": True}
-    return {"type": "json_schema", "json_schema": schema}
+        raise unsupported(param, f"the format {asked.get('type')!r}", instead)
+    return ContentForm("json", check_schema(asked["schema"], f"{param}.schema"), param)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
+from gateway.dialects.schemas import check_parameters
 from gateway.errors import BadRequest
 from gateway.json_depth import MAX_DEPTH, too_deep
+from gateway.render.constraints import ContentForm
+from gateway.render.meaning import REASONING
 
 Message = dict[str, Any]
 """The messages in the form of chat completions."""
@@ -21,6 +25,16 @@ Verbosity = Literal["low", "medium", "high"]
 """The wanted length of the answer. Accepted and recorded; no template has a place for it."""
 ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
 """The wanted tier of speed and price. Accepted and recorded; there is one tier here."""
+
+
+class Body(BaseModel):
+    """A body, or an object in one: no other fields, and values of the types that JSON has (no "2" for 2, no 1 for true)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+LogitBias = dict[Annotated[int, Field(strict=False)], Annotated[float, Field(ge=-100, le=100)]]
+"""Keys of JSON objects are texts."""
 
 
 @dataclass(slots=True)
@@ -35,8 +49,8 @@ class GenerationRequest:
     tool_choice: str = "auto"
     """auto, none, required, or `function:NAME` for one that must be called."""
     parallel_tool_calls: bool = True
-    response_format: dict[str, Any] | None = None
-    """The response format of chat completions; None: free text."""
+    form: ContentForm | None = None
+    """The form of the content; None: free text."""
     effort: Effort | None = None
     thinking: bool | None = None
     """False: the model shall not think."""
@@ -53,6 +67,10 @@ class GenerationRequest:
     """True if `max_tokens` may exceed the room in the context, so that the reply ends there; otherwise such a request is
     refused."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that shall end a reply in addition to those that end every reply of the model."""
+    ignore_eos: bool = False
+    """True: no token may end a reply before its `max_tokens`."""
     top_k: int = 0
     min_p: float = 0.0
     min_tokens: int = 0
@@ -101,8 +119,12 @@ def check_messages(messages: Sequence[Any], images: ImageSupport = TEXT_ONLY) ->
         _check_message(message, f"messages.{i}", images)
 
 
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
 def check_tools(tools: Sequence[Any]) -> None:
-    """Raises BadRequest if a tool is not a function with a name."""
+    """Raises BadRequest if a tool is not a function with a name of its own and the schema of an object."""
+    names: set[str] = set()
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         if isinstance(tool, dict) and tool.get("type") == "custom":
@@ -112,6 +134,61 @@ def check_tools(tools: Sequence[Any]) -> None:
             raise BadRequest(
                 "a tool must be a function with a name", code="invalid_value", param=f"tools.{i}"
             )
+        where = f"tools.{i}.function"
+        check_tool_name(function["name"], f"{where}.name")
+        check_unique(function["name"], names, f"{where}.name")
+        names.add(function["name"])
+        check_parameters(function.get("parameters"), f"{where}.parameters")
+
+
+def check_tool_name(name: str, where: str) -> None:
+    """Raises BadRequest for a name that neither OpenAI's API nor Anthropic's has for tools."""
+    if not _TOOL_NAME.fullmatch(name):
+        message = (
+            f"{where}: {name[:200]!r} is not the name of a tool: use 1 to 128 letters, digits, '_' and '-'"
+        )
+        raise BadRequest(message, code="invalid_value", param=where)
+
+
+def check_unique(name: str, names: Container[str], where: str) -> None:
+    """Raises BadRequest if there is a tool of that name already."""
+    if name in names:
+        message = f"{where}: two tools have the name {name!r}: rename or remove one"
+        raise BadRequest(message, code="invalid_value", param=where)
+
+
+def check_results(messages: Sequence[Message], param: str = "") -> None:
+    """Raises BadRequest unless each tool call is answered once, before the next message of another role.
+
+    `param`: the field to name; empty: the message's place.
+    """
+    asked: dict[str, int] = {}
+    """The calls that have no result so far, with the places of their messages."""
+    known: set[str] = set()
+    for i, message in enumerate(messages):
+        where = param or f"messages.{i}"
+        if message["role"] == "tool":
+            call = message["tool_call_id"]
+            if asked.pop(call, None) is None:
+                fault = "has a result already" if call in known else "is not among the calls right before it"
+                raise BadRequest(
+                    f"{where}: a tool's result names the call {call!r}, which {fault}",
+                    code="invalid_value",
+                    param=param or f"{where}.tool_call_id",
+                )
+            continue
+        _check_answered(asked, param)
+        calls = [call.get("id") for call in message.get("tool_calls") or ()]
+        asked = {call: i for call in calls if isinstance(call, str)}
+        known = set(asked)
+    _check_answered(asked, param)
+
+
+def _check_answered(asked: dict[str, int], param: str) -> None:
+    for call, at in asked.items():
+        where = param or f"messages.{at}"
+        message = f"{where}: the tool call {call!r} has no result right after it: send one, also if the tool was not run"
+        raise BadRequest(message, code="invalid_value", param=param or f"{where}.tool_calls")
 
 
 Unsupported = dict[str, tuple[tuple[Any, ...], str]]
@@ -134,10 +211,8 @@ PROMPT_CACHE: Unsupported = {
 }
 
 
-class PromptCacheOptions(BaseModel):
+class PromptCacheOptions(Body):
     """`prompt_cache_options`. Accepted: what prompts have in common is cached by itself, for as long as there is room."""
-
-    model_config = ConfigDict(extra="forbid")
 
     mode: Literal["implicit", "explicit"] | None = None
     ttl: str | None = None
@@ -182,6 +257,10 @@ def _check_message(message: Any, where: str, images: ImageSupport) -> None:
     elif content is not None and not isinstance(content, str):
         text = f"{where}.content: must be a string or a list of parts"
         raise BadRequest(text, code="invalid_value", param=f"{where}.content")
+    for name in ("name", "refusal", *REASONING):
+        if not isinstance(message.get(name), str | None):
+            param = f"{where}.{name}"
+            raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
     _check_tool_calls(message.get("tool_calls"), where)
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise BadRequest("a tool message needs a tool_call_id", code="invalid_value", param=where)

@@ -11,11 +11,14 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, OTHER_FORMS, Metadata, tool_choice
+from gateway.dialects.chat import MAX_METADATA, MAX_TOP_LOGPROBS, Metadata, tool_choice
+from gateway.dialects.extensions import ELSEWHERE, EXTENSIONS
+from gateway.dialects.forms import of_named_schema, of_response_format
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.request import (
+    Body,
     Effort,
     GenerationRequest,
     Message,
@@ -30,6 +33,7 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.responses_tools import Toolbox, custom_arguments, function_name
 from gateway.errors import BadRequest, validation_error
+from gateway.render.constraints import ContentForm
 
 Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
@@ -38,10 +42,8 @@ _INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 """Clients that keep their own history always ask for encrypted reasoning; there is none here, and they get null."""
 
 
-class Reasoning(BaseModel):
+class Reasoning(Body):
     """`reasoning`. Which earlier reasoning the model sees is its template's business, whatever `context` says."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: Effort | None = None
     summary: Summary | None = None
@@ -51,10 +53,8 @@ class Reasoning(BaseModel):
     mode: Literal["standard"] | None = None
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(Body):
     """The parameters that are supported, and those that are accepted because they change nothing here."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str
     input: str | list[Any]
@@ -118,6 +118,8 @@ _UNSUPPORTED: Unsupported = {
     "max_tool_calls": ((), "count the calls where your client runs the tools"),
     "moderation": ((), "have the texts moderated before and after the call"),
     "prompt": ((), "send its text as `instructions` and `input`"),
+    **EXTENSIONS,
+    **ELSEWHERE,
 }
 _NOT_RECORDED = {"input", "instructions", "tools"}
 
@@ -128,7 +130,7 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
     try:
         request = ResponsesRequest.model_validate(values)
     except ValidationError as error:
-        raise validation_error(error.errors()) from error
+        raise validation_error(error.errors(), values) from error
     for name in request.include or ():
         if name not in _INCLUDABLE:
             raise unsupported("include", repr(name), f"leave it out; there are {', '.join(_INCLUDABLE)}")
@@ -150,6 +152,7 @@ def generation_request(
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         name = function_name(str(choice.get("name")), choice.get("namespace"))
         choice = {"type": "function", "function": {"name": name}}
+    _check_outputs(conversation)
     system = [{"role": "system", "content": request.instructions}] if request.instructions else []
     return GenerationRequest(
         "responses",
@@ -158,7 +161,7 @@ def generation_request(
         toolbox.functions,
         tool_choice(choice, toolbox.functions),
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        response_format=_response_format(request.format),
+        form=_form(request.format),
         stream=bool(request.stream),
         temperature=request.temperature,
         top_p=request.top_p,
@@ -170,6 +173,26 @@ def generation_request(
         top_logprobs=request.top_logprobs or 0,
         recorded={name: value for name, value in values.items() if name not in _NOT_RECORDED},
     )
+
+
+def _check_outputs(conversation: Sequence[Message]) -> None:
+    """Raises BadRequest unless each call has one output, anywhere after it."""
+    called: dict[str, bool] = {}
+    """Calls, and whether each has an output."""
+    for message in conversation:
+        for call in message.get("tool_calls") or ():
+            called[call["id"]] = False
+        if message["role"] == "tool":
+            name = message["tool_call_id"]
+            if called.get(name, True):
+                fault = "has an output already" if name in called else "is not among the calls before it"
+                raise _invalid(f"an output names the call {name!r}, which {fault}", "input")
+            called[name] = True
+    for name, answered in called.items():
+        if not answered:
+            raise _invalid(
+                f"the call {name!r} has no output: send one, also if the tool was not run", "input"
+            )
 
 
 def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[Item]:
@@ -394,19 +417,10 @@ def _check_text(text: dict[str, Any]) -> None:
             raise _invalid("must be an object", "text.format")
 
 
-def _response_format(given: dict[str, Any]) -> dict[str, Any] | None:
-    kind = given.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": kind}
-    if kind != "json_schema":
-        raise unsupported("text.format", f"the type {kind!r}", OTHER_FORMS)
-    _need(given, ("name",), "text.format")
-    if not isinstance(given.get("schema"), dict):
-        raise _invalid("schema must be an object", "text.format")
-    known = ("name", "description", "schema", "strict")
-    return {"type": kind, "json_schema": {name: given[name] for name in known if given.get(name) is not None}}
+def _form(given: dict[str, Any]) -> ContentForm | None:
+    if given.get("type") == "json_schema":
+        return of_named_schema(given, "text.format", "text.format")
+    return of_response_format(given, "text.format")
 
 
 def _invalid(message: str, where: str) -> BadRequest:

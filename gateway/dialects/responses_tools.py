@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import orjson
 
-from gateway.dialects.request import Tool, check_tools, unsupported
+from gateway.dialects.request import Tool, check_tool_name, check_unique, unsupported
+from gateway.dialects.schemas import check_parameters
 from gateway.errors import BadRequest
 
 Hosted = Literal["drop", "refuse"]
@@ -81,7 +82,6 @@ class Toolbox:
                 box._add_namespace(tool, f"tools.{i}")
             else:
                 box._add(tool, f"tools.{i}")
-        check_tools(box.functions)
         return box
 
     def call(self, call: dict[str, Any]) -> dict[str, Any]:
@@ -102,6 +102,7 @@ class Toolbox:
         if not isinstance(name, str) or not name or not isinstance(tools, list):
             message = f"{where}: a namespace needs a name and a list of tools"
             raise BadRequest(message, code="invalid_value", param=where)
+        check_tool_name(name, f"{where}.name")
         about = namespace.get("description")
         for i, tool in enumerate(tools):
             self._add(tool, f"{where}.tools.{i}", name, about if i == 0 and isinstance(about, str) else "")
@@ -113,6 +114,10 @@ class Toolbox:
         name = tool.get("name")
         if not isinstance(name, str) or not name:
             raise BadRequest(f"{where}: a tool needs a name", code="invalid_value", param=where)
+        check_tool_name(name, f"{where}.name")
+        if not isinstance(tool.get("description"), str | None):
+            param = f"{where}.description"
+            raise BadRequest(f"{param}: must be a string", code="invalid_value", param=param)
         source = Source(name, namespace, kind == "custom")
         function = {key: tool[key] for key in _KNOWN[kind] if tool.get(key) is not None}
         function["name"] = function_name(name, namespace)
@@ -120,12 +125,13 @@ class Toolbox:
         if source.custom:
             function["parameters"] = _FREE_TEXT
             grammar = self._grammar(tool.get("format"), f"{where}.format")
+        else:
+            check_parameters(function.get("parameters"), f"{where}.parameters")
         if about or grammar:
             said = (about, str(function.get("description", "")), grammar)
             function["description"] = "\n\n".join(filter(None, said))
-        if self.sources.setdefault(function["name"], source) != source:
-            message = f"{where}: two tools are called {function['name']!r} here: rename one of them"
-            raise BadRequest(message, code="invalid_value", param=where)
+        check_unique(function["name"], self.sources, f"{where}.name")
+        self.sources[function["name"]] = source
         self.functions.append({"type": "function", "function": function})
 
     def _grammar(self, given: Any, where: str) -> str:

@@ -37,6 +37,12 @@ _OWN = {"--model", "--served-model-name", "--host", "--port", "--api-key", *_INS
 _FLAGS = "--enable-scale-out --logprobs-mode processed_logprobs --generation-config vllm"
 
 
+_INSTALL = (
+    "name the interpreter of an environment that has vLLM; to make one: `python -m venv .venv-engine`, then"
+    " `.venv-engine/bin/pip install vllm==0.32.0` (without a GPU: `make engine` in headgate's repository)"
+)
+
+
 async def examine(settings: Settings) -> list[Finding]:
     """Asks each external engine for a few tokens; asks the interpreter of engines that are to be started for its vLLM."""
     try:
@@ -69,7 +75,7 @@ async def _examine_program(kind: EngineSettings) -> list[Finding]:
         if version := await _installed(kind.python, package):
             return [_of_release(f"[engine] python has {package} {version}", version)]
     what = f"[engine] python = {kind.python!r} has no vLLM"
-    return [Finding("problem", what, "name the interpreter of an environment in which vLLM is installed")]
+    return [Finding("problem", what, _INSTALL)]
 
 
 def examine_arguments(kind: EngineSettings) -> list[Finding]:

@@ -1,16 +1,24 @@
-"""Examines this machine: room on the disks that grow, and the limits of a process."""
+"""Examines this machine: its addresses, room on the disks that grow, and the limits of a process."""
 
 from __future__ import annotations
 
+import errno
 import resource
 import shutil
+import socket
+from http import HTTPStatus
 from pathlib import Path
+from tempfile import TemporaryFile
+
+import aiohttp
 
 from gateway.doctor.finding import Finding
 from gateway.settings import Settings
 from gateway.store.connections import driver
+from processes.ports import url_of
 
 _FREE_GIB = 5.0
+_ANSWER_S = 5.0
 _FILES = 4096
 """Each stream takes two: the client's connection and the engine's."""
 _PROCESSES = 4096
@@ -34,6 +42,55 @@ async def examine_disk(settings: Settings) -> list[Finding]:
             else Finding("warning", what, "free some, or set another place")
         )
     return found or [Finding("ok", "nothing here grows")]
+
+
+def writable(place: Path, *, file: bool = False) -> bool:
+    """Return whether this user can write to a file, or make one in a folder: tried, for rights alone do not tell."""
+    try:
+        if file:
+            with place.open("ab"):
+                return True
+        with TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False
+
+
+async def examine_address(settings: Settings) -> list[Finding]:
+    """Look whether the gateway's addresses are free, or a gateway has them already."""
+    server, admin = settings.server, settings.admin
+    ports = {"[server] port": (server.host, server.port)}
+    if admin.port is not None:
+        ports["[admin] port"] = (admin.host or server.host, admin.port)
+    return [await _examine_port(setting, *place) for setting, place in ports.items()]
+
+
+async def _examine_port(setting: str, host: str, port: int) -> Finding:
+    where = f"{setting}: {host}:{port}"
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return Finding("ok", f"{where} is free")
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return Finding(
+                "problem", f"{where}: {error.strerror or error}", "name an address of this machine"
+            )
+    if await _gateway_answers(host, port):
+        return Finding("ok", f"{where}: a gateway answers there")
+    what = f"{where} is taken by another program"
+    return Finding("problem", what, f"end what listens there, or set another {setting}")
+
+
+async def _gateway_answers(host: str, port: int) -> bool:
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as http,
+            http.get(f"{url_of(host, port)}/healthz", allow_redirects=False) as answer,
+        ):
+            return answer.status == HTTPStatus.OK and "status" in await answer.json()
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        return False
 
 
 async def examine_limits(_settings: Settings) -> list[Finding]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gateway.bus.opening import open_bus
 from gateway.doctor.finding import Finding
+from gateway.doctor.host import writable
 from gateway.errors import Unavailable
 from gateway.render.tool_alarm import WORDS
 from gateway.sections import StoreSettings
@@ -28,7 +29,10 @@ async def examine_database(settings: Settings) -> list[Finding]:
 def _examine_database(store: StoreSettings) -> list[Finding]:
     url, shown = driver(store.url), without_password(store.url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
-        return [Finding("ok", f"{shown}: there is no database yet; the first start makes it")]
+        return [_unmade(shown, Path(str(url.database)).absolute().parent)]
+    if url.get_backend_name() == "sqlite" and not writable(Path(str(url.database)), file=True):
+        what = f"{shown}: this user cannot write to it"
+        return [Finding("problem", what, "run as its owner, or set another [store] url")]
     try:
         check_form(store)
     except ConfigError as error:
@@ -56,6 +60,15 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
         what = f"the database's clock is {skew:+.1f} s from this machine's"
         found.append(Finding("warning", what, "synchronise both machines' clocks (NTP)"))
     return found
+
+
+def _unmade(shown: str, folder: Path) -> Finding:
+    """Look whether a database that is not there yet can be made in a folder, which may not be there either."""
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if there.is_dir() and writable(there):
+        return Finding("ok", f"{shown}: there is no database yet; the first start makes it")
+    what = f"{shown}: there is no database, and none can be made: {there} is not a folder that this user can write to"
+    return Finding("problem", what, "set [store] url to a folder that the gateway's user can write to")
 
 
 async def examine_bus(settings: Settings) -> list[Finding]:

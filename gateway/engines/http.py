@@ -186,8 +186,10 @@ def _dump(body: Any) -> bytes:
 
 def failure(error: Mapping[str, Any]) -> EngineError:
     """The error of an event with an `error`, which an engine sends before or amid tokens."""
-    kind = EngineRefused if error.get("code") in _BLAMES_THE_REQUEST else EngineError
-    return kind("the engine failed a generation", quoted=str(error.get("message")))
+    quoted = str(error.get("message"))
+    if error.get("code") in _BLAMES_THE_REQUEST:
+        return EngineRefused("the engine refuses the request", quoted=quoted)
+    return EngineError("the engine failed a generation", quoted=quoted)
 
 
 def _message(body: bytes) -> str:

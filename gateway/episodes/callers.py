@@ -53,6 +53,7 @@ class Callers:
         self._conversations = conversations
         self._auto_open = openings
         self._keys = agent_keys(settings)
+        self._admin_keys = _admin_keys(settings)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @property
@@ -74,6 +75,12 @@ class Callers:
                 return caller
             episode = await self.reach(caller, named)
             return Caller(key, episode.model, episode, agent)
+        if whose := self._admin_keys.find(key):
+            message = (
+                f"this is {whose}, which opens episodes: agents use the key of their episode (`api_key` in the answer to"
+                " POST /admin/v1/episodes; OPENAI_API_KEY of an agent that `gateway episodes run` starts)"
+            )
+            raise NotAuthenticated(message, code="invalid_api_key")
         episode = await self._episodes.authenticate(key)
         caller = Caller(key, episode.model, episode, attempt=episode.attempt)
         if named:
@@ -163,3 +170,13 @@ class Callers:
 def agent_keys(settings: Settings) -> Keyring[str]:
     """The keys of `[agents]`, and whose they are."""
     return Keyring((agent.key.get_secret_value(), name) for name, agent in settings.agents.items())
+
+
+def _admin_keys(settings: Settings) -> Keyring[str]:
+    """The keys of the admin API, with what each is."""
+    root = settings.admin.key
+    keys = [(root.get_secret_value(), "the key of the admin API")] if root is not None else []
+    projects = settings.projects.items()
+    return Keyring(
+        [*keys, *((p.key.get_secret_value(), f"the key of the project {n!r}") for n, p in projects)]
+    )

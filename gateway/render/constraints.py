@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer, Tool
@@ -21,81 +22,73 @@ Format = dict[str, Any]
 _OBJECT: dict[str, Any] = {"type": "object"}
 
 
+@dataclass(frozen=True, slots=True)
+class ContentForm:
+    """The form that a reply's content must have."""
+
+    kind: Literal["json", "regex", "choice", "ebnf"]
+    value: Any
+    """A JSON schema, a regular expression, a list of texts one of which is the content, or an EBNF grammar."""
+    param: str
+    """The field of the request that asks for it."""
+
+
 def constraint(
     renderer: ChatRenderer,
     tools: Sequence[Tool],
     choice: str,
     parallel: bool,
-    response_format: dict[str, Any] | None,
+    form: ContentForm | None,
     reasoning: bool,
 ) -> Grammar | None:
     """The grammar that a reply must follow; None: it is free.
 
-    `choice`: `auto`, `none`, `required` or `function:NAME`. A reply that must call a tool has no content, so there
-    `response_format` is only checked. `parallel` false: at most one call where calls are forced (elsewhere the segmenter ends the
-    reply). `reasoning`: the prompt ends inside a reasoning block. Raises BadRequest, naming the parameter.
+    `choice`: `auto`, `none`, `required` or `function:NAME`. A reply that must call a tool has no content, so there `form` has no
+    effect. `parallel` false: at most one call where calls are forced (elsewhere the segmenter ends the reply). `reasoning`: the
+    prompt ends inside a reasoning block. Raises BadRequest, naming the parameter.
     """
-    schema = _schema(response_format)
     forced = _forced(tools, choice)
-    if not forced and schema is None:
+    if not forced and form is None:
         return None
     if forced:
-        rest = _calls(renderer, forced, parallel and choice == "required")
+        param, rest = "tools", _calls(renderer, forced, parallel and choice == "required")
     else:
-        assert schema is not None
+        assert form is not None
+        param = form.param
         callable_tools = tools if choice == "auto" else ()
-        if not callable_tools and not reasoning:
-            return Grammar("json", json.dumps(schema))
-        excluded = _marks(renderer) if callable_tools else []
-        rest = _json(schema, excluded)
+        if not callable_tools and not reasoning and form.kind in _WHOLE:
+            return _whole(form)
+        rest = _content(form, _marks(renderer) if callable_tools else [])
         if callable_tools:
-            calls = _calls(renderer, callable_tools, parallel, param="response_format")
+            calls = _calls(renderer, callable_tools, parallel, param=param)
             rest = {"type": "or", "elements": [calls, rest]}
     if reasoning:
         rest = _sequence(*_thinking(renderer), {"type": "regex", "pattern": "\\n{0,2}"}, rest)
-    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": rest}))
+    return Grammar("structural_tag", json.dumps({"type": "structural_tag", "format": rest}), param)
 
 
-def _schema(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The JSON schema that a content must follow; None: it is free text."""
-    if response_format is None:
-        return None
-    kind = response_format.get("type")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return _OBJECT
-    if kind != "json_schema":
-        message = f"response_format is text, json_object or json_schema, not {kind!r}"
-        raise BadRequest(message, code="invalid_value", param="response_format.type")
-    wrapped = response_format.get("json_schema")
-    schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
-    return _checked(schema, "response_format.json_schema.schema")
+_WHOLE = ("json", "regex", "ebnf")
+"""Forms that engines take as they are, if nothing stands before the content."""
 
 
-_TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
+def _whole(form: ContentForm) -> Grammar:
+    assert form.kind != "choice"
+    value = json.dumps(form.value) if form.kind == "json" else form.value
+    return Grammar(form.kind, value, form.param)
 
 
-def _checked(schema: Any, param: str) -> dict[str, Any]:
-    """A schema with a form that an engine can hold a reply to; what is in it is the engine's to judge."""
-    if not isinstance(schema, dict):
-        raise BadRequest("a JSON schema must be an object", code="invalid_schema", param=param)
-    kinds = schema.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in _TYPES:
-            message = f"a JSON schema has no type {kind!r}"
-            raise BadRequest(message, code="invalid_schema", param=f"{param}.type")
-    for name in ("properties", "$defs"):
-        parts = schema.get(name, {})
-        if not isinstance(parts, dict):
-            message = f"`{name}` in a JSON schema must be an object"
-            raise BadRequest(message, code="invalid_schema", param=f"{param}.{name}")
-        for key, part in parts.items():
-            if not isinstance(part, bool):
-                _checked(part, f"{param}.{name}.{key}")
-    if isinstance(schema.get("items"), dict):
-        _checked(schema["items"], f"{param}.items")
-    return schema
+def _content(form: ContentForm, excluded: list[str]) -> Format:
+    """A form as a part of a structural tag."""
+    match form.kind:
+        case "json":
+            return _json(form.value, excluded)
+        case "regex":
+            return {"type": "regex", "pattern": form.value}
+        case "ebnf":
+            return {"type": "grammar", "grammar": form.value}
+        case "choice":
+            texts = [_text(text) for text in form.value]
+            return texts[0] if len(texts) == 1 else {"type": "or", "elements": texts}
 
 
 def _forced(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
@@ -132,8 +125,8 @@ def _calls(renderer: ChatRenderer, tools: Sequence[Tool], many: bool, param: str
 
 
 def _parameters(tool: Tool) -> dict[str, Any]:
-    name = tool["function"]["name"]
-    return _checked(tool["function"].get("parameters") or _OBJECT, f"tools.{name}.parameters")
+    parameters: dict[str, Any] = tool["function"].get("parameters") or _OBJECT
+    return parameters
 
 
 def _one_of(renderer: ChatRenderer, tools: Sequence[Tool], before: str, between: str, after: str) -> Format:

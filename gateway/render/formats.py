@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.json_depth import MAX_SAMPLED_DEPTH, check_depth, loads, too_deep
+from gateway.json_depth import (
+    MAX_SAMPLED_DEPTH,
+    check_depth,
+    finite,
+    loads_strictly,
+    refuse_constant,
+    too_deep,
+)
 
 THINKING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 """The marks that begin and end reasoning."""
@@ -52,8 +59,8 @@ def tool_form(knows: Callable[[str], bool]) -> ToolForm | None:
 
 
 def json_text(value: Any) -> str:
-    """Arguments as OpenAI's API has them."""
-    text = value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False)
+    """Return arguments as OpenAI's API has them. Raises ValueError for a number that JSON does not have."""
+    text = value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a surrogate pair, which no answer can hold
@@ -76,8 +83,8 @@ def _calls(value: Any) -> list[ToolCall]:
 
 
 def _sampled(text: str) -> Any:
-    """Raises ValueError for what is not JSON, or nested so deep that no client could send it back."""
-    return loads(text, MAX_SAMPLED_DEPTH)
+    """Read JSON that a model wrote. Raises ValueError for what clients could not read, or could not send back."""
+    return loads_strictly(text, MAX_SAMPLED_DEPTH)
 
 
 def _loads(text: str) -> list[ToolCall]:
@@ -159,7 +166,7 @@ def _llama(text: str) -> list[ToolCall]:
 
 
 def _objects(text: str) -> Iterator[Any]:
-    decoder, at = json.JSONDecoder(), 0
+    decoder, at = json.JSONDecoder(parse_float=finite, parse_constant=refuse_constant), 0
     while at < len(text):
         try:
             value, at = decoder.raw_decode(text, at)

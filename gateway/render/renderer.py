@@ -7,7 +7,6 @@ at start, from a thread.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from gateway.errors import BadRequest
-from gateway.json_depth import MAX_SAMPLED_DEPTH, loads, too_deep
+from gateway.json_depth import MAX_SAMPLED_DEPTH, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.checkpoint import Checkpoint, has_images
@@ -24,58 +23,36 @@ from gateway.render.control import ControlTokens
 from gateway.render.encoding import encode
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.images import ImageMarks, Vision
+from gateway.render.messages import Systems, plain
 from gateway.render.pieces import TextStream, TokenTexts
 from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
 from gateway.render.switches import Switches, chosen, combinations
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.tokenizer import BareTokenizer
-from gateway.render.yielding import LARGE, yielding
 from gateway.sections import ModelSettings, RenderSettings
+from gateway.sections.models import FAMILIES
 from gateway.settings import ConfigError
 from gateway.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
 
-FAMILIES = (
-    "qwen3",
-    "qwen3.5",
-    "qwen3.6",
-    "qwen3.8",
-    "glm-4.5",
-    "glm-5",
-    "glm-5.1",
-    "llama-3",
-    "deepseek-v3",
-    "deepseek-r1",
-)
-"""Names of the `renderers` library whose replies the segmenter can read. Beside them: `auto` and `template`."""
-
-
-_CHOICES = (*FAMILIES, "auto", "template")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 """A checkpoint has one of these at least."""
 
 
-def check_family(model: ModelSettings) -> None:
-    """Raises ValueError for a family that is not known here."""
-    if model.family not in _CHOICES:
-        near = difflib.get_close_matches(model.family, _CHOICES, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"the family {model.family!r} is not known: say one of {', '.join(_CHOICES)}.{hint}")
-
-
 def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> None:
-    """Raises ConfigError for a folder that is no checkpoint's, or a family that is not known; reads no file.
+    """Raises ConfigError for a folder that is not a checkpoint's; reads no file.
 
     `loaded`: an engine is going to load the model from there. An engine elsewhere needs only its tokenizer here.
     """
     where = f"[models.{name}]"
-    try:
-        check_family(model)
-    except ValueError as error:
-        raise ConfigError(f"{where} family: {error}") from error
     assert model.path is not None
+    if not model.path.is_dir():
+        raise ConfigError(
+            f"{where} path = {str(model.path)!r}: no such folder (relative paths are taken from the folder of the start):"
+            f" `hf download ORGANIZATION/MODEL --local-dir {model.path}` downloads a checkpoint from Hugging Face"
+        )
     if lost := _dangling(model.path):
         raise ConfigError(
             f"{where} path = {str(model.path)!r}: {lost} is a link to a file that is not here, as in a snapshot of Hugging"
@@ -93,8 +70,6 @@ def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> Non
 
 def _dangling(folder: Path) -> str:
     """The name of a link in a folder that leads nowhere, or nothing."""
-    if not folder.is_dir():
-        return ""
     return next(
         (file.name for file in sorted(folder.iterdir()) if file.is_symlink() and not file.exists()), ""
     )
@@ -157,13 +132,13 @@ class ChatRenderer:
         if renderer is None and not self.call_example:
             self.form = None
         self.marks = self._make_marks()
+        self._systems = Systems.accepted(lambda *given: self.decode(self._render(*given)))
         self._bridge = self._make_bridge(keeping)
         self._variants: dict[Switches, ChatRenderer] = {}
 
     @classmethod
     def load(cls, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
-        """Reads the tokenizer beside a checkpoint. Raises ValueError for a family that is not known here."""
-        check_family(model)
+        """Reads the tokenizer of a checkpoint. Raises ValueError where it cannot be used."""
         assert model.path is not None
         tokenizer = Checkpoint.read(model.path)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
@@ -196,7 +171,7 @@ class ChatRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """The prompt for a reply to `messages`, with the keys of images (`render/images.py`). Raises BadRequest if the template
         refuses them."""
-        return self._guarded(lambda: self._render(_plain(messages, self._marks), tools))
+        return self._guarded(lambda: self._render(self._systems.placed(plain(messages, self._marks)), tools))
 
     def bridge(
         self,
@@ -218,7 +193,10 @@ class ChatRenderer:
         turn = recorded.read(history, sampled_from, self.marks, self.decode)
         return self._guarded(
             lambda: self._bridge.extend(
-                history, sampled_from, turn, _plain(new, self._marks), tools, system=system
+                *(history, sampled_from, turn),
+                self._systems.placed(plain(new, self._marks), begins=False),
+                tools,
+                system=system,
             )
         )
 
@@ -233,9 +211,9 @@ class ChatRenderer:
         try:
             parsed = self._renderer.parse_response(list(ids), tools=list(tools) or None)
             found = [call for call in parsed.tool_calls if call.status == "ok" and call.name]
-        except RecursionError:
+            calls = [ToolCall(call.name, json_text(call.arguments)) for call in found]
+        except (RecursionError, ValueError):  # nested too deep, or a number that JSON does not have
             return []
-        calls = [ToolCall(call.name, json_text(call.arguments)) for call in found]
         return [] if any(too_deep(call.arguments, MAX_SAMPLED_DEPTH) for call in calls) else calls
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -457,46 +435,3 @@ def _registered(bare: BareTokenizer) -> Any | None:
             "its model sees images: say family = 'template', and images = true if it shall be given any"
         )
     return None
-
-
-def _plain(messages: Sequence[Message], marks: ImageMarks | None) -> list[Message]:
-    """Templates know neither `developer` nor lists of parts here, and want tool arguments as objects."""
-    return [_plain_message(message, marks) for message in messages]
-
-
-def _plain_message(message: Message, marks: ImageMarks | None) -> Message:
-    plain = {key: value for key, value in message.items() if value is not None}
-    if plain["role"] == "developer":
-        plain["role"] = "system"
-    content = plain.get("content", "")
-    if isinstance(content, list):
-        plain["content"] = "".join(_part_text(part, marks) for part in content)
-    else:
-        plain["content"] = content
-    if calls := plain.get("tool_calls"):
-        plain["tool_calls"] = [_plain_call(call) for call in calls]
-    return plain
-
-
-def _part_text(part: dict[str, Any], marks: ImageMarks | None) -> str:
-    if part.get("type") != "image":
-        return part.get("text") or part.get("refusal", "")
-    if marks is None:
-        raise ValueError("the conversation has images, and this model sees none")
-    return marks.text_of(part)
-
-
-def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        try:
-            function["arguments"] = _arguments(function["arguments"])
-        except ValueError:
-            return call
-    return {**call, "function": function}
-
-
-def _arguments(text: str) -> Any:
-    """Raises ValueError where a call's arguments are no JSON."""
-    value = loads(text)
-    return yielding(value) if len(text) >= LARGE else value

@@ -159,13 +159,9 @@ def _samples() -> Iterator[list[Message]]:
 
 
 def _aliased(message: Message) -> Message:
-    """A message as transformers hands it to a template."""
-    message = {key: value for key, value in message.items() if value is not None}
-    names = ("reasoning_content", "thinking", "reasoning")
-    reasoning = next((message[name] for name in names if name in message), None)
-    return (
-        message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
-    )
+    """A message with its reasoning under both names that templates read."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 def _arguments_as_text(message: Message) -> Message:

@@ -6,11 +6,11 @@ its reward says nothing of that. So these replies are counted, warned of and mar
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from gateway.json_depth import loads_strictly
 from gateway.render.formats import TOOL_FORMS
 
 UNPARSED = "unparsed"
@@ -65,6 +65,6 @@ def _written(content: str, names: Collection[str], cut: bool) -> set[str]:
 
 def _is_object(arguments: str) -> bool:
     try:
-        return isinstance(json.loads(arguments), dict)
-    except (ValueError, RecursionError):
+        return isinstance(loads_strictly(arguments), dict)
+    except ValueError:
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.traced import ENGINE, WAIT, placed
 from gateway.telemetry.base import NO_TRACE, CallTrace
+from gateway.types import Grammar
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +182,8 @@ class CallRunner:
             self._pool.on_dispute(slot, error.message)
         if self._ending:
             return
+        if isinstance(error, EngineRefused):
+            _name_field(error, call.sampling.grammar)
         if isinstance(error, EngineRefused) or failures >= self._max_failures:
             raise error
         call.avoid_engine(slot.name)
@@ -219,3 +223,13 @@ class CallRunner:
 
     def _names(self) -> tuple[str, str]:
         return self.call.call_id, self.call.turn.engine
+
+
+_OF_A_GRAMMAR = re.compile("grammar|schema|regex|structural", re.IGNORECASE)
+
+
+def _name_field(error: EngineRefused, grammar: Grammar | None) -> None:
+    """Name the field of the request that an engine's refusal is about, where its words say that it is the grammar."""
+    if grammar is not None and error.param is None and _OF_A_GRAMMAR.search(error.message):
+        error.param, error.code = grammar.param, "invalid_schema"
+        error.message = f"{grammar.param}: {error.message}"

@@ -26,7 +26,14 @@ from gateway.sections.episodes import (
     RewardSettings,
     StalenessSettings,
 )
-from gateway.sections.models import Bounds, ImageSettings, ModelSettings, RenderSettings, SamplingSettings
+from gateway.sections.models import (
+    Bounds,
+    ImageSettings,
+    ModelSettings,
+    RenderSettings,
+    SamplingSettings,
+    TokenBounds,
+)
 from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
@@ -84,6 +91,7 @@ __all__ = [
     "StalenessSettings",
     "StoreSettings",
     "TelemetrySettings",
+    "TokenBounds",
     "UpdateSettings",
     "UpstreamSettings",
     "WeightsSettings",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from gateway.sections.base import Section
 from gateway.sections.engines import EngineSettings, UpstreamSettings
@@ -13,6 +14,22 @@ from gateway.sections.episodes import StalenessSettings
 
 MAX_CONTEXT = 2**20
 """The most tokens that a model's context can be set to."""
+
+
+FAMILIES = (
+    "qwen3",
+    "qwen3.5",
+    "qwen3.6",
+    "qwen3.8",
+    "glm-4.5",
+    "glm-5",
+    "glm-5.1",
+    "llama-3",
+    "deepseek-v3",
+    "deepseek-r1",
+)
+"""Names of the `renderers` library whose replies the segmenter can read. In addition to them: `auto` and `template`."""
+_CHOICES = (*FAMILIES, "auto", "template")
 
 
 class ModelSettings(Section):
@@ -39,6 +56,15 @@ class ModelSettings(Section):
     upstream: UpstreamSettings | None = None
     staleness: StalenessSettings | None = None
     """The bound of this model, instead of `[staleness]`."""
+
+    @field_validator("family")
+    @classmethod
+    def _known_family(cls, name: str) -> str:
+        if name not in _CHOICES:
+            near = difflib.get_close_matches(name, _CHOICES, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"the family {name!r} is not known: use one of {', '.join(_CHOICES)}.{hint}")
+        return name
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
@@ -78,7 +104,16 @@ class ImageSettings(Section):
         return self
 
 
-class Bounds(Section):
+class _Range(Section):
+    @model_validator(mode="before")
+    @classmethod
+    def _is_table(cls, given: Any) -> Any:
+        if isinstance(given, int | float):
+            raise ValueError(f"write {{ override = {given} }} for the value of every training episode")
+        return given
+
+
+class Bounds(_Range):
     """The range that a training episode may ask for; the value is clamped, and both values are stored."""
 
     override: float | None = Field(None, ge=0, le=10)
@@ -93,11 +128,29 @@ class Bounds(Section):
         return self.override if self.override is not None else min(max(asked, self.min), self.max)
 
 
+class TokenBounds(_Range):
+    """The range of `max_tokens` in training episodes. The room in the context bounds it too; both values are stored."""
+
+    override: int | None = Field(None, ge=1, le=2**31 - 1)
+    """The value of every call, whatever it asks for."""
+    min: int = Field(1, ge=1, le=2**31 - 1)
+    """The least value."""
+    max: int = Field(2**31 - 1, ge=1, le=2**31 - 1)
+    """The greatest value."""
+
+    def apply(self, asked: int, room: int) -> int:
+        """Return the value to use for one that was asked for. `room`: the tokens that the context has left."""
+        if self.override is not None:
+            return min(self.override, room)
+        return min(max(asked, min(self.min, room)), self.max)
+
+
 class SamplingSettings(Section):
     """`[sampling]`: what happens to agents' sampling parameters in training episodes (never in eval episodes)."""
 
     temperature: Bounds = Bounds()
     top_p: Bounds = Bounds(max=1.0)
+    max_tokens: TokenBounds = TokenBounds()
     seed: Literal["keep", "ignore"] = "keep"
     """`ignore`: a request's `seed` is not passed on; members of a group that all name the same one would else be alike."""
     default_temperature: float = Field(1.0, ge=0, le=2)

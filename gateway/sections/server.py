@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 
 from gateway.sections.base import Days, Seconds, Section
 from processes.ports import url_of
@@ -42,6 +42,11 @@ class ServerSettings(Section):
         return self.public_url or url_of(self.host, self.port)
 
 
+DATABASES = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+"""The databases that a URL can name, and the driver of each."""
+DATABASE_FORMS = "use sqlite:///FOLDER/FILE.db (sqlite:////... for an absolute path) or postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
 class StoreSettings(Section):
     """`[store]`: where committed facts live."""
 
@@ -51,6 +56,17 @@ class StoreSettings(Section):
     """Writes that may wait for the database before calls are refused with 503."""
     read_wait_s: Seconds = 10.0
     """How long a read, a start and a stop of the gateway wait for an unreachable database; the read is then refused with 503."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_database(cls, url: str) -> str:
+        scheme, separator, _ = url.partition(":")
+        kind = scheme.partition("+")[0]
+        if not separator:
+            raise ValueError(f"it is not a URL: {DATABASE_FORMS}")
+        if kind not in DATABASES:
+            raise ValueError(f"{kind}:// is not supported: {DATABASE_FORMS}")
+        return url
 
 
 class RetentionSettings(Section):

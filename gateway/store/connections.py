@@ -17,6 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 
 from gateway.errors import Unprocessable
+from gateway.sections.server import DATABASE_FORMS, DATABASES
 from gateway.settings import ConfigError
 from gateway.store.columns import from_json, to_json
 
@@ -60,8 +61,6 @@ _UNUSABLE = ("28000", "28P01", "3D000", "42501")
 """SQLSTATEs: a wrong user or password, no such database, and no permission."""
 _LET_IN_NOBODY = ("authentication failed", "no pg_hba.conf entry", '" does not exist')
 """Words of libpq's messages for the same errors, which have no SQLSTATE where a connection is refused."""
-_KINDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
-_FORMS = "say sqlite:///FOLDER/FILE.db (sqlite:////... for an absolute path) or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
 def connect(url: str, connections: int) -> Engine:
@@ -105,11 +104,11 @@ def driver(url: str) -> URL:
     try:
         given = make_url(url)
     except (ArgumentError, ValueError) as error:
-        raise ConfigError(f"[store] url: it cannot be read; {_FORMS}") from error
+        raise ConfigError(f"[store] url: it cannot be read; {DATABASE_FORMS}") from error
     kind = given.drivername.partition("+")[0]
-    if kind not in _KINDS:
-        raise ConfigError(f"[store] url: {kind}:// is not supported; {_FORMS}")
-    return given.set(drivername=_KINDS[kind])
+    if kind not in DATABASES:
+        raise ConfigError(f"[store] url: {kind}:// is not supported; {DATABASE_FORMS}")
+    return given.set(drivername=DATABASES[kind])
 
 
 def without_password(url: str) -> str:

@@ -1,7 +1,7 @@
 """Finds the recorded turn that a request continues, from its messages. Pure.
 
-Every prefix of a conversation has a digest of the tools and of each message's meaning: role, text, tool calls with parsed
-arguments, ids that tool results name. Reasoning and the ids of an assistant message's tool calls are left out, because clients
+Every prefix of a conversation has a digest of the tools and of each message's meaning: all that `render/meaning.py` says is
+rendered of it, with parsed arguments. Reasoning and the ids of an assistant message's tool calls are left out, because clients
 seldom send them back unchanged. So is an argument that has its tool's default value at its first level: Claude Code writes
 such arguments into the calls that it sends back. Hashing is incremental: one digest per message.
 """
@@ -15,6 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
+
+from gateway.json_depth import finite, loads_strictly
+from gateway.render.meaning import given_arguments, part_text, rendered
 
 Message = dict[str, Any]
 Defaults = dict[str, dict[str, Any]]
@@ -61,14 +64,12 @@ def tool_call_ids(messages: Sequence[Message], length: int) -> set[str]:
 
 
 def _meaning(message: Message, defaults: Defaults) -> dict[str, Any]:
-    content = message.get("content")
-    if isinstance(content, list):
-        content = _parts(content)
-    meaning: dict[str, Any] = {"role": message["role"], "content": content or ""}
-    if calls := message.get("tool_calls"):
+    meaning = rendered(message)
+    meaning.pop("reasoning_content", None)
+    if isinstance(meaning["content"], list):
+        meaning["content"] = _parts(meaning["content"])
+    if calls := meaning.get("tool_calls"):
         meaning["tool_calls"] = [_call(call["function"], defaults) for call in calls]
-    if message["role"] == "tool":
-        meaning["tool_call_id"] = message.get("tool_call_id")
     return meaning
 
 
@@ -79,7 +80,7 @@ def _parts(parts: Sequence[dict[str, Any]]) -> str | list[str | dict[str, Any]]:
         if part.get("type") == "image":
             found += [{"image": part["image"]}, ""]
         else:
-            found[-1] = str(found[-1]) + part.get("text", "")
+            found[-1] = str(found[-1]) + part_text(part)
     return found if len(found) > 1 else str(found[0])
 
 
@@ -103,10 +104,10 @@ def _defaults(tools: Sequence[dict[str, Any]]) -> Defaults:
 def _call(function: dict[str, Any], defaults: Defaults) -> list[Any]:
     """A function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting that is
     too deep) are compared as text."""
-    arguments = function.get("arguments")
+    arguments = given_arguments(function)
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError, TypeError, RecursionError):
-            parsed = json.loads(arguments, parse_float=_number)
+        with contextlib.suppress(ValueError, TypeError):
+            parsed = loads_strictly(arguments, parse_float=_number)
             orjson.dumps(parsed)
             arguments = parsed
     usual = defaults.get(function.get("name") or "")
@@ -122,7 +123,7 @@ def _usual(usual: dict[str, Any], name: str, value: Any) -> bool:
 
 def _number(text: str) -> float | int:
     """Clients in JavaScript write 1.0 as 1."""
-    value = float(text)
+    value = finite(text)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 

@@ -318,6 +318,7 @@ class Recorder:
                 "top_p": used.top_p,
                 "max_tokens": used.max_tokens,
                 "seed": used.seed,
+                **({"min_tokens": used.min_tokens} if used.min_tokens else {}),
                 "bridged": prompt.bridged,
                 **({"switches": prompt.switches.variables} if prompt.switches else {}),
             },

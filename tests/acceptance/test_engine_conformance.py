@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -16,7 +18,7 @@ from gateway.engines.base import Engine, GenerateRequest, Level, TokenChunk
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.used import used
 from gateway.errors import EngineRefused, EngineUnreachable
-from gateway.types import Sampling
+from gateway.types import Grammar, Sampling
 from tests.harness.models import save_model
 from tests.harness.requests import (
     LONG,
@@ -353,6 +355,33 @@ async def test_an_engine_that_counts_its_steps_counts_those_of_a_request(engine:
     assert after.counts.gaps_s > before.counts.gaps_s
     assert sampled <= after.counts.steps - before.counts.steps <= sampled + 1
     assert 0 < after.counts.prompts - before.counts.prompts <= len(PROMPT)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/no"},
+        {"allOf": [{"type": "string"}, {"type": "number"}]},
+        {"type": "integer", "minimum": 5, "maximum": 1},
+        {"type": "string", "pattern": "("},
+        {"type": "object", "required": "a"},
+        {"enum": []},
+    ],
+    ids=["reference", "types", "bounds", "pattern", "required", "enum"],
+)
+async def test_a_schema_that_cannot_be_compiled_is_refused(engine: Engine, schema: dict[str, Any]) -> None:
+    grammar = Grammar("json", json.dumps(schema))
+    with pytest.raises(EngineRefused) as refused:
+        await answer(engine, ask(f"schema-{hash(grammar)}", max_tokens=3, grammar=grammar))
+    assert re.search("grammar|schema", refused.value.message, re.IGNORECASE)
+    assert await engine.healthy()
+
+
+async def test_a_least_number_of_tokens_forbids_an_earlier_end(engine: Engine) -> None:
+    every = list(range(0, 272, 2))
+    chunks = await answer(engine, ask("least", max_tokens=6, min_tokens=6, stop_token_ids=every))
+    assert len(ids_of(chunks)) == 6
+    assert chunks[-1].finish == "length"
 
 
 async def test_a_token_that_the_model_does_not_have_is_refused(

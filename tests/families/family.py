@@ -147,6 +147,20 @@ FAMILIES = [
 ]
 
 
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<|object_ref_start|>")
+_EVERY = {s: None for group in (_CHATML, _LLAMA, _GLM, _DEEPSEEK, _VISION) for s in group}
+
+
+@cache
+def of_library(name: str) -> ChatRenderer:
+    """A renderer of the library by its name, with a tokenizer that has the marks of all of them."""
+    marks = tuple(dict.fromkeys((*_THINK, *_HERMES, *_GLM_MARKS)))
+    family = Family(name, "qwen3", tuple(_EVERY), "<|endoftext|>", "<s>", marks, family=name)
+    with TemporaryDirectory() as directory:
+        save(family, Path(directory))
+        return ChatRenderer.load(ModelSettings(path=Path(directory), family=name))
+
+
 def save(family: Family, directory: Path) -> None:
     """Writes a tokenizer with the family's template."""
     from tokenizers import AddedToken

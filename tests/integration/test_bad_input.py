@@ -84,13 +84,14 @@ async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: byte
         ),
         ({"stream_options": {"include_usage": True}, "stream": False}, "invalid_value", "stream_options"),
         ({"temperature": -1}, "invalid_value", "temperature"),
-        ({"temperature": "hot"}, "invalid_value", None),
+        ({"temperature": "hot"}, "invalid_value", "temperature"),
         ({"top_p": 0}, "invalid_value", "top_p"),
         ({"max_tokens": 0}, "invalid_value", "max_tokens"),
         ({"max_tokens": 8, "min_tokens": 9}, "invalid_value", "min_tokens"),
         ({"min_tokens": 2048}, "invalid_value", "min_tokens"),
         ({"seed": 2**70}, "invalid_value", "seed"),
-        ({"stop": [""]}, "invalid_value", None),
+        ({"stop": [""]}, "invalid_value", "stop.0"),
+        ({"stop_token_ids": [5]}, "unsupported_parameter", "stop_token_ids"),
         ({"messages": []}, "invalid_value", "messages"),
         ({"messages": "hi"}, "invalid_value", "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "invalid_value", "messages.0.role"),
@@ -123,7 +124,7 @@ async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: byte
         ({"n": 0}, "invalid_value", "n"),
         ({"top_logprobs": 5}, "invalid_value", "top_logprobs"),
         ({"top_logprobs": 50, "logprobs": True}, "invalid_value", "top_logprobs"),
-        ({"logit_bias": {"1": 101}}, "invalid_value", None),
+        ({"logit_bias": {"1": 101}}, "invalid_value", "logit_bias.1"),
         ({"logit_bias": {"1000000": 1}}, "invalid_value", "logit_bias"),
         ({"presence_penalty": 2.5}, "invalid_value", "presence_penalty"),
         ({"response_format": {"type": "xml"}}, "unsupported_parameter", "response_format"),
@@ -144,6 +145,54 @@ async def test_what_is_wrong_is_named(
         assert error["param"] == param
         assert param.split(".")[0] in error["message"] or code in ("invalid_value", "unsupported_content")
     assert await nodes_of(gateway, episode) == []
+
+
+BROKEN = {"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}
+NAMED = {"name": "n", "schema": BROKEN}
+FUNCTION = {"name": "f", "parameters": BROKEN}
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "param"),
+    [
+        (
+            "chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+            "response_format",
+        ),
+        ("chat/completions", {"structured_outputs": {"json": BROKEN}}, "structured_outputs.json"),
+        (
+            "chat/completions",
+            {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
+            "tools",
+        ),
+        ("completions", {"prompt": "x", "guided_regex": "("}, "guided_regex"),
+        ("responses", {"input": "x", "text": {"format": {"type": "json_schema", **NAMED}}}, "text.format"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_form_that_the_engine_cannot_compile_is_the_requests_fault(
+    gateway: RunningGateway, path: str, values: dict[str, Any], param: str, stream: bool
+) -> None:
+    episode, headers = await gateway.open("bad", mode="eval")
+    given = {"messages": [USER]} if path == "chat/completions" else {}
+    body = {"model": "demo", "stream": stream, **given, **values}
+    error = error_of(
+        await gateway.http.post(f"/v1/{path}", json=body, headers=headers), 400, "invalid_schema"
+    )
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"].startswith(f"{param}: ")
+    assert "Grammar error" in error["message"]
+    assert await nodes_of(gateway, episode) == []
+
+
+async def test_a_form_that_the_engine_cannot_compile_in_anthropics_form(gateway: RunningGateway) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    form = {"format": {"type": "json_schema", "schema": BROKEN}}
+    body = {"model": "demo", "max_tokens": 9, "messages": [USER], "output_config": form}
+    response = await gateway.http.post("/v1/messages", json=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert response.json()["error"]["message"].startswith("output_config.format: ")
 
 
 @pytest.mark.parametrize("missing", ["model", "messages"])

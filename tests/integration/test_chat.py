@@ -190,9 +190,10 @@ async def _choices(stream: Any) -> AsyncIterator[Any]:
 async def test_thinking_is_given_apart(scripted: Scripted) -> None:
     reply = "<think>\nhmm, well\n</think>\n\nyes"
     message = (await whole(scripted, reply)).choices[0].message
-    assert (message.content, message.reasoning_content) == ("yes", "hmm, well")
+    assert (message.content, message.reasoning_content, message.reasoning) == ("yes", *["hmm, well"] * 2)
     chunks = await streamed(scripted, reply)
-    assert (text_of(chunks), text_of(chunks, "reasoning_content")) == ("yes", "hmm, well")
+    assert text_of(chunks) == "yes"
+    assert text_of(chunks, "reasoning_content") == text_of(chunks, "reasoning") == "hmm, well"
 
 
 async def test_a_tool_call(scripted: Scripted) -> None:

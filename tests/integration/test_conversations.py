@@ -23,12 +23,17 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def gateway(
     tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RunningGateway]:
-    """A fake engine; training asks for temperature 0.8 to 1.2 and full top_p, and ignores seeds."""
+    """A fake engine; training asks for temperature 0.8 to 1.2, full top_p and at most 50 tokens, and ignores seeds."""
     values = settings_for(
         tiny_model,
         tmp_path_factory.mktemp("conversations"),
         models={"demo": {"path": str(tiny_model), "thinking": False}},
-        sampling={"temperature": {"min": 0.8, "max": 1.2}, "top_p": {"override": 1.0}, "seed": "ignore"},
+        sampling={
+            "temperature": {"min": 0.8, "max": 1.2},
+            "top_p": {"override": 1.0},
+            "seed": "ignore",
+            "max_tokens": {"max": 50},
+        },
     )
     async with run_gateway(values) as running:
         yield running
@@ -229,3 +234,17 @@ async def test_what_was_not_asked_for_is_not_stored_as_asked(gateway: RunningGat
         "max_tokens": 12,
         "bridged": False,
     }
+
+
+@pytest.mark.parametrize(("mode", "used"), [("train", 50), ("eval", 90)])
+async def test_training_bounds_the_tokens_of_a_reply(gateway: RunningGateway, mode: Any, used: int) -> None:
+    async with client_of(gateway, mode=mode) as (client, episode):
+        answer = await client.chat.completions.create(
+            model="m", messages=[USER], max_tokens=90, extra_body={"ignore_eos": True}
+        )
+    (call,) = (await gateway.admin.episode(episode))["calls"]
+    assert answer.choices[0].finish_reason == "length"
+    assert (call["asked"]["max_tokens"], call["used"]["max_tokens"]) == (90, used)
+    assert call["completion_tokens"] == call["used"]["min_tokens"] == used
+    (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
+    assert set(turn["flags"]) == {"CONSTRAINED"}, "the end of the reply was forbidden"

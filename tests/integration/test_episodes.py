@@ -212,6 +212,10 @@ async def test_the_admin_key_is_needed_where_there_is_one(tiny_model: Path, tmp_
                     with pytest.raises(GatewayRefused, match="401") as error:
                         await refused
                     assert error.value.code == "invalid_admin_key"
+                    assert ("neither that in" in str(error.value)) is (key is not None)
+        as_agent = {"authorization": "Bearer secret"}
+        refusal = await gateway.chat(as_agent, messages=[{"role": "user", "content": "hi"}])
+        assert (refusal.status_code, "this is the key of the admin API" in refusal.text) == (401, True)
         async with client_of(gateway, mode="eval") as (client, episode):
             with_agents_key = GatewayClient(gateway.url, client.api_key)
             with pytest.raises(GatewayRefused, match="401"):

@@ -83,6 +83,14 @@ def test_what_no_option_says_is_asked_and_the_commands_that_follow_are_whole(
     assert "lora" not in tomllib.loads((tmp_path / "full" / "trainer.toml").read_text())["model"]
 
 
+def test_without_a_terminal_the_reward_is_the_agents(tiny_model: Path, tmp_path: Path) -> None:
+    options = ["--dir", str(tmp_path), "--model", str(tiny_model), "--agent", "no-such-program x"]
+    done = CliRunner().invoke(app, ["init", *options, "--engine-python", "/none/python"])
+    assert (done.exit_code, (tmp_path / "gateway.toml").exists()) == (0, True), done.output
+    assert "warning: --agent: no-such-program: no such program here" in done.output
+    assert "warning: [engine] python = '/none/python' has no vLLM" in done.output
+
+
 @pytest.mark.parametrize(("reward", "key"), [("mine:grade", "function"), ("http://127.0.0.1:9/grade", "url")])
 def test_a_grader_is_one_of_the_gateways(tiny_model: Path, tmp_path: Path, reward: str, key: str) -> None:
     options = [

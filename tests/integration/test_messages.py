@@ -73,7 +73,7 @@ async def opened(
 
 
 async def ask(client: Any, *messages: Any, stream: bool = False, **values: Any) -> Any:
-    asked = {"model": "claude-opus", "max_tokens": 500, "messages": [*messages], **values}
+    asked = {"model": "claude-opus", "max_tokens": 1500, "messages": [*messages], **values}
     if not stream:
         return await client.messages.create(**asked)
     async with client.messages.stream(**asked) as events:

@@ -137,6 +137,10 @@ async def test_versions_timeline_and_health_are_told_from_the_store(
     assert [group["episodes"] for group in slowest] == [[run.open]]
 
 
+async def test_its_page_is_ready(page: httpx.AsyncClient) -> None:
+    assert (await page.get(str(page.base_url.copy_with(path="/readyz")))).json() == {"status": "ready"}
+
+
 async def test_nothing_is_changed_by_looking_and_nothing_can_be(
     page: httpx.AsyncClient, run: Recorded
 ) -> None:

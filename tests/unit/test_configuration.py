@@ -38,6 +38,25 @@ def test_the_gateway_names_the_nearest_key(values: dict[str, object], line: str)
     assert line in str(caught.value)
 
 
+def test_every_mistake_of_a_file_is_reported_at_once() -> None:
+    values = {
+        "models": {"demo": {**MODEL, "family": "qwen33"}},
+        "store": {"url": "mysql://x"},
+        "queue": {"zzz": 1},
+        "sampling": {"top_p": 1.0},
+    }
+    with pytest.raises(ConfigError) as caught:
+        Settings.parse(values)
+    for line in (
+        "Did you mean 'qwen3'?",
+        "store.url: ",
+        "mysql:// is not supported",
+        "queue.zzz",
+        "override = 1.0",
+    ):
+        assert line in str(caught.value)
+
+
 def test_the_trainer_does_so_too_also_below_its_algorithm() -> None:
     values = {
         "run": {"dir": "r", "stepz": 1},

@@ -361,13 +361,15 @@ class FakeEngine:
         model: str | None,
     ) -> AsyncIterator[dict[str, Any]]:
         stop, limit = params.get("stop_token_ids") or [], params.get("max_tokens", 16)
+        least = params.get("min_tokens") or 0
         seen, adapter = Fingerprint(context), self.adapters.get(model or "")
         while True:
             await self._turn(request)
             if request.aborted:
                 yield _choice([], [], "abort", request)
                 return
-            token, logprob = self._next(context, seen, params, *(adapter or self._of(None)))
+            asked = {**params, "stop_token_ids": []} if request.sampled < least else params
+            token, logprob = self._next(context, seen, asked, *(adapter or self._of(None)))
             if self._log is not None:
                 logprob = self._log.sampled(name, token)
             context.append(token)
@@ -378,7 +380,8 @@ class FakeEngine:
                 raise ConnectionError("dropped (fault)")
             if self.faults.fail_after and request.sampled > self.faults.fail_after:
                 raise RuntimeError("failed (fault)")
-            finish = "stop" if token in stop else "length" if request.sampled >= limit else None
+            ended = token in stop and request.sampled > least
+            finish = "stop" if ended else "length" if request.sampled >= limit else None
             yield _choice([token], [logprob - self.faults.logprob_noise], finish, request)
             if finish:
                 return

@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 from gateway.engines.fake.engine import FakeEngine
+from gateway.engines.fake.grammars import check_grammar
 from gateway.engines.fake.serve import (
     App,
     Send,
@@ -198,6 +199,9 @@ class _Server:
         return {"text": "", "output_ids": last["token_ids"], "meta_info": meta}
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        for name, kind in _GRAMMARS.items():
+            if grammar := body["sampling_params"].get(name):
+                check_grammar(kind, grammar)
         rows: list[list[Any]] = []
         async with (
             self._admit(body["rid"]),
@@ -237,6 +241,9 @@ class _Server:
         self._changed = asyncio.Event()
 
 
+_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
+
+
 def _native(body: dict[str, Any]) -> dict[str, Any]:
     """A request as the fake engine takes it, in vLLM's form."""
     params = body["sampling_params"]
@@ -246,6 +253,7 @@ def _native(body: dict[str, Any]) -> dict[str, Any]:
         "cache_salt": body.get("cache_salt") or "",
         "sampling_params": {
             "max_tokens": params.get("max_new_tokens", 128),
+            "min_tokens": params.get("min_new_tokens"),
             "seed": params.get("sampling_seed"),
             "stop_token_ids": None if params.get("ignore_eos") else params.get("stop_token_ids"),
             "stream_interval": params.get("stream_interval"),

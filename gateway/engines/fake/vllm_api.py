@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from gateway.engines.fake.engine import FakeEngine
+from gateway.engines.fake.grammars import check_grammar
 from gateway.engines.fake.images import rendered
 from gateway.engines.fake.serve import (
     App,
@@ -189,9 +190,13 @@ async def _whole(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
 async def _stream(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
     await begin_events(send)
     try:
+        for name, value in (body["sampling_params"].get("structured_outputs") or {}).items():
+            check_grammar(name, value)
         async with aclosing(gathered(engine, body)) as choices:
             async for choice in choices:
                 await send_event(send, {"request_id": body.get("request_id", ""), "choices": [choice]})
+    except ValueError as error:
+        await send_event(send, {"error": {"message": str(error), "code": 400}})
     except RuntimeError as error:
         await send_event(send, {"error": {"message": str(error)}})
     await end_events(send)

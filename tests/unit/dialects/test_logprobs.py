@@ -192,3 +192,14 @@ async def told(answer: ChatAnswer, stream: bool) -> list[dict[str, Any]]:
         for choice in c["choices"]
         for entry in (choice["logprobs"] or {}).get("content", [])
     ]
+
+
+@pytest.mark.parametrize("unusable", [float("-inf"), float("nan"), -1e30])
+def test_a_log_probability_is_always_a_number(unusable: float) -> None:
+    chat = renderer("qwen3")
+    ids = chat.encode("hi")
+    pieces = Segmenter(chat, reasoning=False).push(ids)
+    aligner = LogprobAligner(chat)
+    found = aligner.take(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
+    found += aligner.end()
+    assert [(one.logprob, one.others[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.dialects.messages import MessagesRequest, parse, parse_count
 from gateway.dialects.request import check_messages, check_tools
 from gateway.errors import BadRequest
+from gateway.render.constraints import ContentForm
 
 HI = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -85,16 +86,19 @@ def test_tool_choices(choice: dict[str, str] | None, expected: str) -> None:
 
 def test_a_format_is_a_json_schema() -> None:
     given = {"type": "json_schema", "schema": SCHEMA}
-    expected = {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA, "strict": True}}
-    assert parse(body(output_config={"format": given}))[1].response_format == expected
-    assert parse(body(output_format=given))[1].response_format == expected
-    assert parse(body(output_config={"effort": "high"}))[1].response_format is None
+    named = parse(body(output_config={"format": given}))[1].form
+    assert named == ContentForm("json", SCHEMA, "output_config.format")
+    assert parse(body(output_format=given))[1].form == ContentForm("json", SCHEMA, "output_format")
+    assert parse(body(output_config={"effort": "high"}))[1].form is None
 
 
 def test_results_of_tools_come_first_and_in_order() -> None:
     assert messages_of(
         HI,
-        assistant({"type": "thinking", "thinking": "hm", "signature": "s"}, text("so "), text("there"), USE),
+        assistant(
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            *(text("so "), text("there"), USE, {**USE, "id": "call_2"}),
+        ),
         user(text("and"), result("call_1", "3"), result("call_2", [text("x"), text("y")]), text("go on")),
     )[1:] == [
         {
@@ -102,7 +106,8 @@ def test_results_of_tools_come_first_and_in_order() -> None:
             "content": "so there",
             "reasoning_content": "hm",
             "tool_calls": [
-                {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+                {"id": name, "type": "function", "function": {"name": "add", "arguments": '{"a":1}'}}
+                for name in ("call_1", "call_2")
             ],
         },
         {"role": "tool", "tool_call_id": "call_1", "content": "3"},

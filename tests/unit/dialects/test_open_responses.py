@@ -83,7 +83,8 @@ def features() -> Iterator[tuple[str, dict[str, Any]]]:
     for kind in _members(types.CreateResponseBody.model_fields["input"].annotation, "ItemParam"):
         item = ITEMS[kind]
         before = [CALL] if item["type"] == "function_call_output" else []
-        yield item["type"] if item["type"] != "message" else item["role"], {"input": [*before, item]}
+        after = [ITEMS[types.FunctionCallOutputItemParam]] if item["type"] == "function_call" else []
+        yield item["type"] if item["type"] != "message" else item["role"], {"input": [*before, item, *after]}
     for holder in (types.UserMessageItemParam, types.AssistantMessageItemParam):
         role = ITEMS[holder]["role"]
         for kind in _members(holder.model_fields["content"].annotation, "Content"):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseItem
 from pydantic import TypeAdapter
 
+from gateway.dialects.forms import any_object
 from gateway.dialects.responses import (
     _UNSUPPORTED,
     ResponsesRequest,
@@ -23,6 +24,7 @@ from gateway.dialects.responses import (
 )
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
+from gateway.render.constraints import ContentForm
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{}"}
@@ -87,11 +89,10 @@ def test_a_schema_in_the_form_of_chat() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     form = {"type": "json_schema", "name": "pair", "schema": schema, "strict": True}
     made = asked_for(text={"format": form, "verbosity": None})
-    inner = {"name": "pair", "schema": schema, "strict": True}
-    assert made.response_format == {"type": "json_schema", "json_schema": inner}
-    assert asked_for(text={"format": {"type": "json_object"}}).response_format == {"type": "json_object"}
-    assert asked_for(text={"format": {"type": "text"}}).response_format is None
-    assert asked_for().response_format is None
+    assert made.form == ContentForm("json", schema, "text.format")
+    assert asked_for(text={"format": {"type": "json_object"}}).form == any_object("text.format")
+    assert asked_for(text={"format": {"type": "text"}}).form is None
+    assert asked_for().form is None
 
 
 def test_the_items_of_one_reply_are_one_message() -> None:
@@ -198,7 +199,7 @@ def test_advice_is_taken_and_recorded() -> None:
         "text": {"verbosity": "low"},
     }
     made = asked_for(**advice)
-    assert (made.effort, made.response_format) == ("high", None)
+    assert (made.effort, made.form) == ("high", None)
     assert made.recorded == advice
     for wrong in ({"reasoning": {"effort": "all"}}, {"text": {"verbosity": "all"}}, {"truncation": "all"}):
         with pytest.raises(BadRequest):
@@ -235,8 +236,8 @@ def test_advice_is_taken_and_recorded() -> None:
         ({"tools": [{"type": "function"}]}, "invalid_value", "tools.0"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "f"}}, "invalid_value", "tool_choice"),
-        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "invalid_value", "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "invalid_value", "text.format"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "invalid_value", "text.format.name"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "invalid_schema", "text.format.schema"),
         ({"text": {"format": "json"}}, "invalid_value", "text.format"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),
         ({"stream_options": {"include_obfuscation": False}}, "invalid_value", "stream_options"),

@@ -98,8 +98,11 @@ def test_the_output_of_a_custom_tool_is_a_tools_message() -> None:
         ([{**AGENTS, "tools": [AGENTS]}], "tools.0.tools.0", "'function', 'custom'"),
         ([{"type": "namespace", "name": "n"}], "tools.0", "list of tools"),
         ([{"type": "custom"}], "tools.0", "name"),
-        ([{**ADD, "name": "agents.add"}, AGENTS], "tools.1.tools.0", "rename"),
-        ([ADD, {**PATCH, "name": "add"}], "tools.1", "rename"),
+        ([{**ADD, "name": "agents.add"}, AGENTS], "tools.0.name", "letters, digits"),
+        ([{**AGENTS, "name": "a b"}], "tools.0.name", "letters, digits"),
+        ([ADD, {**PATCH, "name": "add"}], "tools.1.name", "rename"),
+        ([AGENTS, AGENTS], "tools.1.tools.0.name", "rename"),
+        ([{**ADD, "parameters": {"type": "objekt"}}], "tools.0.parameters.type", "no type 'objekt'"),
         (
             [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}}],
             "tools.0.format",

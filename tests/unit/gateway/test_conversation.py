@@ -62,6 +62,28 @@ def test_fields_that_sdks_add_change_nothing() -> None:
     assert last(USER, plain) == last(USER, added)
 
 
+@pytest.mark.parametrize("role", ["user", "system", "tool"])
+def test_the_name_of_a_speaker_counts(role: str) -> None:
+    message = {"role": role, "content": "hi"}
+    names = [last(message), last({**message, "name": "ann"}), last({**message, "name": "bob"})]
+    assert len(set(names)) == 3
+
+
+def test_the_name_that_a_client_gives_a_reply_changes_nothing() -> None:
+    plain = {"role": "assistant", "content": "yes"}
+    assert last(USER, plain) == last(USER, {**plain, "name": "solver"})
+
+
+def test_refusals_count_as_the_text_that_they_are() -> None:
+    def refused(text: str) -> list[dict[str, Any]]:
+        part = {"type": "refusal", "refusal": text}
+        return [{"role": "assistant", "content": [part]}, {"role": "assistant", "refusal": text}]
+
+    part, field = refused("no")
+    assert last(USER, part) == last(USER, field) == last(USER, {"role": "assistant", "content": "no"})
+    assert last(USER, part) != last(USER, refused("never")[0])
+
+
 def test_text_parts_mean_their_text() -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     assert last(USER) == last({"role": "user", "content": parts})
@@ -70,6 +92,16 @@ def test_text_parts_mean_their_text() -> None:
 @pytest.mark.parametrize("same", ['{"a": 1, "b": 2}', '{"b":2,"a":1}', {"b": 2, "a": 1}])
 def test_tool_arguments_are_compared_by_their_value(same: Any) -> None:
     assert last(USER, call('{"a":1,"b":2}')) == last(USER, call(same))
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "null", None])
+def test_a_call_without_arguments_is_one_with_none(nothing: Any) -> None:
+    assert last(USER, call(nothing)) == last(USER, call("{}"))
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "1e999"])
+def test_a_constant_that_json_does_not_have_is_not_null(constant: str) -> None:
+    assert last(USER, call(f'{{"a": {constant}}}')) != last(USER, call('{"a": null}'))
 
 
 def test_other_arguments_or_names_differ() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import shutil
+import socket
 import sys
 import time
 from collections import namedtuple
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 import gateway.telemetry
+from gateway import doctor
 from gateway.doctor import engines, host, models, stores, telemetry
 from gateway.doctor.finding import Finding
 from gateway.settings import Settings
@@ -49,6 +52,58 @@ async def test_a_full_disk(tiny_model: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(shutil, "disk_usage", lambda _place: Usage(2**40, 2**40 - 2**30, 2**30))
     warning = only(await host.examine_disk(settings(tiny_model, tmp_path)), "warning")
     assert "[store] url: 1.0 GiB are free" in warning.what
+
+
+@pytest.mark.parametrize("folder", ["file/below", "locked"])
+async def test_a_store_that_cannot_be_made(
+    tiny_model: Path, tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "locked").mkdir()
+    tried = host.writable
+    locked = tmp_path / "locked"  # its rights do not hold for root
+    monkeypatch.setattr(stores, "writable", lambda place, **kind: place != locked and tried(place, **kind))
+    given = settings(tiny_model, tmp_path, store={"url": f"sqlite:///{tmp_path / folder}/store.db"})
+    problem = only(await stores.examine_database(given), "problem")
+    assert "none can be made" in problem.what
+
+
+async def test_a_store_that_can_be_made(tiny_model: Path, tmp_path: Path) -> None:
+    given = settings(tiny_model, tmp_path, store={"url": f"sqlite:///{tmp_path}/a/b/store.db"})
+    (found,) = await stores.examine_database(given)
+    assert (found.level, (tmp_path / "a").exists()) == ("ok", False)
+
+
+async def test_an_address_that_another_program_has(tiny_model: Path, tmp_path: Path) -> None:
+    port = free_port()
+    given = settings(tiny_model, tmp_path, server={"port": port})
+    (found,) = await host.examine_address(given)
+    assert (found.level, f"127.0.0.1:{port} is free" in found.what) == ("ok", True)
+    with socket.create_server(("127.0.0.1", port)) as other:
+        answering = asyncio.create_task(asyncio.to_thread(lambda: other.accept()[0].close()))
+        assert "taken by another program" in only(await host.examine_address(given), "problem").what
+        await answering
+
+
+async def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
+    problem = only(await models.examine(settings(tmp_path / "none", tmp_path)), "problem")
+    assert "no such folder" in problem.what
+    assert f"hf download ORGANIZATION/MODEL --local-dir {tmp_path / 'none'}" in problem.what
+
+
+async def test_an_error_of_one_part_ends_no_other(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(_: Settings) -> list[Finding]:
+        raise KeyError("odd")
+
+    async def well(_: Settings) -> list[Finding]:
+        return [Finding("ok", "well")]
+
+    monkeypatch.setattr(doctor, "CHECKS", {"first": broken, "second": well})
+    found = {part: ones async for part, ones in doctor.examine(settings(tiny_model, tmp_path))}
+    assert "KeyError: 'odd'" in only(found["first"], "problem").what
+    assert found["second"] == [Finding("ok", "well")]
 
 
 async def test_few_open_files_and_few_processes(

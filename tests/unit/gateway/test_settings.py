@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.sections import Bounds
+from gateway.sections import Bounds, TokenBounds
 from gateway.settings import ConfigError, Settings
 
 MODEL = {"models": {"demo": {"path": "models/demo"}}}
@@ -152,6 +152,30 @@ def test_bounds_override_or_clamp() -> None:
     assert Bounds(override=0.0).apply(1.0) == 0.0
     assert Bounds(min=0.5, max=1.0).apply(0.0) == 0.5
     assert Bounds(min=0.5, max=1.0).apply(2.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "asked", "used"),
+    [
+        ({}, 30, 30),
+        ({"override": 20}, 30, 20),
+        ({"override": 20}, 5, 20),
+        ({"override": 200}, 5, 100),
+        ({"max": 10}, 30, 10),
+        ({"min": 40}, 30, 40),
+        ({"min": 400}, 30, 100),
+        ({}, 300, 300),
+    ],
+)
+def test_bounds_of_tokens_stay_within_the_room(bounds: dict[str, int], asked: int, used: int) -> None:
+    """What an agent asks for beyond the room is refused elsewhere; bounds never ask for it."""
+    assert TokenBounds(**bounds).apply(asked, 100) == used
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "max_tokens"])
+def test_a_plain_value_for_a_range_says_how_to_write_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"write \{ override = 1 \}"):
+        Settings.parse({"models": {"m": {"path": "x"}}, "sampling": {name: 1}})
 
 
 @pytest.mark.parametrize("key", ["tails", "slots"])

@@ -72,6 +72,12 @@ def test_a_template_that_opens_thinking_and_never_shows_it_again_is_never_contin
     assert not last_is_bridged(name, Reply("hello", "hm"))
 
 
+@pytest.mark.parametrize("name", ["qwen2.5", "gemma3"])
+def test_a_later_system_message_continues_what_was_recorded(name: str) -> None:
+    """Gemma's template refuses one: it is written as the user's."""
+    assert last_is_bridged(name, Reply("hello"), then="system")
+
+
 def test_a_system_message_that_moves_makes_a_branch() -> None:
     assert last_is_bridged("mistral v3", Reply("hello"))
     assert not last_is_bridged("mistral v3", Reply("hello"), system=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.dialects.forms import of_response_format
 from gateway.errors import BadRequest
-from gateway.render.constraints import constraint
+from gateway.render.constraints import ContentForm, constraint
 from gateway.types import Grammar
 from tests.families.conversation import TOOLS
 from tests.families.family import renderer
@@ -26,6 +27,7 @@ def ask(name: str = "qwen3", **options: Any) -> Grammar | None:
         "reasoning": False,
         **options,
     }
+    asked["form"] = of_response_format(asked.pop("response_format"))
     return constraint(renderer(name), **asked)
 
 
@@ -72,6 +74,34 @@ def test_open_reasoning_runs_freely_to_its_end() -> None:
     assert rest["json_schema"] == SCHEMA
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "alone", "part"),
+    [
+        ("regex", "a+", ("regex", "a+"), {"type": "regex", "pattern": "a+"}),
+        ("ebnf", 'root ::= "a"', ("ebnf", 'root ::= "a"'), {"type": "grammar", "grammar": 'root ::= "a"'}),
+    ],
+)
+def test_content_in_a_form_that_is_not_json(kind: Any, value: str, alone: Any, part: Any) -> None:
+    form = ContentForm(kind, value, "structured_outputs.regex")
+    whole = constraint(renderer("qwen2.5"), (), "auto", True, form, False)
+    assert whole is not None
+    assert (whole.kind, whole.value) == alone
+    assert whole.param == "structured_outputs.regex"
+    beside_calls = constraint(renderer("qwen2.5"), TOOLS, "auto", True, form, False)
+    assert beside_calls is not None
+    assert json.loads(beside_calls.value)["format"]["elements"][1] == part
+
+
+@pytest.mark.parametrize(("texts", "kind"), [(["yes"], "const_string"), (["yes", "no."], "or")])
+def test_one_of_several_texts(texts: list[str], kind: str) -> None:
+    form = ContentForm("choice", texts, "guided_choice")
+    grammar = constraint(renderer("qwen2.5"), (), "auto", True, form, False)
+    assert grammar is not None
+    part = json.loads(grammar.value)["format"]
+    assert part["type"] == kind
+    assert [each["value"] for each in part.get("elements", [part])] == texts
+
+
 def test_a_named_function_is_the_only_one() -> None:
     text = json.dumps(tag(choice="function:look"))
     assert "look" in text
@@ -110,35 +140,8 @@ def test_a_family_whose_calls_have_no_grammar_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
-            "response_format.json_schema.schema",
-        ),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "text"}}}},
-            "response_format.json_schema.schema.type",
-        ),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": {"properties": {"a": {"type": ["string", 3]}}}},
-                }
-            },
-            "response_format.json_schema.schema.properties.a.type",
-        ),
         ({"choice": "required", "tools": []}, "tool_choice"),
         ({"choice": "nothing"}, "tool_choice"),
-        (
-            {
-                "choice": "f",
-                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "thing"}}}],
-            },
-            "tools.f.parameters.type",
-        ),
     ],
 )
 def test_what_cannot_be_demanded_is_refused_by_name(options: dict[str, Any], param: str) -> None:

@@ -103,6 +103,15 @@ def test_a_call_that_was_cut_off_is_text(name: str) -> None:
     assert play(renderer(name), ids)[0] == [("content", renderer(name).decode(ids))]
 
 
+@pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "llama3"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_a_number_that_json_does_not_have_makes_a_call_text(name: str, number: str) -> None:
+    chat = renderer(name)
+    written = chat.call_example.replace('"headgateargued"', number)
+    assert number in written
+    assert play(chat, [*chat.encode(written), min(chat.marks.stop)])[0] == [("content", written)]
+
+
 @pytest.mark.parametrize("name", ["llama3", "llama3 (library)"])
 @pytest.mark.parametrize(
     "text", ['{"a": 1}', '{"name": "unknown", "parameters": {}}', '{"name": "look"', "{not json"]

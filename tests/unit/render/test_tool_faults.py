@@ -38,6 +38,8 @@ def test_text_that_is_meant_as_a_call(content: str, cut: bool, faults: list[str]
         ("add", '{"a": 1}', []),
         ("add", "a = 1", ["not_json"]),
         ("add", "[1]", ["not_json"]),
+        ("add", '{"a": NaN}', ["not_json"]),
+        ("add", '{"a": 1e999}', ["not_json"]),
         ("subtract", "{}", ["unknown_tool"]),
         ("subtract", "", ["not_json", "unknown_tool"]),
     ],

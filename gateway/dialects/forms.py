@@ -1,0 +1,99 @@
+"""The forms that requests demand of a reply's content, in OpenAI's fields and in vLLM's. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.dialects.request import unsupported
+from gateway.dialects.schemas import check_schema
+from gateway.errors import BadRequest
+from gateway.json_depth import loads_strictly
+from gateway.render.constraints import ContentForm
+
+_OTHER_FORMS = (
+    "ask for 'text', 'json_object' or 'json_schema'; say any other form in a message and check the reply"
+)
+_KINDS = {"regex": "regex", "choice": "choice", "grammar": "ebnf"}
+"""vLLM's names of forms that are not JSON."""
+MAX_CHOICES = 1024
+_GUIDED = ("json", "regex", "choice", "grammar")
+
+
+def any_object(param: str) -> ContentForm:
+    """Return the form of any JSON object."""
+    return ContentForm("json", {"type": "object"}, param)
+
+
+def of_response_format(asked: Any, param: str = "response_format") -> ContentForm | None:
+    """Return the form that OpenAI's `response_format` asks for; None: free text. Raises BadRequest."""
+    kind = asked.get("type") if asked is not None else "text"
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return any_object(param)
+    if kind != "json_schema":
+        raise unsupported(param, f"the type {kind!r}", _OTHER_FORMS)
+    wrapped = asked.get("json_schema")
+    if not isinstance(wrapped, dict):
+        raise _invalid("must be an object with a name and a schema", f"{param}.json_schema")
+    return of_named_schema(wrapped, f"{param}.json_schema", param)
+
+
+def of_named_schema(given: dict[str, Any], where: str, param: str) -> ContentForm:
+    """Return the form of an object with a `name` and a `schema`, which is at `where`. Raises BadRequest."""
+    if not isinstance(given.get("name"), str) or not given["name"]:
+        raise _invalid("must be a string that is not empty", f"{where}.name")
+    return ContentForm("json", check_schema(given.get("schema"), f"{where}.schema"), param)
+
+
+def of_vllm(asked: dict[str, Any]) -> ContentForm | None:
+    """Return the form that vLLM's `structured_outputs` and `guided_*` ask for. `asked`: these fields. Raises BadRequest."""
+    found = [(f"guided_{kind}", kind, asked[f"guided_{kind}"]) for kind in _GUIDED]
+    for kind, value in (asked["structured_outputs"] or {}).items():
+        if kind not in (*_GUIDED, "json_object"):
+            if value not in (None, False):
+                instead = f"use one of {', '.join(_GUIDED)}, json_object"
+                raise unsupported(f"structured_outputs.{kind}", "this option", instead)
+            continue
+        found.append((f"structured_outputs.{kind}", kind, value))
+    forms = [_form(*each) for each in found if each[2] not in (None, False)]
+    if len(forms) > 1:
+        first, second = (form.param for form in forms[:2])
+        raise BadRequest(f"{second}: {first} asks for a form already", code="invalid_value", param=second)
+    return forms[0] if forms else None
+
+
+def _form(param: str, kind: str, value: Any) -> ContentForm:
+    if kind == "json_object":
+        return any_object(param)
+    if kind == "json":
+        return ContentForm("json", check_schema(_read(value, param), param), param)
+    if kind == "choice":
+        if not isinstance(value, list) or not value or not all(isinstance(t, str) and t for t in value):
+            raise _invalid("must be a list of texts that are not empty", param)
+        if len(value) > MAX_CHOICES:
+            raise _invalid(f"{len(value)} texts are more than {MAX_CHOICES}: use a regex or a grammar", param)
+    elif not isinstance(value, str) or not value:
+        raise _invalid("must be a text that is not empty", param)
+    return ContentForm(_KINDS[kind], value, param)  # type: ignore[arg-type]
+
+
+def _read(value: Any, param: str) -> Any:
+    """A schema may be sent as JSON in a text."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return loads_strictly(value)
+    except ValueError as error:
+        raise _invalid(f"it is not JSON: {error}", param) from error
+
+
+def only_one(first: ContentForm | None, second: ContentForm | None) -> ContentForm | None:
+    """Return the form that is asked for. Raises BadRequest if both are."""
+    if first is not None and second is not None:
+        raise _invalid(f"{first.param} asks for a form already", second.param)
+    return first or second
+
+
+def _invalid(message: str, param: str) -> BadRequest:
+    return BadRequest(f"{param}: {message}", code="invalid_value", param=param)
