@@ -17,6 +17,8 @@ from gateway.control.models import Models
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
+from gateway.episodes.refusals import Refusals
+from gateway.episodes.untrained import UntrainedNotice
 from gateway.errors import BadRequest, Unavailable
 from gateway.feed.events import EventFeed
 from gateway.json_depth import TooDeep, check_depth
@@ -48,6 +50,8 @@ class DataPlane:
     replies: Replies
     metrics: Metrics
     tool_alarm: ToolAlarm
+    refusals: Refusals
+    untrained: UntrainedNotice
     bus: Bus
     hub: Hub
     """The links of other processes: while this one leads a cluster."""

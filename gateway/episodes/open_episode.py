@@ -10,6 +10,7 @@ from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.errors import Conflict
 from gateway.rollout.completion import Completion
 from gateway.rollout.upstream_call import UpstreamCall
+from gateway.store.sampled import Sampled
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"
@@ -40,6 +41,8 @@ class OpenEpisode:
     posted: float | None = None
     """A reward that is not final."""
     components: dict[str, float] | None = None
+    refused: int = 0
+    """Calls of this process that were refused."""
     call_rewards: dict[str, float] = field(default_factory=dict)
     ending: ClosingState = RUNNING
     """The episode's progress towards its end."""
@@ -49,6 +52,8 @@ class OpenEpisode:
     """Its group's V: no older version may sample its calls of its own model."""
     sampling: EpisodeSampling = AS_REQUESTED
     """Sampling parameters of the calls to its own model."""
+    sampled: Sampled | None = None
+    """What it sampled; None until its calls have ended."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""
 

@@ -24,6 +24,12 @@ class FakeGateway:
         self.refusals: deque[tuple[int, float]] = deque()
         self.always: tuple[int, float] | None = None
         self.reward_status = 200
+        self.taken: dict[str, Any] = {
+            "accepted": True,
+            "reason": "rewarded",
+            "trainable_tokens": 1,
+            "notice": "",
+        }
         self.opened: list[dict[str, Any]] = []
         self.rewards: dict[str, dict[str, Any]] = {}
         self.abandoned: dict[str, str] = {}
@@ -61,7 +67,7 @@ class FakeGateway:
             return _refused(self.reward_status, 0.0)
         assert episode_id not in self.rewards
         self.rewards[episode_id] = await request.json()
-        return JSONResponse({})
+        return JSONResponse(self.taken)
 
     async def restart(self, episode_id: str) -> JSONResponse:
         if self.restart_status != 200:
