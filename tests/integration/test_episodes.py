@@ -283,6 +283,9 @@ async def test_a_member_without_a_call_has_no_part_in_its_group(gateway: Running
         await gateway.admin.reward(episode, reward)
     (group,) = (await gateway.admin.leased_groups(await gateway.admin.lease("trainer"))).groups
     assert [episode.reward for episode in group.episodes] == [1.0, 0.5]
+    signals = (await gateway.http.get("/admin/v1/health")).json()["signals"]
+    (signal,) = (signal for signal in signals if signal["name"] == "no_calls")
+    assert (signal["value"], signal["state"]) == (pytest.approx(1 / 3), "bad")
 
 
 async def test_an_attempt_that_only_crashed_calls_were_made_for_has_no_calls(gateway: RunningGateway) -> None:

@@ -301,6 +301,7 @@ async def test_a_reward_that_does_not_count_is_a_failure_that_ends_a_run(
     gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick(monkeypatch)
+
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
         return 1.0
 
