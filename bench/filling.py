@@ -113,7 +113,7 @@ class Filled:
         return (
             episode_id, f"{random.getrandbits(256):064x}", f"task-{group % 1000}", f"group-{group}",
             "eval" if fate == "eval" else "train", MODEL, "{}", group // BATCH, "closed" if over else "open", reason,
-            random.random() if over else None, None, at, at + 50.0 if over else None, self.agent(group), "", "", None,
+            random.random() if over else None, None, at, at + 50.0 if over else None, self.agent(group), "", "", None, 1,
         )  # fmt: skip
 
     def _turns(

@@ -40,6 +40,8 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
+from gateway.episodes.refusals import Refusals
+from gateway.episodes.untrained import UntrainedNotice
 from gateway.errors import WrongMethod
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import EQUALITY
@@ -193,7 +195,8 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
     metrics = Metrics()
     return DataPlane(
         settings=settings, database=database, models=models, replies=Replies(database, None), metrics=metrics,
-        tool_alarm=ToolAlarm(metrics.tool_faults), tracing=NoTracing(), bus=open_bus(settings.bus),
+        tool_alarm=ToolAlarm(metrics.tool_faults), refusals=Refusals(database, metrics.refused_calls),
+        untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),
         events=EventFeed(database, settings.server.max_watchers), limits=Limits(settings, models.projects),
         lengths=None, run_folders=run.folders,

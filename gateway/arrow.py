@@ -43,18 +43,20 @@ FEED_SCHEMA = pa.schema(
             "images",
             pa.list_(pa.struct([("hash", pa.string()), ("offset", pa.int32()), ("length", pa.int32())])),
         ),
+        ("context_full", pa.bool_()),
     ],
     metadata={"headgate_feed": str(FEED_SCHEMA_VERSION)},
 )
 """One row per node; the rows of an episode, and the episodes of a group, are consecutive.
 
-An episode that made no call has one row with node -1: it has nothing to train, but its reward counts in its group.
-`reward` is the episode's, with those of its calls. A sampled node has those of its call: `call_reward`, what was posted (null:
+An episode that made no call (older builds rewarded such episodes) has one row with node -1: it has nothing to train, but its
+reward counts in its group. `reward` is the episode's, with those of its calls; `context_full` says whether its last call was
+refused because the context was full. A sampled node has those of its call: `call_reward`, what was posted (null:
 nothing), and `finish_reason`, why it ended (see `Node`). `images`: those among the row's own tokens, which are placeholders; the
 file of each is the gateway's (`GET /admin/v1/images/HASH`). Readers take columns by name: those new to a reader are left alone,
-and `finish_reason` and `images` may be missing.
+and `context_full`, `finish_reason` and `images` may be missing.
 """
-_LATER: dict[str, Any] = {"finish_reason": "", "images": []}
+_LATER: dict[str, Any] = {"context_full": False, "finish_reason": "", "images": []}
 """Columns that feeds and exports of this schema version may lack, and what stands for them."""
 
 
@@ -82,6 +84,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
             "buffer": group.buffer,
             "episode_id": episode.episode_id,
             "reward": episode.reward,
+            "context_full": episode.context_full,
             "node": node.index,
             "parent": node.parent,
             "at": node.at,
@@ -109,10 +112,10 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
     version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
     if version not in _READ:
         raise ValueError(f"feed schema {version or 'unknown'}: this build reads {' and '.join(_READ)}")
-    groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[float, list[Node]]]]] = {}
+    groups: dict[tuple[str, int], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], list[Node]]]]] = {}
     for row in _rows(table):  # a later batch may have a group of the same name
         _, episodes = groups.setdefault((row["group_id"], row["buffer"]), (row, {}))
-        _, nodes = episodes.setdefault(row["episode_id"], (row["reward"], []))
+        _, nodes = episodes.setdefault(row["episode_id"], (row, []))
         if row["node"] >= 0:
             nodes.append(_node(row))
     return tuple(
@@ -120,7 +123,10 @@ def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
             group_id,
             head["task_id"],
             head["group_version"],
-            tuple(Episode(eid, reward, tuple(nodes)) for eid, (reward, nodes) in episodes.items()),
+            tuple(
+                Episode(eid, first["reward"], tuple(nodes), first["context_full"])
+                for eid, (first, nodes) in episodes.items()
+            ),
             head["buffer"],
         )
         for (group_id, _), (head, episodes) in groups.items()

@@ -23,6 +23,12 @@ class Metrics:
         self.errors = Counter(
             "headgate_errors", "Refusals by status and code", ["status", "code"], registry=self.registry
         )
+        self.refused_calls = Counter(
+            "headgate_refused_calls",
+            "Calls of episodes that were refused before anything was sampled, by API and code",
+            ["api", "code"],
+            registry=self.registry,
+        )
         self.dropped_tools = Counter(
             "headgate_dropped_tools",
             "Hosted tools in requests that were left out of the prompt",

@@ -26,6 +26,8 @@ from gateway.control.models import Models, ServedModel
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
 from gateway.engines.tied_embeddings import stale_heads
+from gateway.episodes.refusals import Refusals
+from gateway.episodes.untrained import UntrainedNotice
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import check_settings
 from gateway.leading import TEND_EVERY_S, open_leader, tend
@@ -126,6 +128,8 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             replies=replies,
             metrics=metrics,
             tool_alarm=ToolAlarm(metrics.tool_faults),
+            refusals=Refusals(database, metrics.refused_calls),
+            untrained=UntrainedNotice(),
             bus=bus,
             hub=hub_of(settings, models),
             events=events,

@@ -33,6 +33,8 @@ UNUSABLE_LOGPROB = -9000.0
 
 CRASHED_ATTEMPT = "crashed_attempt"
 """The `mask_reason` of turns whose agent crashed and was started again in the same episode."""
+NO_CALLS = "no_calls"
+"""The end reason of an episode whose agent was rewarded although it sampled nothing."""
 ABANDONED = "abandoned"
 """The `mask_reason`, and the finish reason, of turns whose client went away for good."""
 
@@ -108,6 +110,8 @@ class Episode:
     reward: float
     """The reward, with those posted on its turns."""
     nodes: tuple[Node, ...]
+    context_full: bool = False
+    """True if the episode's last call was refused because its conversation filled the model's context."""
 
 
 @dataclass(frozen=True, slots=True)

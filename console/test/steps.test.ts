@@ -1,7 +1,9 @@
 import { expect, test } from "vitest";
 import { rangeOf } from "../src/parts/chart";
 import { infrastructure, ratio } from "../src/run/plots";
+import type { State } from "../src/run/health";
 import { grown, joined, smoothed, type Steps } from "../src/run/steps";
+import { summary } from "../src/views/health";
 
 const STEPS: Steps = {
   model: "m",
@@ -45,4 +47,10 @@ test("a share that is 0 all the time is shown between 0 and 100 %, and others wi
   expect(low!).toBeLessThan(0.2);
   expect(high!).toBeGreaterThan(0.6);
   expect(rangeOf(null, null)).toEqual([null, null]);
+});
+
+test("the summary of health counts what is not known apart from what is well", () => {
+  const states = (...all: State[]) => summary(all.map((state) => ({ state })));
+  expect(states("ok", "ok", "unknown")).toBe("All 2 known signals are in their healthy ranges. 1 signal not known.");
+  expect(states("ok", "warn", "bad")).toBe("2 signals of 3 out of the healthy range.");
 });

@@ -20,7 +20,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest.model_json_schema()))
 async def chat_completions(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway)
+    caller = await admitted(request, gateway, "chat")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = gateway.models.resolve(values["model"], caller.model)

@@ -19,7 +19,7 @@ router = APIRouter(tags=["OpenAI"])
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))
 async def completions(request: Request, gateway: Gateway) -> Response:
     """Continues a text, or token ids; whole or as server-sent events."""
-    caller = await admitted(request, gateway)
+    caller = await admitted(request, gateway, "completions")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = gateway.models.resolve(values["model"], caller.model)

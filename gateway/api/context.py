@@ -17,6 +17,8 @@ from gateway.control.models import Models
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
+from gateway.episodes.refusals import Refusals
+from gateway.episodes.untrained import UntrainedNotice
 from gateway.errors import BadRequest, NotAuthenticated, Unavailable
 from gateway.feed.events import EventFeed
 from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
@@ -50,6 +52,8 @@ class DataPlane:
     replies: Replies
     metrics: Metrics
     tool_alarm: ToolAlarm
+    refusals: Refusals
+    untrained: UntrainedNotice
     bus: Bus
     hub: Hub
     """The links of other processes: while this one leads a cluster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import Header, Query, Request, Response
@@ -15,7 +16,7 @@ from gateway.episodes.open_episode import CALLS
 from gateway.errors import BadRequest, NotFound
 from gateway.keys import key_of
 from gateway.render.renderer import ChatRenderer
-from gateway.store import turns
+from gateway.store import refused_calls, turns
 from gateway.store.turns import spans_of
 from gateway.trajectories.lineage import lineages
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeRequest, EpisodeSampling, Node, TokenFlag
@@ -122,19 +123,20 @@ async def open_episode(
 
 @router.post("/{episode_id}/reward")
 async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> dict[str, Any]:
-    """Stores a reward. A final one closes the episode; rewards on its calls are added to it.
+    """Store a reward. A final one closes the episode; rewards on its calls are added to it.
 
-    `trained` then says whether a trainer gets the episode; if not, `reason` says why: `eval` for an evaluation episode, otherwise
-    the ledger's reason.
+    `accepted` then says whether the reward counts: in the episode's group, or in an evaluation (`reason` is `eval`); otherwise
+    `reason` is why not, such as `no_calls` if the agent sampled nothing. `trainable_tokens` is the number of tokens that can be
+    trained, and `notice` what to do if there are none.
     """
     if CALLS in (body.components or {}):
         message = (
             f"components: {CALLS!r} is reserved for the sum of the rewards posted on calls: rename yours"
         )
         raise BadRequest(message, code="invalid_value", param="components")
-    reason = await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
-    said = {"trained": reason == "rewarded", "reason": reason} if body.final else {}
-    return {"episode_id": episode_id, "reward": body.reward, "final": body.final, **said}
+    taken = await gateway.episodes.reward(episode_id, body.reward, body.components, body.final)
+    shown = asdict(taken) if taken is not None else {}
+    return {"episode_id": episode_id, "reward": body.reward, "final": body.final, **shown}
 
 
 @router.post("/{episode_id}/calls/{call_id}/reward")
@@ -150,7 +152,8 @@ async def post_call_reward(
 async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
     """Ends the episode's run. Its model's graders compute its reward, and it keeps its slot meanwhile.
 
-    200 with the outcome (state `closed`, reason, reward, components), or 202 (state `grading`) if that takes longer than `wait`.
+    200 with the outcome (state `closed`, reason, reward, components, error), or 202 (state `grading`) if that takes longer than
+    `wait`.
     Closing again is no error. Without graders the reward is what was posted so far; 409 if nothing was.
     """
     fate = await gateway.episodes.finish(episode_id, wait)
@@ -197,11 +200,16 @@ async def delete_episode(
 
 @router.get("/{episode_id}")
 async def get_episode(episode_id: str, access: Admin) -> dict[str, Any]:
-    """One episode, with its calls. `id` is `episode_id` (a call's: `call_id`) under its old name."""
+    """Return one episode, with its calls and those that were refused.
+
+    `id` is `episode_id` (of a call, `call_id`) under its old name.
+    """
     row = await access.episode(episode_id)
-    calls = await access.gateway.database.read(lambda c: turns.calls(c, episode_id))
+    calls, refused = await access.gateway.database.read(
+        lambda c: (turns.calls(c, episode_id), refused_calls.of_episode(c, episode_id))
+    )
     shown = [{"call_id": call["id"], **{k: v for k, v in call.items() if k != "digest"}} for call in calls]
-    return {**_named(row), "calls": shown}
+    return {**_named(row), "calls": shown, "refused_calls": refused}
 
 
 @router.get("/{episode_id}/trajectory")

@@ -18,7 +18,7 @@ from starlette.types import Scope
 from gateway.api.context import Services, check_placed, credentials, json_object
 from gateway.api.images import keep_images, load_image, take_images
 from gateway.api.sampling import nth_seed, sampling_of, tools_of
-from gateway.api.scope import EPISODE, keep_ticket, ticket_of
+from gateway.api.scope import EPISODE, call_of, keep_call, keep_ticket, ticket_of
 from gateway.api.stream import KEEP_ALIVE, Answer, EventStream, Failure, WholeAnswer, openai_failure
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, Message, replies_of
@@ -26,6 +26,7 @@ from gateway.engines.process import api_of
 from gateway.engines.used import used
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OpenEpisode
+from gateway.episodes.refusals import AskedCall
 from gateway.errors import BadRequest, Busy, GatewayError
 from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
@@ -74,9 +75,11 @@ async def identify(request: Request, gateway: Services) -> Caller:
     return await gateway.callers.identify(key, prefix or header)
 
 
-async def admitted(request: Request, gateway: Services) -> Caller:
+async def admitted(request: Request, gateway: Services, api: str) -> Caller:
     """Identifies the caller and reserves a place for its request, until it has been answered. Raises Busy, and as `identify`."""
+    received_at = time.time()
     caller = await identify(request, gateway)
+    keep_call(request.scope, AskedCall(api, received_at, caller.episode))
     try:
         gateway.database.check()  # refuse now: the sampled tokens could not be recorded
         keep_ticket(request.scope, gateway.limits.admit(caller))
@@ -144,6 +147,8 @@ async def generate(
     images = await take_images(gateway, asked)
     messages = asked.messages or await offload_read(body, lambda: _as_messages(asked.prompts))
     episode = await gateway.callers.episode(caller, messages, asked.tools, sent, model.name)
+    if (call := call_of(request.scope)) is not None:
+        call.episode, call.model = episode, model.name
     key = replace(sent, episode_id=episode.id)
     ticket = ticket_of(request.scope)
     readers: list[Reader] = []
@@ -208,6 +213,7 @@ class _Opening:
             sampling = await self._sampling(number)
             if sampling.seed is not None:  # with one seed all replies to a prompt would be equal
                 sampling = replace(sampling, seed=nth_seed(sampling.seed, repetition))
+            self._note_untrained(sampling)
             details = TurnDetails(
                 self._asked.api, self._asked.stream, self._asked.recorded, sampling, self._received_at
             )
@@ -226,6 +232,11 @@ class _Opening:
             return completion
 
         return begin
+
+    def _note_untrained(self, sampling: Sampling) -> None:
+        episode, model = self._episode, self._model.name
+        if episode.mode == "train" and episode.model == model:
+            self._gateway.untrained.see(model, episode.id, sampling.flags())
 
     async def check(self) -> None:
         """Raises BadRequest if one of several prompts cannot be answered, before another one is."""

@@ -22,9 +22,12 @@ from gateway.store.episode_pages import EpisodeFilter
 
 router = admin_router("History")
 
+OfRun = Annotated[str | None, Query(max_length=255, description="The trainer's name for its run.")]
 Moment = Annotated[float | None, Query(ge=0, lt=1e12, description="Seconds since 1970.")]
 _LOOKED_AT = 200
 """The newest episodes by whose calls truncation is judged."""
+_STEPS = 200
+"""The newest steps in which a figure is looked for."""
 _FAILURES = ("engine.quarantined", "engine.dead")
 
 
@@ -83,19 +86,22 @@ async def _now(access: Access) -> float:
 
 
 @router.get("/health")
-async def health(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """The checklist of a run: each signal with its value now, what is healthy, and what to do."""
+async def health(access: Admin, model: OfModel = None, run: OfRun = None) -> dict[str, Any]:
+    """Return the checklist of a run: each signal with its value now, what is healthy, and what to do.
+
+    `run`: the trainer's run whose steps are judged; the newest, if none is named. `at` is now, of a recorded run its last event.
+    """
     name = await model_in_reach(access, model)
-    judged = await access.gateway.database.read(lambda c: _judged(c, access, name))
-    return {"model": name, "at": time.time(), "signals": judged}
+    judged = await access.gateway.database.read(lambda c: _judged(c, name, run))
+    return {"model": name, "at": await _now(access), "signals": judged}
 
 
-def _judged(connection: Connection, access: Access, model: str) -> list[dict[str, Any]]:
+def _judged(connection: Connection, model: str, run: str | None) -> list[dict[str, Any]]:
     wanted = EpisodeFilter(model=model, mode="train")
     newest = episode_pages.list_episodes(connection, wanted, _LOOKED_AT)
     calls = episode_pages.calls_of(connection, [row["id"] for row in newest]).values()
     return signals.judge(
-        _newest_figures(connection, model),
+        _newest_figures(connection, model, run),
         episode_pages.reasons(connection, model),
         sum(row["calls"] for row in calls),
         sum(row["truncated"] for row in calls),
@@ -104,10 +110,16 @@ def _judged(connection: Connection, access: Access, model: str) -> list[dict[str
     )
 
 
-def _newest_figures(connection: Connection, model: str) -> dict[str, float]:
-    known = trainer_steps.runs(connection, (model,))
+def _newest_figures(connection: Connection, model: str, run: str | None) -> signals.StepFigures:
+    """Return the newest figures of a run; one that not every step has is of the last step that has it."""
+    known = [each for each in trainer_steps.runs(connection, (model,)) if run in (None, each["run"])]
     if not known:
-        return {}
-    last = known[0]["last_step"]
-    found = trainer_steps.curves(connection, model, known[0]["run"], after=last - 1)
-    return {name: values[-1] for name, values in found.figures.items() if values[-1] is not None}
+        return signals.StepFigures()
+    after = known[0]["last_step"] - _STEPS
+    found = trainer_steps.curves(connection, model, known[0]["run"], after=after)
+    newest: dict[str, tuple[float, int]] = {}
+    for name, column in found.figures.items():
+        for step, value in zip(found.step, column, strict=True):
+            if value is not None:
+                newest[name] = value, step
+    return signals.StepFigures(newest, trained=True)

@@ -26,7 +26,7 @@ router = APIRouter(tags=["Anthropic"])
 @router.post("/v1/messages", openapi_extra=body_of(MessagesRequest.model_json_schema()))
 async def create_message(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway)
+    caller = await admitted(request, gateway, "messages")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     model = _model(gateway, caller, values["model"])

@@ -40,7 +40,7 @@ _COUNTED = {**_SCHEMA, "required": []}
 @router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
 async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway)
+    caller = await admitted(request, gateway, "responses")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
     caller = await _continuing(gateway, caller, values)

@@ -7,6 +7,7 @@ from typing import cast
 
 from starlette.types import Scope
 
+from gateway.episodes.refusals import AskedCall
 from gateway.tenancy.limits import Ticket
 
 PREFIX = "/e/"
@@ -15,6 +16,7 @@ EPISODE = "headgate.episode"
 """The id of the episode that the path names."""
 _HELD = "headgate.held"
 _TICKET = "headgate.ticket"
+_CALL = "headgate.call"
 
 
 def hold(scope: Scope, held: ExitStack) -> Scope:
@@ -25,6 +27,16 @@ def hold(scope: Scope, held: ExitStack) -> Scope:
 def keep_ticket(scope: Scope, ticket: Ticket) -> None:
     """Makes a ticket the request's: it is released when the request has been answered, however that ends."""
     scope[_TICKET] = cast(ExitStack, scope[_HELD]).enter_context(ticket)
+
+
+def keep_call(scope: Scope, call: AskedCall) -> None:
+    """Keep the call that a request asks for; a refusal of the request is then a part of the call's episode."""
+    scope[_CALL] = call
+
+
+def call_of(scope: Scope) -> AskedCall | None:
+    """Return the call that the request asks for; None if it asks for none, or its caller is not known."""
+    return scope.get(_CALL)
 
 
 def ticket_of(scope: Scope) -> Ticket | None:

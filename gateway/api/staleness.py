@@ -13,9 +13,9 @@ from gateway.api.admin_route import admin_router
 from gateway.api.batches import Model
 from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
-from gateway.feed.explain import because, explain, verdict
+from gateway.feed.explain import because, explain, verdict, with_refusals
 from gateway.render.tool_alarm import WORDS
-from gateway.store import decisions, episode_pages, episodes, turns
+from gateway.store import decisions, episode_pages, episodes, refused_calls, turns
 from scheduler.policies.staleness_state import GroupRow
 
 router = admin_router("Staleness")
@@ -50,7 +50,8 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
 
 @router.get("/episodes/{episode_id}/why")
 async def why(episode_id: str, access: Admin) -> dict[str, Any]:
-    """The decisions about an episode and its group, in order, and the verdict; also of an episode that was refused."""
+    """Return the decisions about an episode and its group with its refused calls, in order, and the verdict; also of an episode
+    that was refused."""
     gateway = access.gateway
     row, rows = await gateway.database.read(
         lambda c: (episodes.episode(c, episode_id), decisions.of_episode(c, episode_id))
@@ -71,7 +72,9 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
         return sampled, reader.masks(connection, [entry])[episode_id]
 
     sampled, masked = await gateway.database.read(tokens)
-    faulty = await gateway.database.read(lambda c: turns.tool_faults(c, episode_id))
+    faulty, refused = await gateway.database.read(
+        lambda c: (turns.tool_faults(c, episode_id), refused_calls.of_episode(c, episode_id))
+    )
     notice = row["notice"] if row is not None else ""
     return {
         "episode_id": episode_id,
@@ -88,7 +91,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
             {"call_id": call, "faults": faults, "words": [WORDS[fault] for fault in faults]}
             for call, faults in faulty.items()
         ],
-        "story": story,
+        "story": with_refusals(story, refused),
     }
 
 

@@ -84,6 +84,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "updates": found.versions.updates,
         "streams_across_updates": found.versions.streams_across_updates,
         "episodes": await gateway.database.read(lambda c: statements.count_by_state(c, of)),
+        "settled": found.ledger.decision_log.totals.to_json(),
         "ended": await gateway.database.read(lambda c: statements.ended(c, found.name)),
     }
 

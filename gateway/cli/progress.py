@@ -44,13 +44,14 @@ class EpisodeProgress:
         self._total = total
         self._started = time.monotonic()
         self._last_line = self._started
-        self._done = self._failed = self._aborted = 0
+        self._done = self._failed = self._aborted = self._untrainable = 0
         self._sum = 0.0
         self._recent: float | None = None
         self.interrupted = False
         """True once a signal has ended the run."""
         self._crashes = Crashes()
-        self._last_error = self._waits_for = self._printed_wait = ""
+        self._notices, self._waits = Crashes(), Crashes()
+        self._last_error = self._waits_for = ""
         self._live = Live(console=self._console, get_renderable=self.view, refresh_per_second=2)
 
     def __enter__(self) -> Self:
@@ -76,11 +77,14 @@ class EpisodeProgress:
             self._last_error = in_a_line(outcome.error or "")
         else:
             self._sum += outcome.reward
+            self._untrainable += bool(outcome.notice)
             recent = outcome.reward if self._recent is None else self._recent
             self._recent = recent + _SMOOTHING * (outcome.reward - recent)
         for crash in outcome.crashes or ((outcome.error,) if outcome.error else ()):
             if self._crashes.is_new(crash):
                 self._print(f"episode {outcome.episode_id or 'of ' + outcome.task_id} failed: {crash}")
+        if outcome.notice and self._notices.is_new(outcome.notice):
+            self._print(f"warning: nothing of episode {outcome.episode_id} is trained: {outcome.notice}")
         self._line()
 
     @contextmanager
@@ -98,17 +102,21 @@ class EpisodeProgress:
     def wait(self, what: str) -> None:
         """Shows why episodes cannot be opened yet; empty: they can."""
         self._waits_for = what
-        if what and what != self._printed_wait and not self._console.is_terminal:
-            self._printed_wait = what
+        if what and not self._console.is_terminal and self._waits.is_new(what):
             self._print(f"waiting: {what}")
 
     def summary(self) -> dict[str, float]:
-        """The last line of a run. `aborted`: episodes for which the gateway had no use any more."""
+        """Return the last line of a run.
+
+        `aborted`: episodes for which the gateway had no use any more; `untrainable`: rewarded ones without a token that can be
+        trained.
+        """
         rewarded = self._done - self._failed - self._aborted
         return {
             "episodes": self._done,
             "failed": self._failed,
             "aborted": self._aborted,
+            "untrainable": self._untrainable,
             "reward_mean": self._sum / rewarded if rewarded else 0.0,
             "seconds": round(time.monotonic() - self._started, 3),
             **({"interrupted": True} if self.interrupted else {}),

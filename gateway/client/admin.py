@@ -101,10 +101,14 @@ class GatewayClient:
         reward: float,
         components: dict[str, float] | None = None,
         final: bool = True,
-    ) -> None:
-        """Posts a reward; a final one closes the episode, with what was posted on its calls added."""
+    ) -> dict[str, Any]:
+        """Post a reward; a final one closes the episode, with what was posted on its calls added.
+
+        The answer to a final one has `accepted`, whether the reward counts, with the `reason`; `trainable_tokens`, the number of
+        tokens that a trainer can train; and a `notice` of what to do if either is not so.
+        """
         body = {"reward": reward, "components": components, "final": final}
-        await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
+        return await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
 
     async def call_reward(self, episode_id: str, call_id: str, reward: float) -> None:
         """Posts the reward of one call (its `id` as the agent saw it). It replaces the call's earlier reward and is added

@@ -266,6 +266,7 @@ class EpisodeRunner:
             attempts,
             tuple(crash.said for crash in crashes),
             time.monotonic() - started,
+            ended.notice,
             job.number,
         )
 
@@ -314,17 +315,19 @@ class EpisodeRunner:
         components = reward.components or None
         beside = reward.reward - sum(reward.calls.values())
 
-        def request() -> Awaitable[None]:
+        def request() -> Awaitable[dict[str, Any]]:
             return self._client.reward(episode_id, beside, components)
 
         try:
             await self._reward_calls(episode_id, reward)
-            await self._patience.insist(f"reward episode {episode_id}", request)
+            taken = await self._patience.insist(f"reward episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._fate(episode_id)
             return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
-        return Ended(reward)
+        if not taken["accepted"]:
+            return closed(taken["reason"], taken["notice"])
+        return Ended(reward, notice=taken["notice"])
 
     async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
         for call_id, earned in reward.calls.items():
@@ -362,12 +365,12 @@ class EpisodeRunner:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
         if fate["reason"] == "rewarded":
             return Ended(Reward(fate["reward"], fate["components"] or {}))
-        return closed(fate["reason"])
+        return closed(fate["reason"], fate["error"])
 
     async def _fate(self, episode_id: str, error: str | None = None) -> Ended:
         """How the gateway ended an episode by itself."""
         row = await self._patience.insist("look at an episode", lambda: self._client.episode(episode_id))
-        return closed(row["reason"], error)
+        return closed(row["reason"], error or row["error"])
 
 
 def _until(stop: asyncio.Event, order: TaskOrder) -> Iterator[Task]:

@@ -12,6 +12,7 @@ _GIVEN_UP = frozenset(
     (
         "surplus",
         "zero_variance",
+        "nothing_to_train",
         "too_few_rewards",
         "stale",
         "no_room",
@@ -57,17 +58,21 @@ class EpisodeOutcome:
     """The errors of the attempts that crashed."""
     seconds: float = 0.0
     """The time from admission to reward or abandonment."""
+    notice: str = ""
+    """Why no token of the rewarded episode can be trained, and what to do; else empty."""
     task_number: int = 0
     """The number of its task among those of the run, from 0; two tasks may have one id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of an episode: exactly one of the fields is set."""
+    """The end of an episode: exactly one of the first three fields is set."""
 
     reward: Reward | None = None
     error: str | None = None
     aborted: str | None = None
+    notice: str = ""
+    """See `EpisodeOutcome`."""
 
 
 @dataclass(frozen=True, slots=True)

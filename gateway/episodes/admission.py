@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from gateway.errors import Busy, Conflict, jittered
+from gateway.feed.full import no_slot
 from gateway.feed.ledger import StoredLedger
 from gateway.store import episodes as statements
 from gateway.store.database import Database
@@ -105,9 +106,7 @@ class Admission:
             left = until - time.monotonic()
             if left <= 0:
                 await self._record_refusal(model, event, reason)
-                raise Busy(
-                    "no slot is free within the staleness bound", retry_after=jittered(2.0), code=reason
-                )
+                raise Busy(no_slot(self._ledgers[model].rule), retry_after=jittered(2.0), code=reason)
             await self._wait(self._waiting[model], event.group_id, left)
 
     async def _apply(self, event: Join, row: dict[str, Any], entered: Entered) -> list[Command]:

@@ -3,7 +3,7 @@
 Owns the episodes whose run is over until their end is committed, and for each a task that does the work of each phase
 (`closing_state`) and repeats it if it fails. A caller that stops waiting does not stop the task. Invariants: an episode ends
 once, in one transaction with its effect on the ledger; one that is being graded keeps its slot; an episode counts as rewarded
-only if the ledger takes the reward, because that decides what a trainer gets.
+only if the policy had a part in it (`worth`) and the ledger takes the reward, because that decides what a trainer gets.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.episodes.closing_state import ClosingState, Outcome, Phase
 from gateway.episodes.open_episode import OpenEpisode, closed, graded
+from gateway.episodes.worth import without_calls
 from gateway.errors import Conflict, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import GradingFailed
@@ -24,6 +25,7 @@ from gateway.sections import RewardSettings
 from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.database import Database, Write
+from gateway.store.sampled import Sampled, sampled
 from gateway.trajectories.recorder import Recorder
 from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
@@ -138,7 +140,10 @@ class Closing:
         match ending.phase:
             case Phase.STOPPING:
                 await self.stop_calls(live, closed(live.id, outcome.reason) if outcome else graded(live.id))
-                return ClosingState.stopped
+                if not ending.rewards:
+                    return ClosingState.stopped
+                unused = without_calls(live.mode, live.model, await self.sampled(live))
+                return lambda ending: ending.stopped(unused)
             case Phase.FINISHING:
                 return await self._stored(
                     live, Finish(live.id), lambda c: statements.begin_grading(c, live.id)
@@ -148,13 +153,23 @@ class Closing:
         assert ending.phase is Phase.CLOSING and outcome is not None
         values = {**outcome.values, "reason": outcome.reason, "state": "closed"}
         error = values.get("error")
-        event = Drop(live.id, outcome.reason) if outcome.reward is None else Reward(live.id, outcome.reward)
         return await self._stored(
             live,
-            None if ending.given_up else event,
+            None if ending.given_up else await self._event(live, outcome),
             lambda c: statements.close_episode(c, live.id, values),
             {"error": error} if error else None,
         )
+
+    async def _event(self, live: OpenEpisode, outcome: Outcome) -> Drop | Reward:
+        if outcome.reward is None:
+            return Drop(live.id, outcome.reason)
+        return Reward(live.id, outcome.reward, (await self.sampled(live)).trainable > 0)
+
+    async def sampled(self, live: OpenEpisode) -> Sampled:
+        """Return what an episode sampled whose calls have all ended."""
+        if live.sampled is None:
+            live.sampled = await self._database.read(lambda c: sampled(c, live.model, live.id))
+        return live.sampled
 
     async def _stored(
         self,

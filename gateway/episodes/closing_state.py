@@ -74,10 +74,19 @@ class ClosingState:
                 return replace(over, phase=Phase.CLOSING)
         return over
 
-    def stopped(self) -> ClosingState:
-        """Goes on once everything that ran in the episode is recorded."""
+    @property
+    def rewards(self) -> bool:
+        """True if the episode is going to be rewarded: a reward is given, or will be computed."""
+        return not self.given_up and (self.outcome is None or self.outcome.reward is not None)
+
+    def stopped(self, unused: Outcome | None = None) -> ClosingState:
+        """Go on once everything that ran in the episode is recorded.
+
+        `unused`: the end that stands in place of a reward if the policy had no part in the episode.
+        """
         self._be(Phase.STOPPING)
-        return replace(self, phase=Phase.CLOSING if self.outcome else Phase.FINISHING)
+        outcome = unused if unused is not None and self.rewards else self.outcome
+        return replace(self, outcome=outcome, phase=Phase.CLOSING if outcome else Phase.FINISHING)
 
     def stored(self) -> ClosingState:
         """Goes on once everything that the phase was to store is committed."""

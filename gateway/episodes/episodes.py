@@ -22,6 +22,7 @@ from gateway.episodes.closing_state import Outcome
 from gateway.episodes.deadlines import GroupDeadlines
 from gateway.episodes.open_episode import CALLS, closed, crashed, graded
 from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
+from gateway.episodes.worth import RewardTaken, taken
 from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
 from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grading
@@ -31,6 +32,7 @@ from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
+from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.trajectories.recorder import Recorder
 from gateway.types import EpisodeOpened, EpisodeRequest, EpisodeSampling
@@ -221,12 +223,11 @@ class Episodes:
 
     async def reward(
         self, episode_id: str, reward: float, components: dict[str, float] | None, final: bool
-    ) -> str:
-        """Stores a reward; a final one closes the episode, with the rewards of its calls added. Raises NotFound or Conflict.
+    ) -> RewardTaken | None:
+        """Store a reward; a final one closes the episode, with the rewards of its calls added. Raise NotFound or Conflict.
 
-        Returns `rewarded` if the episode is trained, else the reason (`eval`: it is an evaluation episode; or the ledger's
-        reason); empty if the reward is not final. The same final reward again counts as a repeated request and gets the same
-        answer.
+        Return what became of a final reward, None for another one. The same final reward again counts as a repeated request and
+        gets the same answer.
         """
         if final and await self._was_rewarded(episode_id, reward):
             return await self._use(episode_id)
@@ -239,7 +240,7 @@ class Episodes:
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
         live.posted, live.components = reward, components
         await stored
-        return ""
+        return None
 
     async def reward_call(self, episode_id: str, call_id: str, reward: float) -> None:
         """Stores the reward of a call of an open episode, in place of the one before. Raises NotFound or Conflict."""
@@ -286,7 +287,7 @@ class Episodes:
             async with asyncio.timeout(wait_s if live.state == "grading" else None):
                 await live.ended.wait()
         except TimeoutError:
-            return {"state": "grading", "reason": "", "reward": None, "components": None}
+            return {"state": "grading", "reason": "", "reward": None, "components": None, "error": ""}
         return await self._fate(episode_id)
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
@@ -352,12 +353,13 @@ class Episodes:
 
     async def _fate(self, episode_id: str) -> dict[str, Any]:
         row = await self._row(episode_id)
-        return {name: row[name] for name in ("state", "reason", "reward", "components")}
+        return {name: row[name] for name in ("state", "reason", "reward", "components", "error")}
 
-    async def _use(self, episode_id: str) -> str:
-        """`rewarded` of a closed episode that is trained; else why it is not."""
+    async def _use(self, episode_id: str) -> RewardTaken:
+        """Return what became of the reward of a closed episode."""
         row = await self._row(episode_id)
-        return "eval" if row["mode"] == "eval" and row["reason"] == "rewarded" else str(row["reason"])
+        found = await self._database.read(lambda c: sampled(c, row["model"], episode_id))
+        return taken(row, found)
 
     async def _row(self, episode_id: str) -> dict[str, Any]:
         row = await self._database.read(lambda c: statements.episode(c, episode_id))

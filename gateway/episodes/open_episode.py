@@ -9,6 +9,7 @@ from typing import Literal
 from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
 from gateway.errors import Conflict
 from gateway.rollout.running_calls import RunningCalls
+from gateway.store.sampled import Sampled
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
 
 CALLS = "calls"
@@ -42,6 +43,8 @@ class OpenEpisode:
     posted: float | None = None
     """A reward that is not final."""
     components: dict[str, float] | None = None
+    refused: int = 0
+    """Calls of this process that were refused."""
     call_rewards: dict[str, float] = field(default_factory=dict)
     ending: ClosingState = RUNNING
     """The episode's progress towards its end."""
@@ -51,6 +54,8 @@ class OpenEpisode:
     """Its group's V: no older version may sample its calls of its own model."""
     sampling: EpisodeSampling = AS_REQUESTED
     """Sampling parameters of the calls to its own model."""
+    sampled: Sampled | None = None
+    """What it sampled; None until its calls have ended."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its end is committed."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from gateway.feed.totals import Totals
 from gateway.store.decisions import Decision
 from scheduler.policies.staleness_events import (
     AbortEpisode,
@@ -47,6 +48,7 @@ class DecisionLog:
     """The groups that are not over."""
 
     def __init__(self) -> None:
+        self.totals = Totals()
         self._entries: dict[str, Entry] = {}
         self._group_of: dict[str, str] = {}
 
@@ -70,6 +72,7 @@ class DecisionLog:
             case Reward(episode_id, value):
                 group_id = self._group_of[episode_id]
                 self._entries[group_id].rewarded.append(episode_id)
+                self.totals.rewarded(value)
                 yield Decision("rewarded", group_id, episode_id, details={"value": value})
             case CloseGroup(group_id, reason) if group_id in self._entries:
                 yield Decision("closed", group_id, reason=reason)
@@ -87,12 +90,14 @@ class DecisionLog:
             case AbortEpisode(episode_id, reason):
                 yield Decision("aborted", self._group_of[episode_id], episode_id, reason)
             case GroupDropped(group_id, reason):
+                self.totals.groups[reason] += 1
                 yield Decision("dropped", group_id, reason=reason)
             case Moved(group_id, before, after):
                 yield Decision("moved", group_id, buffer=after, details={"from": before})
             case OverBound(group_id, before, after):
                 yield Decision("late", group_id, buffer=after, details={"from": before})
             case Occupied(group_id, buffer, entry):
+                self.totals.groups["batch"] += self._entries[group_id].buffer < 0
                 self._entries[group_id].buffer = buffer
                 yield Decision("occupied", group_id, buffer=buffer, entry=entry)
             case Consumed(buffer, group_ids):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gateway.types import NO_CALLS
+
 Row = Mapping[str, Any]
 
 _ENDS = ("trained", "skipped", "dropped")
@@ -18,6 +20,10 @@ _BECAUSE = {
     "group_finished": "its group was finished",
     "too_few_rewards": "too few of the group's episodes were rewarded ([staleness] min_members)",
     "zero_variance": "the group's rewards are all equal, so it teaches nothing ([staleness] drop_equal)",
+    "nothing_to_train": "no token of the group's rewarded episodes can be trained: its calls were greedy, constrained or cut by"
+    " top-p, top-k or min-p ([sampling] sets temperature and top_p of training episodes)",
+    "no_calls": "its agent sampled no token from the trained model: an agent must take its base URL from OPENAI_BASE_URL and its"
+    " key from OPENAI_API_KEY",
     "stale": "its batch was passed over, and no later one was left within the bound",
     "no_room": "every batch within its bound was whole",
     "surplus": "others were faster, and more run than are trained ([staleness] spare_groups, spare_members)",
@@ -88,6 +94,30 @@ def explain(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
     ]
 
 
+def with_refusals(story: Sequence[dict[str, Any]], refused: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a story with the refused calls of the episode in it, by time."""
+    calls = [
+        {
+            "at": row["at"],
+            "about": "call",
+            "kind": "call_refused",
+            "reason": row["code"],
+            "buffer": None,
+            "entry": None,
+            "details": {name: row[name] for name in ("api", "model", "status", "message", "times")},
+            "words": refusal_words(row),
+        }
+        for row in refused
+    ]
+    return sorted([*story, *calls], key=lambda step: float(step["at"]))
+
+
+def refusal_words(row: Row) -> str:
+    """Return a refused call as a sentence."""
+    often = f", {row['times']} times" if row["times"] > 1 else ""
+    return f"a call was refused ({row['status']} {row['code']}{often}): {row['message']}"
+
+
 def words(row: Row) -> str:
     """A decision as a person would say it."""
     who = "it" if row["episode_id"] else "its group"
@@ -132,7 +162,12 @@ def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int
     """The end or the present state of an episode, in one line. `row`: the stored episode; `sampled` and `masked`: counts of its
     tokens."""
     if row is not None and row["mode"] == "eval":
-        return f"not trained, because {because('eval')}"
+        lost = (
+            f"; its reward does not count, because {because(NO_CALLS)}"
+            if row.get("reason") == NO_CALLS
+            else ""
+        )
+        return f"not trained, because {because('eval')}{lost}"
     own = {step["kind"]: step for step in story if step["about"] == "episode"}
     group = {step["kind"]: step for step in story if step["about"] == "group"}
     if step := own.get("deleted"):

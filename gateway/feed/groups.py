@@ -17,7 +17,8 @@ from sqlalchemy import Connection
 from gateway.errors import NotFound
 from gateway.feed.decision_log import Entry
 from gateway.sections import StalenessSettings
-from gateway.store import episodes, turns
+from gateway.store import episodes, refused_calls, turns
+from gateway.store.sampled import reasons
 from gateway.types import Episode, Group, Int32Array, Node, TokenFlag, UInt8Array
 
 Orphans = Callable[[], Collection[int]]
@@ -42,13 +43,17 @@ class GroupReader:
         if gone := sum(episode_id not in rows for episode_id in wanted):
             raise NotFound(f"{gone} of these {len(wanted)} episodes were deleted", code="episodes_deleted")
         nodes = turns.nodes(connection, self.model, wanted)
+        full = refused_calls.ended_full(connection, self.model, wanted)
         marks = self._marks()
         groups = []
         for entry in entries:
             own = sorted((rows[e] for e in entry.rewarded), key=lambda row: (row["created_at"], row["id"]))
             members = tuple(
                 Episode(
-                    row["id"], row["reward"], tuple(marks.node(n, entry.buffer) for n in nodes[row["id"]])
+                    row["id"],
+                    row["reward"],
+                    tuple(marks.node(n, entry.buffer) for n in nodes[row["id"]]),
+                    row["id"] in full,
                 )
                 for row in own
             )
@@ -105,15 +110,6 @@ class _Marks:
         """A node with the flags that its tokens have now."""
         flags = self.flags(node.versions, node.flags, buffer)
         return node if flags is node.flags else replace(node, flags=flags)
-
-
-def reasons(flags: UInt8Array) -> Counter[str]:
-    """The number of tokens with each flag; of several flags, the first counts."""
-    found: Counter[str] = Counter()
-    values, counts = np.unique(flags[flags != 0], return_counts=True)
-    for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-        found[str(next(flag.name for flag in TokenFlag if flag & value)).lower()] += count
-    return found
 
 
 def as_of(row: Mapping[str, Any]) -> Entry:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from gateway.types import NO_CALLS
 
 State = Literal["ok", "warn", "bad", "unknown"]
 _NO_STEP = "no step of a trainer is known yet"
+_NOT_MEASURED = "no step of this run has measured it"
+_ENDED = "of the episodes that have ended"
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """The figures of a trainer's run as far as they are known."""
+
+    newest: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """The newest value of each figure, and the step that it is of."""
+    trained: bool = False
+    """True if any step of a trainer is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +34,24 @@ class Signal:
     warn: float
     bad: float
     do: str
-    unknown: str = _NO_STEP
-    """Why there may be no value."""
+    of: str = ""
+    """What the value is of; empty: of a step of the trainer."""
+    unknown: str = ""
+    """Why there may be no value of something else than a step."""
     query: Mapping[str, str] | None = None
     """The filter of the episodes that it is about."""
+    figures: tuple[str, ...] = ()
+    """The figures of a step that it judges, the best one first. Charts of the first one that there is show its range."""
 
-    def judged(self, value: float | None) -> dict[str, Any]:
-        """The signal with its value now."""
+    def judged(self, value: float | None, steps: StepFigures) -> dict[str, Any]:
+        """Return the signal with its value now, and with the newest one of a step where a step has it."""
+        named = next((name for name in self.figures if name in steps.newest), None)
+        in_step: dict[str, Any] | None = None
+        if named is not None:
+            newest, step = steps.newest[named]
+            in_step = {"figure": named, "value": newest, "step": step, "state": self.state(newest)}
+        if not self.of:
+            value = in_step["value"] if in_step else None
         return {
             "name": self.name,
             "label": self.label,
@@ -34,101 +59,132 @@ class Signal:
             "unit": self.unit,
             "state": self.state(value),
             "healthy": f"at most {_shown(self.warn, self.unit)}",
-            "words": self.unknown if value is None else f"{_shown(value, self.unit)} now",
+            "most": self.warn,
+            "words": self._words(value, in_step, steps),
             "do": self.do,
             "link": None if self.query is None else {"view": "episodes", "query": dict(self.query)},
+            "in_step": in_step,
         }
 
     def state(self, value: float | None) -> State:
-        """How a value is to be taken."""
+        """Return how a value is to be taken. Health and the charts of a run judge by this alone."""
         if value is None:
             return "unknown"
         return "ok" if value <= self.warn else "warn" if value <= self.bad else "bad"
+
+    def _words(self, value: float | None, in_step: Mapping[str, Any] | None, steps: StepFigures) -> str:
+        if value is None:
+            return self.unknown or (_NOT_MEASURED if steps.trained else _NO_STEP)
+        step = f"in step {in_step['step']}" if in_step else ""
+        return f"{_shown(value, self.unit)} {self.of or step}"
 
 
 SIGNALS = (
     Signal(
         "unparsed_tool_calls", "Replies whose tool calls no agent gets or can run", "count", 0, 0,
-        "the model's family is wrong, or the model has not learnt the form: gateway doctor, docs/templates.md",
+        "the model's family is wrong, or the model has not learnt the form: gateway doctor, docs/templates.md", "so far",
     ),
     Signal(
         "truncated_share", "Calls that were cut at their token limit", "share", 0.1, 0.3,
-        "raise max_tokens, or set [credit] truncated; look whether the model rambles", "no call is recorded yet",
+        "raise max_tokens, or set [credit] truncated; look whether the model rambles", "of the newest calls",
+        "no call is recorded yet",
     ),
     Signal(
         "excluded_share", "Episodes that failed and are left out", "share", 0.02, 0.1,
-        "gateway episodes why EPISODE has what the agent or the grader said", "no episode has ended yet",
-        {"reason": "agent_failed"},
+        "gateway episodes why EPISODE has what the agent or the grader said", _ENDED, "no episode has ended yet",
+        {"reason": "agent_failed"}, ("excluded_share",),
+    ),
+    Signal(
+        "no_calls", "Episodes whose agent never sampled from the trained model", "share", 0.0, 0.02,
+        "let the agent take base URL and key from OPENAI_BASE_URL and OPENAI_API_KEY; gateway episodes why lists refused calls",
+        _ENDED, "no episode has ended yet", {"reason": "no_calls"},
     ),
     Signal(
         "reward_errors", "Episodes whose reward could not be computed", "share", 0.0, 0.02,
-        "look at the grader's error with gateway episodes why", "no episode has ended yet", {"reason": "grading_failed"},
+        "look at the grader's error with gateway episodes why", _ENDED, "no episode has ended yet", {"reason": "grading_failed"},
     ),
     Signal(
         "equal_reward_groups", "Groups whose rewards are all equal, which teach nothing", "share", 0.5, 0.9,
         "choose tasks that are neither too easy nor too hard, override [sampling] temperature, raise the group size",
+        figures=("equal_reward_groups_all", "equal_reward_groups"),
     ),
     Signal(
         "late_share", "Tokens that are too old to be trained", "share", 0.02, 0.1,
-        "fewer episodes at once, more engines, or a larger [staleness] eta",
+        "fewer episodes at once, more engines, or a larger [staleness] eta", figures=("late_share",),
     ),
     Signal(
         "logprob_gap_mean", "Gap of log-probabilities between trainer and engine, same version", "nats", 0.02, 0.2,
-        "engine and trainer compute differently: same dtype, no quantized engine; gateway doctor",
+        "engine and trainer compute differently: same dtype, no quantized engine; gateway doctor", figures=("logprob_gap_mean",),
     ),
     Signal(
         "kl_recorded_k3", "KL from the policy that sampled to the one that is trained", "nats", 0.01, 0.1,
-        "the data is too old: lower [staleness] eta, or take fewer minibatches",
+        "the data is too old: lower [staleness] eta, or take fewer minibatches", figures=("kl_recorded_k3",),
     ),
     Signal(
         "clip_fraction", "Tokens outside of the trust region", "share", 0.2, 0.4, "lower [optimizer] lr",
+        figures=("clip_fraction",),
+    ),
+    Signal(
+        "idle_share", "Share of its time in which the trainer waits", "share", 0.3, 0.7,
+        "rollout is the bottleneck: more engines or more concurrency (docs/signals.md)", figures=("idle_share",),
     ),
     Signal(
         "skipped_steps", "Newest steps in a row that were skipped, as their loss was not finite", "count", 0, 0,
-        "lower [optimizer] lr; look at the rewards",
+        "lower [optimizer] lr; look at the rewards", figures=("skipped_steps",),
     ),
     Signal(
         "engine_failures", "Times that an engine was quarantined or died", "count", 0, 2,
-        "the engine's log ([engine] log); scheduler replay says why each restart was decided", "no engine is known",
+        "the engine's log ([engine] log); scheduler replay says why each restart was decided", "so far", "no engine is known",
     ),
 )  # fmt: skip
-_OF_STEPS = ("equal_reward_groups", "logprob_gap_mean", "kl_recorded_k3", "clip_fraction")
 _FAILED = (
     "agent_failed", "grading_failed", "tool_failed", "environment_failed", "sandbox_killed", "idle_deadline", "total_deadline",
-    "no_reward",
+    "no_reward", NO_CALLS,
 )  # fmt: skip
 _REWARD_FAILED = ("grading_failed", "no_reward")
 
 
 def judge(
-    figures: Mapping[str, float],
+    steps: StepFigures,
     reasons: Mapping[str, int],
     calls: int,
     truncated: int,
     faulty: int,
     failures: int,
 ) -> list[dict[str, Any]]:
-    """Every signal with its value.
+    """Return every signal with its value.
 
-    `figures`: of the newest step, empty: none; `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated`
-    were cut; `faulty`: replies with faulty tool calls; `failures`: of engines.
+    `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated` were cut; `faulty`: replies with faulty tool
+    calls; `failures`: of engines.
     """
     ended = sum(reasons.values())
-    values: dict[str, float | None] = {name: figures.get(name) for name in _OF_STEPS}
-    values["late_share"] = _late(figures)
-    values["skipped_steps"] = figures.get("skipped_steps", 0.0) if figures else None
-    values["truncated_share"] = truncated / calls if calls else None
-    values["excluded_share"] = sum(reasons.get(r, 0) for r in _FAILED) / ended if ended else None
-    values["reward_errors"] = sum(reasons.get(r, 0) for r in _REWARD_FAILED) / ended if ended else None
-    values["unparsed_tool_calls"], values["engine_failures"] = float(faulty), float(failures)
-    return [signal.judged(values[signal.name]) for signal in SIGNALS]
+    values: dict[str, float | None] = {
+        "truncated_share": truncated / calls if calls else None,
+        "excluded_share": sum(reasons.get(r, 0) for r in _FAILED) / ended if ended else None,
+        "reward_errors": sum(reasons.get(r, 0) for r in _REWARD_FAILED) / ended if ended else None,
+        "no_calls": reasons.get(NO_CALLS, 0) / ended if ended else None,
+        "unparsed_tool_calls": float(faulty),
+        "engine_failures": float(failures),
+    }
+    completed = StepFigures({**steps.newest, **_derived(steps)}, steps.trained)
+    return [signal.judged(values.get(signal.name), completed) for signal in SIGNALS]
 
 
-def _late(figures: Mapping[str, float]) -> float | None:
-    if "trained_tokens" not in figures:
-        return None
-    late = figures.get("masked_tokens/late", 0.0)
-    return late / max(late + figures["trained_tokens"], 1.0)
+def _derived(steps: StepFigures) -> dict[str, tuple[float, int]]:
+    """Return the figures that are made of others, or that a step leaves out where they are 0."""
+    if "trained_tokens" not in steps.newest:
+        return {}
+    trained, step = steps.newest["trained_tokens"]
+
+    def in_step(name: str) -> float:
+        value, at = steps.newest.get(name, (0.0, step))
+        return value if at == step else 0.0
+
+    late = in_step("masked_tokens/late")
+    return {
+        "late_share": (late / max(late + trained, 1.0), step),
+        "skipped_steps": (in_step("skipped_steps"), step),
+    }
 
 
 def _shown(value: float, unit: str) -> str:

@@ -182,6 +182,25 @@ class CallRow(Base):
     """The time until an engine had the call; None: not known."""
 
 
+class RefusedCallRow(Base):
+    """A request for a reply that was refused before anything was sampled (see refused_calls.py)."""
+
+    __tablename__ = "refused_calls"
+
+    episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"), primary_key=True)
+    index: Mapped[int] = mapped_column(Integer, primary_key=True)
+    at: Mapped[float] = mapped_column(Float)
+    """When the newest of them came, in seconds since the epoch."""
+    api: Mapped[str] = mapped_column(Words(16))
+    model: Mapped[str] = mapped_column(Words(255))
+    """The model that was to answer; empty if the request was refused before that was known."""
+    status: Mapped[int] = mapped_column(Integer)
+    code: Mapped[str] = mapped_column(Words(64))
+    message: Mapped[str] = mapped_column(Words())
+    times: Mapped[int] = mapped_column(Integer)
+    """The number of refusals that the row stands for."""
+
+
 class ExchangeRow(Base):
     """A request to an upstream model and its answer, in the API's own form."""
 

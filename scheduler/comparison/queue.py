@@ -3,8 +3,9 @@
 A rule adds its decisions: how many groups may start now (`quota`), in which order finished groups are trained and from when on
 (`rank`, `may_enter`), and from which age on a group is given up (`max_age`).
 
-A group has the version that was the newest when it started. It runs until all its members are settled. With enough rewards it
-is *finished*, and *enters* batch `next_buffer`, at once or later; else it is dropped. It is *live* until its batch was trained.
+A group has the version that was the newest when it started. It runs until all its members are settled. If it can teach
+anything (`GroupRow.worthless`) it is *finished*, and *enters* batch `next_buffer`, at once or later; else it is dropped. It is
+*live* until its batch was trained.
 
 Invariants, after every event:
 - only batch `next_buffer` has entries. They only grow, are `Occupied` in their order, and are complete at `settings.batch`;
@@ -64,7 +65,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return True
 
     def on_settled(self, finished: bool) -> list[Command]:
-        """The commands that follow when a group is finished (before it enters) or dropped for too few rewards."""
+        """Return the commands that follow when a group is finished (before it enters) or dropped as worthless."""
         return []
 
     # Inputs of the decisions
@@ -166,11 +167,11 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         if not group.settled():
             return []
         self._stop(group)
-        finished = group.rewarded() >= min(self.settings.min_members, group.size)
-        if finished:
+        reason = group.worthless(self.settings)
+        if reason is None:
             insort(self._finished, group, key=self.rank)
-        fate = [] if finished else self._mark_dropped(group, "too_few_rewards")
-        return [*fate, *self.on_settled(finished), *self._fill()]
+        fate = self._mark_dropped(group, reason) if reason else []
+        return [*fate, *self.on_settled(reason is None), *self._fill()]
 
     def _stop(self, group: QueuedGroup) -> None:
         self._running[group.version] -= 1

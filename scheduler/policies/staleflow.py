@@ -134,11 +134,8 @@ class StaleFlow(StalenessRule[GroupRow]):
         for episode_id in group.running():
             group.members[episode_id] = "dropped"
             commands += [MemberDropped(episode_id, "surplus"), AbortEpisode(episode_id, "surplus")]
-        if group.rewarded() < min(self.settings.min_members, group.size):
-            return commands + self._drop(group, "too_few_rewards")
-        limits = self.settings
-        if limits.drop_equal and group.equal(limits.equal_within, limits.equal_size):
-            return commands + self._drop(group, "zero_variance")
+        if reason := group.worthless(self.settings):
+            return commands + self._drop(group, reason)
         return commands + self._occupy(group)
 
     def _occupy(self, group: GroupRow) -> list[Command]:

@@ -1,8 +1,9 @@
 """Events and commands of the staleness ledger: frozen values with a JSON form.
 
 A group is dropped (`GroupDropped`) for one of these reasons: too_few_rewards; zero_variance (its rewards are equal, so it teaches
-nothing); stale (its buffer was skipped); no_room (every buffer within its bound is complete); surplus (other groups were faster);
-retry and truncated (see `Unstick`). A member (`MemberDropped`): surplus (other members were faster), or the reason of its `Drop`.
+nothing); nothing_to_train (no token of its rewarded members can be trained); stale (its buffer was skipped); no_room (every
+buffer within its bound is complete); surplus (other groups were faster); retry and truncated (see `Unstick`). A member
+(`MemberDropped`): surplus (other members were faster), or the reason of its `Drop`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Reward:
 
     episode_id: str
     value: float | None = None
+    trainable: bool = True
+    """False if no token of the episode can be trained. Its reward counts in its group all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +219,15 @@ _STORED_AS = {"OverBound": "Late"}
 
 
 def event_to_json(event: Event) -> dict[str, Any]:
-    """The event's fields, and its class name as `type`. Builds before `Join.version` read one without it."""
+    """Return the event's fields, and its class name as `type`.
+
+    Newer fields (`Join.version`, `Reward.trainable`) are left out where they say nothing, so that older builds read the event.
+    """
     fields = asdict(event)
     if isinstance(event, Join) and event.version is None:
         del fields["version"]
+    if isinstance(event, Reward) and event.trainable:
+        del fields["trainable"]
     return {"type": type(event).__name__, **fields}
 
 

@@ -30,6 +30,8 @@ GroupState = Literal["reserved", "occupied", "dropped"]
 MemberState = Literal["open", "grading", "rewarded", "dropped"]
 BufferState = Literal["PENDING", "READY", "READY_WITH_CAPACITY", "STUCK"]
 LateAction = Literal["cancel", "drop", "mask"]
+GroupDropReason = Literal["too_few_rewards", "nothing_to_train", "zero_variance"]
+"""Why a group is dropped whose members are all settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class GroupRow:
     members: dict[str, MemberState] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     """The rewards of members whose `Reward` told a value."""
+    untrainable: set[str] = field(default_factory=set)
+    """The rewarded members of which no token can be trained."""
     late: bool = False
     """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
 
@@ -112,8 +116,10 @@ class GroupRow:
             case Finish():
                 self.members[episode_id] = "grading"
                 return [Grading(episode_id)]
-            case Reward(_, value):
+            case Reward(_, value, trainable):
                 self.members[episode_id] = "rewarded"
+                if not trainable:
+                    self.untrainable.add(episode_id)
                 if value is not None:
                     self.values[episode_id] = value
                 return []
@@ -143,6 +149,16 @@ class GroupRow:
     def rewarded(self) -> int:
         """The number of members with a reward."""
         return list(self.members.values()).count("rewarded")
+
+    def worthless(self, settings: LedgerSettings) -> GroupDropReason | None:
+        """Return the reason why the settled group cannot teach anything; None if it can."""
+        if self.rewarded() < min(settings.min_members, self.size):
+            return "too_few_rewards"
+        if self.rewarded() == len(self.untrainable):
+            return "nothing_to_train"
+        if settings.drop_equal and self.equal(settings.equal_within, settings.equal_size):
+            return "zero_variance"
+        return None
 
     def equal(self, within: float, size: float) -> bool:
         """At least two members are rewarded, and all with one value, but for rounding (`equal_within`, `equal_size`)."""

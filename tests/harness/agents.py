@@ -14,6 +14,23 @@ from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import LONG_S
 
+ONE_CALL = """
+import json, os, urllib.request
+body = {"model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]}
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+"""
+"""The part of a program by which an agent samples a token."""
+
+
+async def one_call(base_url: str, api_key: str) -> None:
+    """Sample a token, as an agent that is a function."""
+    async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=LONG_S) as client:
+        await client.chat.completions.create(
+            model="any", max_tokens=1, messages=[{"role": "user", "content": "hi"}]
+        )
+
 
 @asynccontextmanager
 async def client_of(gateway: RunningGateway, **kwargs: Any) -> AsyncIterator[tuple[openai.AsyncOpenAI, str]]:

@@ -74,6 +74,17 @@ class RunningGateway:
         opened = await self.admin.open_episode(task, **kwargs)
         return opened.episode_id, {"Authorization": f"Bearer {opened.api_key}"}
 
+    async def begin(self, task: str = "task", **kwargs: Any) -> tuple[str, dict[str, str]]:
+        """Open an episode as `open` does, and sample a token in it."""
+        episode, headers = await self.open(task, **kwargs)
+        await self.sample(headers)
+        return episode, headers
+
+    async def sample(self, headers: dict[str, str], **body: Any) -> None:
+        """Sample a token, without which no reward of an episode counts."""
+        answer = await self.chat(headers, **{"max_tokens": 1, **body})
+        assert answer.status_code == 200, answer.text
+
     async def chat(self, headers: dict[str, str], **body: Any) -> httpx.Response:
         """One chat completion."""
         body = {"model": "any", "messages": [{"role": "user", "content": "hi"}], **body}

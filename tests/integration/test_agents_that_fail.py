@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from gateway.cli import app
 from gateway.client import EpisodeRunner, RunStopped
 from gateway.client.agents import CommandAgent, FunctionAgent, Task
+from tests.harness.agents import one_call
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import result_of
 
@@ -93,12 +94,17 @@ async def test_a_run_says_that_no_slot_is_free(gateway: RunningGateway) -> None:
         told.set()
 
     async def solve(task: dict[str, object], base_url: str, api_key: str) -> float:
+        await one_call(base_url, api_key)
         return 1.0
 
     runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), open_wait_s=0.5, on_wait=wait)
     running = asyncio.create_task(runner.run([TASK]), name="runner")
     await result_of(told.wait(), "the driver says what it waits for")
-    assert waits == ["no slot is free within the staleness bound"]
+    (waited,) = waits
+    assert waited.startswith(
+        "no slot is free within the staleness bound: batch 0 has 1 unfinished group (1 open"
+    )
+    assert "no trainer has leased batch 0" in waited
     await gateway.admin.abandon(episode, "makes room")
     second, _ = await gateway.open("other", group_id="other", group_size=2)
     await gateway.admin.abandon(second, "makes room")

@@ -26,8 +26,8 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
 ) -> None:
     values = settings_for(tiny_model, tmp_path, staleness={"batch": 1, "eta": 1, "min_members": 1})
     async with run_gateway(values) as gateway:
-        first, _ = await gateway.open("a", group_id="a")
-        second, _ = await gateway.open("b", group_id="b")
+        first, _ = await gateway.begin("a", group_id="a")
+        second, _ = await gateway.begin("b", group_id="b")
         refused = await gateway.http.post("/admin/v1/episodes", json={"task_id": "c", "group_id": "c"})
         assert refused.status_code == 429
         await gateway.admin.reward(second, 1.0)

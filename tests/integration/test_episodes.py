@@ -63,7 +63,8 @@ async def test_opening_waits_until_a_slot_is_free(gateway: RunningGateway) -> No
 
 async def test_a_publish_makes_room_for_those_that_wait(gateway: RunningGateway, tmp_path: Path) -> None:
     for i in range(4):
-        episode, _ = await gateway.open(f"task-{i}")
+        episode, headers = await gateway.open(f"task-{i}")
+        await gateway.sample(headers)
         await gateway.admin.reward(episode, 1.0)
     late = asyncio.create_task(gateway.admin.open_episode("late", wait_s=60), name="late")
     lease = await gateway.admin.lease("trainer")
@@ -249,15 +250,52 @@ async def test_an_open_that_is_sent_again_opens_nothing_new(gateway: RunningGate
         await gateway.admin.open_episode("t", mode="eval", idempotency_key=key)
 
 
-@pytest.mark.parametrize(("mode", "answer"), [("train", (True, "rewarded")), ("eval", (False, "eval"))])
-async def test_a_final_reward_says_whether_it_is_trained(
-    gateway: RunningGateway, mode: EpisodeMode, answer: tuple[bool, str]
+@pytest.mark.parametrize(("mode", "reason", "trainable"), [("train", "rewarded", 3), ("eval", "eval", 0)])
+async def test_a_final_reward_says_what_became_of_it(
+    gateway: RunningGateway, mode: EpisodeMode, reason: str, trainable: int
 ) -> None:
-    opened = await gateway.admin.open_episode("t", mode=mode)
-    path = f"/admin/v1/episodes/{opened.episode_id}"
+    episode, headers = await gateway.open("t", mode=mode)
+    assert (await gateway.chat(headers, max_tokens=3)).status_code == 200
     for _ in range(2):
-        said = (await gateway.http.post(f"{path}/reward", json={"reward": 1.0})).json()
-        assert (said["trained"], said["reason"]) == answer
-    why = (await gateway.http.get(f"{path}/why")).json()
+        taken = await gateway.admin.reward(episode, 1.0)
+        assert (taken["accepted"], taken["reason"], taken["trainable_tokens"]) == (True, reason, trainable)
+        assert taken["notice"] == ""
+    why = await gateway.admin.why(episode)
     assert why["verdict"].startswith("not trained, because it is an evaluation episode") == (mode == "eval")
-    assert (await gateway.admin.episode(opened.episode_id))["reason"] == "rewarded"
+    assert (await gateway.admin.episode(episode))["reason"] == "rewarded"
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+async def test_a_reward_without_any_call_does_not_count(gateway: RunningGateway, mode: EpisodeMode) -> None:
+    before = await free_slots(gateway)
+    episode, _ = await gateway.open("t", mode=mode)
+    taken = await gateway.admin.reward(episode, 1.0)
+    assert (taken["accepted"], taken["reason"], taken["trainable_tokens"]) == (False, "no_calls", 0)
+    assert "OPENAI_BASE_URL" in taken["notice"]
+    row = await gateway.admin.episode(episode)
+    assert (row["state"], row["reason"], row["reward"]) == ("closed", "no_calls", None)
+    assert row["error"] == taken["notice"]
+    assert await free_slots(gateway) == before
+    assert "sampled no token" in (await gateway.admin.why(episode))["verdict"]
+
+
+async def test_a_member_without_a_call_has_no_part_in_its_group(gateway: RunningGateway) -> None:
+    members = [await gateway.open("t", group_id="g", group_size=3) for _ in range(3)]
+    for _, headers in members[:2]:
+        await gateway.sample(headers)
+    for (episode, _), reward in zip(members, (1.0, 0.5, 0.0), strict=True):
+        await gateway.admin.reward(episode, reward)
+    (group,) = (await gateway.admin.leased_groups(await gateway.admin.lease("trainer"))).groups
+    assert [episode.reward for episode in group.episodes] == [1.0, 0.5]
+    signals = (await gateway.http.get("/admin/v1/health")).json()["signals"]
+    (signal,) = (signal for signal in signals if signal["name"] == "no_calls")
+    assert (signal["value"], signal["state"]) == (pytest.approx(1 / 3), "bad")
+
+
+async def test_an_attempt_that_only_crashed_calls_were_made_for_has_no_calls(gateway: RunningGateway) -> None:
+    episode, headers = await gateway.open("t")
+    await gateway.sample(headers)
+    await gateway.admin.restart(episode)
+    taken = await gateway.admin.reward(episode, 1.0)
+    assert taken["reason"] == "no_calls"
+    assert "the last attempt" in taken["notice"]

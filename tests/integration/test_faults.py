@@ -124,7 +124,7 @@ async def test_a_restart_on_the_same_database_goes_on_where_it_was(tiny_model: P
     )
     new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
     async with run_gateway(values) as gateway:
-        done, _ = await gateway.open("done")
+        done, _ = await gateway.begin("done")
         await gateway.admin.reward(done, 1.0)
         await gateway.admin.publish(1, str(new), wait_s=60)
         episode, headers = await gateway.open("open")

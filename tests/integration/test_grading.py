@@ -23,6 +23,7 @@ from gateway.client.admin import GatewayRefused
 from gateway.client.agents import FunctionAgent
 from gateway.grading import grading as gateway_grading
 from processes.ports import free_port
+from tests.harness.agents import ONE_CALL, one_call
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of, path_to
 from tests.harness.waiting import LONG_S, result_of, until
@@ -106,6 +107,7 @@ async def test_an_episode_is_graded_by_functions_and_urls_with_their_weights(
             "reason": "rewarded",
             "reward": 2.0 * 0.75 - 0.25,
             "components": {"value": 0.75, "judge": 0.25},
+            "error": "",
         }
         assert fate == {"episode_id": episode, **expected}
         row = await gateway.admin.episode(episode)
@@ -156,7 +158,7 @@ async def test_what_a_grader_is_given_is_the_episode_as_it_was(
 async def test_the_slot_is_held_until_the_reward_is_there(tiny_model: Path, tmp_path: Path) -> None:
     metadata, asked, gate = gates(tmp_path)
     async with run_gateway(values(tiny_model, tmp_path, GATED)) as gateway:
-        episode, headers = await gateway.open("task", group_id="g", metadata=metadata)
+        episode, headers = await gateway.begin("task", group_id="g", metadata=metadata)
         live = gateway.services.episodes._live[episode]
         fate = await gateway.admin.close_episode(episode)
         assert (fate["state"], fate["reward"]) == ("grading", None)
@@ -182,7 +184,7 @@ async def test_the_slot_is_held_until_the_reward_is_there(tiny_model: Path, tmp_
 async def test_a_group_whose_member_is_graded_is_not_forsaken(tiny_model: Path, tmp_path: Path) -> None:
     metadata, _, gate = gates(tmp_path)
     async with run_gateway(values(tiny_model, tmp_path, GATED)) as gateway:
-        episode, _ = await gateway.open("task", group_id="g", group_size=2, metadata=metadata)
+        episode, _ = await gateway.begin("task", group_id="g", group_size=2, metadata=metadata)
         await gateway.admin.close_episode(episode)
         episodes = gateway.services.episodes
         await episodes.sweep()
@@ -199,8 +201,8 @@ async def test_a_call_that_runs_when_its_episode_is_closed_is_stopped(
     metadata, _, gate = gates(tmp_path)
     async with run_gateway(values(tiny_model, tmp_path, GATED)) as gateway:
         assert gateway.engine is not None
+        episode, headers = await gateway.begin("task", metadata=metadata)
         await gateway.fake("faults", stall=True)
-        episode, headers = await gateway.open("task", metadata=metadata)
         call = asyncio.create_task(gateway.chat(headers))
         await until(lambda: gateway.engine.running == 1, "the call runs", LONG_S)
         await gateway.admin.close_episode(episode)
@@ -218,7 +220,7 @@ async def test_graders_are_tried_again(tiny_model: Path, tmp_path: Path, judge: 
     }
     judge.answers.extend([(500, "boom"), (429, ""), (200, "no json")])
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
-        episode, _ = await gateway.open("task", metadata={"asked": str(asked), "failures": 2})
+        episode, _ = await gateway.begin("task", metadata={"asked": str(asked), "failures": 2})
         fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
         assert (fate["reason"], fate["reward"]) == ("rewarded", 2.0)
         assert len(judge.asked) == 4
@@ -232,7 +234,7 @@ async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
     graders = {"value": {"function": "tests.harness.graders:constant"}, "judge": {"url": judge.url}}
     judge.answers.append((422, "what is this?"))
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
-        episode, _ = await gateway.open("task", metadata={"value": 1.0}, mode=mode)
+        episode, _ = await gateway.begin("task", metadata={"value": 1.0}, mode=mode)
         fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
         assert (fate["state"], fate["reason"], fate["reward"]) == ("closed", "grading_failed", None)
         assert len(judge.asked) == 1
@@ -247,7 +249,7 @@ async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
 async def test_eval_episodes_are_graded_beside_the_ledger(tiny_model: Path, tmp_path: Path) -> None:
     graders = {"value": {"function": "tests.harness.graders:constant"}}
     async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
-        episode, _ = await gateway.open("task", mode="eval", metadata={"value": 0.5})
+        episode, _ = await gateway.begin("task", mode="eval", metadata={"value": 0.5})
         fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
         assert (fate["reason"], fate["reward"]) == ("rewarded", 0.5)
         assert (await gateway.admin.status())["free_slots"] == 1
@@ -255,7 +257,7 @@ async def test_eval_episodes_are_graded_beside_the_ledger(tiny_model: Path, tmp_
 
 async def test_a_posted_reward_needs_no_grader(tiny_model: Path, tmp_path: Path, judge: Judge) -> None:
     async with run_gateway(values(tiny_model, tmp_path, {"judge": {"url": judge.url}})) as gateway:
-        episode, _ = await gateway.open("task")
+        episode, _ = await gateway.begin("task")
         await gateway.admin.reward(episode, 0.125)
         fate = await gateway.admin.close_episode(episode)
         assert (fate["state"], fate["reward"]) == ("closed", 0.125)
@@ -263,7 +265,7 @@ async def test_a_posted_reward_needs_no_grader(tiny_model: Path, tmp_path: Path,
 
 
 async def test_without_graders_the_reward_is_what_was_posted(gateway: RunningGateway) -> None:
-    nothing, _ = await gateway.open("nothing")
+    nothing, _ = await gateway.begin("nothing")
     message = await refused(gateway.admin.close_episode(nothing), "no_reward")
     assert "[graders]" in message
     assert "/reward" in message
@@ -308,15 +310,15 @@ async def test_an_episode_that_is_not_needed_any_more_is_aborted_while_it_is_gra
     staleness = {**ONE_SLOT, "spare_members": 1}
     metadata, asked, gate = gates(tmp_path)
     async with run_gateway(values(tiny_model, tmp_path, GATED, staleness=staleness)) as gateway:
-        slow, _ = await gateway.open("task", group_id="g", metadata=metadata)
-        fast, _ = await gateway.open("task", group_id="g")
+        slow, _ = await gateway.begin("task", group_id="g", metadata=metadata)
+        fast, _ = await gateway.begin("task", group_id="g")
         waiting = asyncio.create_task(gateway.admin.close_episode(slow, wait_s=LONG_S))
         await until(asked.exists, "the grader is asked", LONG_S)
         await gateway.admin.reward(fast, 1.0)
         fate = await waiting
         assert (fate["state"], fate["reason"], fate["reward"]) == ("closed", "surplus", None)
         assert await fed(gateway) == {fast: 1.0}
-        other, _ = await gateway.open("other", mode="eval", metadata={"asked": str(asked)})
+        other, _ = await gateway.begin("other", mode="eval", metadata={"asked": str(asked)})
         fate = await gateway.admin.close_episode(other, wait_s=LONG_S)
         assert fate["reason"] == "rewarded", "the only worker does not wait for what nobody needs"
         assert not gate.exists()
@@ -330,7 +332,7 @@ async def test_an_episode_whose_group_was_given_up_is_closed_as_untrained(
         tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={**ONE_SLOT, "late": "drop"}
     )
     async with run_gateway(given) as gateway:
-        episodes = [(await gateway.open("task", group_id="g", group_size=2))[0] for _ in range(2)]
+        episodes = [(await gateway.begin("task", group_id="g", group_size=2))[0] for _ in range(2)]
         new = publish(fake_weights(tmp_path / "one", "one"), tmp_path / "v1", 1, 0)
         await gateway.admin.publish(1, str(new), wait_s=LONG_S)
         await gateway.admin.reward(episodes[0], 1.0)
@@ -345,8 +347,8 @@ async def test_the_last_group_of_a_stuck_batch_is_given_up(tiny_model: Path, tmp
     stuck = {"stuck": "truncate", "stuck_groups": 1, "stuck_s": 0.2}
     given = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 0, "min_members": 1, **stuck})
     async with run_gateway(given) as gateway:
-        done, _ = await gateway.open("done")
-        endless, _ = await gateway.open("endless")
+        done, _ = await gateway.begin("done")
+        endless, _ = await gateway.begin("endless")
         await gateway.admin.reward(done, 1.0)
         lease = await gateway.admin.lease("trainer")
 
@@ -367,8 +369,8 @@ async def test_a_batch_that_nobody_waits_for_is_not_stuck(tiny_model: Path, tmp_
     stuck = {"stuck": "retry", "stuck_groups": 1, "stuck_s": 1e-6}
     given = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 0, "min_members": 1, **stuck})
     async with run_gateway(given) as gateway:
-        done, _ = await gateway.open("done")
-        slow, _ = await gateway.open("slow")
+        done, _ = await gateway.begin("done")
+        slow, _ = await gateway.begin("slow")
         await gateway.admin.reward(done, 1.0)
         for _ in range(3):
             await gateway.services.episodes.sweep()
@@ -384,7 +386,7 @@ async def test_a_batch_that_nobody_waits_for_is_not_stuck(tiny_model: Path, tmp_
 
 async def test_the_driver_has_its_agents_graded(tiny_model: Path, tmp_path: Path, judge: Judge) -> None:
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> None:
-        return None
+        await one_call(base_url, api_key)
 
     given = values(tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={"min_members": 1})
     judge.answers.extend([(200, '{"reward": 0.5}'), (400, "no")])
@@ -393,7 +395,8 @@ async def test_the_driver_has_its_agents_graded(tiny_model: Path, tmp_path: Path
         tasks = [Task(name, {"task_id": name}) for name in ("good", "bad")]
         good, bad = await runner.run(tasks)
         assert (good.reward, good.components, good.error) == (0.5, {"judge": 0.5}, None)
-        assert (bad.reward, bad.error) == (None, "closed by the gateway: grading_failed")
+        assert bad.reward is None
+        assert bad.error is not None and bad.error.endswith("closed by the gateway: grading_failed")
 
 
 async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path: Path, judge: Judge) -> None:
@@ -417,7 +420,7 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
         async def invoke(*more: str) -> Result:
             return await asyncio.to_thread(CliRunner().invoke, app, [*argv, *more])
 
-        done = await invoke("--", sys.executable, "-c", "print(7.0)")
+        done = await invoke("--", sys.executable, "-c", f"{ONE_CALL}\nprint(7.0)")
         assert done.exit_code == 0, done.output
         summary = json.loads(done.output.splitlines()[-1])
         assert {name: summary[name] for name in ("episodes", "failed", "aborted", "reward_mean")} == {
@@ -427,7 +430,7 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
             "reward_mean": 0.375,
         }
         assert [given["metadata"] for given in judge.asked] == [{"task_id": "a"}, {"task_id": "b"}]
-        for more in (("--agent", "tests.harness.graders:slowly"), ("--worker", "--", "worker")):
+        for more in (("--agent", "tests.harness.graders:slowly"), ("--worker", "--", sys.executable)):
             refusal = await invoke(*more)
             assert refusal.exit_code == 2
             assert "--grade is for a command" in refusal.output.replace("\n", " ")
@@ -454,6 +457,7 @@ async def test_spare_members_race_and_what_is_left_of_them_is_no_failure(
     async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
         started.append(api_key)
         number = len(started)
+        await one_call(base_url, api_key)
         if number == 3:
             everyone.set()
         await everyone.wait()
@@ -488,7 +492,7 @@ async def test_a_refusal_is_stored_with_its_reason_and_waiting_is_not(
             rows = (await gateway.admin.staleness())["lost"]
             return {row["reason"]: row["count"] for row in rows if row["kind"] == "refused"}
 
-        first, _ = await gateway.open("first", group_id="g")
+        first, _ = await gateway.begin("first", group_id="g")
         await refused(gateway.admin.open_episode("first", "g", 1), "group_full")
         with pytest.raises(GatewayRefused):
             await gateway.open("second")
@@ -526,7 +530,7 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
             for _ in range(4):
                 with contextlib.suppress(GatewayRefused):
                     name = f"g{number}"
-                    opened.append((await gateway.open("t", group_id=name, group_size=2, wait_s=LONG_S))[0])
+                    opened.append((await gateway.begin("t", group_id=name, group_size=2, wait_s=LONG_S))[0])
             deeds = [act(e, chance.randrange(4)) for e in opened for _ in range(3)]
             await asyncio.gather(*deeds)
             return opened

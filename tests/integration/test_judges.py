@@ -122,9 +122,12 @@ async def test_words_that_are_no_judgement_leave_the_episode_out_and_are_asked_f
         assert {row["reason"] for row in judging} == {"judgement_unreadable"}
 
 
-@pytest.mark.parametrize(("turns", "said"), [(1, "cut after max_tokens = 1024"), (0, "no turn to judge")])
+@pytest.mark.parametrize(
+    ("turns", "reason", "said"),
+    [(1, "grading_failed", "cut after max_tokens = 1024"), (0, "no_calls", "the agent called no model")],
+)
 async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
-    turns: int, said: str, tiny_model: Path, tmp_path: Path
+    turns: int, reason: str, said: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """The judge would have written 10: the 1 at which it was cut is not its score."""
     criteria = {"short": "It is short."}
@@ -133,7 +136,7 @@ async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
         questions,
     ):
         episode, fate = await close(gateway, {}, turns)
-        assert (fate["reason"], fate["reward"], len(questions)) == ("grading_failed", None, turns)
+        assert (fate["reason"], fate["reward"], len(questions)) == (reason, None, turns)
         assert said in (await gateway.admin.episode(episode))["error"]
 
 

@@ -208,3 +208,26 @@ async def test_a_trained_batch_can_be_read_again_as_the_lease_gave_it(gateway: R
         again = await gateway.admin.batch_groups(buffer)
         assert groups_to_arrow(again).equals(groups_to_arrow(groups))
         assert {group.buffer for group in again} == {buffer}
+
+
+async def test_the_trainer_hears_of_conversations_that_ended_because_the_context_was_full(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """Over a restart; one that was shortened and went on did not end so."""
+    models = {"demo": {"path": str(tiny_model), "max_model_len": 120}}
+    values = settings_for(tiny_model, tmp_path, models=models, staleness={"batch": 1, "eta": 0})
+    long = [{"role": "user", "content": "x" * 300}]
+    async with run_gateway(values) as gateway:
+        members = [await gateway.begin("t", group_id="g", group_size=3) for _ in range(3)]
+        for _, headers in members[:2]:
+            answer = await gateway.chat(headers, messages=long)
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        await gateway.sample(members[1][1])
+    async with run_gateway(values) as gateway:
+        for episode, _ in members:
+            await gateway.admin.reward(episode, 1.0)
+        (group,) = (await gateway.admin.leased_groups(await gateway.admin.lease("trainer"))).groups
+        found = {episode.episode_id: episode.context_full for episode in group.episodes}
+        assert [found[episode] for episode, _ in members] == [True, False, False]
+        (refused,) = (await gateway.admin.episode(members[0][0]))["refused_calls"]
+        assert (refused["status"], refused["model"]) == (400, "demo")

@@ -109,7 +109,7 @@ async def test_a_gateway_without_settings_refuses_what_makes_nan_of_weights(gate
 async def test_a_grade_out_of_bounds_drops_the_episode_and_says_why(
     bounded: RunningGateway, answer: Any, call_reward: float | None, words: str, mode: Any
 ) -> None:
-    episode, headers = await bounded.open("task", metadata={"value": answer}, mode=mode)
+    episode, headers = await bounded.begin("task", metadata={"value": answer}, mode=mode)
     if call_reward is not None:
         await bounded.admin.call_reward(episode, await called(bounded, headers), call_reward)
     fate = await bounded.admin.close_episode(episode, wait_s=LONG_S)

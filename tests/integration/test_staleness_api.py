@@ -20,9 +20,9 @@ async def test_an_empty_ledger(gateway: RunningGateway) -> None:
 
 async def test_groups_are_shown_where_they_are(gateway: RunningGateway) -> None:
     """Starts take the latest batch, ends the earliest."""
-    one, _ = await gateway.open("a", group_id="a", group_size=2)
-    two, _ = await gateway.open("a", group_id="a", group_size=2)
-    other, _ = await gateway.open("b", group_id="b")
+    one, _ = await gateway.begin("a", group_id="a", group_size=2)
+    two, _ = await gateway.begin("a", group_id="a", group_size=2)
+    other, _ = await gateway.begin("b", group_id="b")
     await gateway.admin.reward(one, 1.0)
     shown = await gateway.admin.staleness()
     group = {"version": 0, "state": "reserved"}

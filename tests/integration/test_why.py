@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.client.admin import GatewayRefused
-from gateway.types import TokenFlag
+from gateway.types import EpisodeMode, TokenFlag
 from scheduler.policies.staleness_events import Publish
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 
@@ -61,11 +61,9 @@ async def test_an_episode_that_was_trained_tells_all_its_steps(gateway: RunningG
 
 
 async def test_tokens_that_were_not_trained_are_counted_by_reason(gateway: RunningGateway) -> None:
-    greedy, mixed = (
-        await sampled(gateway, "a", calls=2, temperature=0),
-        await sampled(gateway, "b", top_p=0.5),
-    )
-    for episode in (greedy, mixed):
+    greedy, drawn = await sampled(gateway, "a", 2, calls=2, temperature=0), await sampled(gateway, "a", 2)
+    mixed, beside = await sampled(gateway, "b", 2, top_p=0.5), await sampled(gateway, "b", 2)
+    for episode in (greedy, drawn, mixed, beside):
         await gateway.admin.reward(episode, 1.0)
     assert (await gateway.admin.why(greedy))["masked_tokens"] == {"greedy": 10}
     await trained(gateway, 0)
@@ -74,6 +72,54 @@ async def test_tokens_that_were_not_trained_are_counted_by_reason(gateway: Runni
     (masked,) = [step for step in why["story"] if step["kind"] == "masked"]
     assert (masked["reason"], masked["details"], masked["buffer"]) == ("greedy", {"tokens": 10}, 0)
     assert (await gateway.admin.why(mixed))["masked_tokens"] == {"truncated": 5}
+
+
+async def test_a_group_of_which_nothing_can_be_trained_takes_no_place(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    two = [await sampled(gateway, "a", 2, temperature=0), await sampled(gateway, "a", 2, top_p=0.5)]
+    taken = [await gateway.admin.reward(episode, float(i)) for i, episode in enumerate(two)]
+    assert [(one["accepted"], one["trainable_tokens"]) for one in taken] == [(True, 0)] * 2
+    assert "5 greedy" in taken[0]["notice"] and "temperature = { override = 1.0 }" in taken[0]["notice"]
+    why = await gateway.admin.why(two[0])
+    assert kinds(why) == ["admitted", "rewarded", "dropped"]
+    assert (why["story"][-1]["about"], why["story"][-1]["reason"]) == ("group", "nothing_to_train")
+    assert why["verdict"].startswith("not trained, because no token of the group's rewarded episodes can be")
+    warned = [record.getMessage() for record in caplog.records if "are not trained" in record.getMessage()]
+    assert len(warned) == 2, "the first greedy call and the first with top_p, and no later one"
+    assert "[sampling] temperature" in warned[0] and "top_p" in warned[1]
+
+
+async def test_a_greedy_evaluation_counts(gateway: RunningGateway, caplog: pytest.LogCaptureFixture) -> None:
+    episode, headers = await gateway.open("t", mode="eval")
+    await gateway.sample(headers, temperature=0)
+    assert (await gateway.admin.reward(episode, 1.0))["accepted"]
+    assert "not trained" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+async def test_refused_calls_are_a_part_of_their_episode(gateway: RunningGateway, mode: EpisodeMode) -> None:
+    episode, headers = await gateway.open("t", mode=mode)
+    for _ in range(3):
+        assert (await gateway.chat(headers, temperature="hot")).status_code == 400
+    assert (await gateway.chat(headers, stop=[""] * 9)).status_code == 400
+    shown = (await gateway.admin.episode(episode))["refused_calls"]
+    assert [(row["status"], row["code"], row["times"], row["api"]) for row in shown] == [
+        (400, "invalid_value", 3, "chat"),
+        (400, "invalid_value", 1, "chat"),
+    ]
+    why = await gateway.admin.why(episode)
+    refusals = [step for step in why["story"] if step["kind"] == "call_refused"]
+    assert [step["about"] for step in refusals] == ["call", "call"]
+    assert refusals[0]["words"].startswith("a call was refused (400 invalid_value, 3 times): temperature")
+    metrics = (await gateway.http.get("/metrics")).text
+    assert 'headgate_refused_calls_total{api="chat",code="invalid_value"} 4.0' in metrics
+    taken = await gateway.admin.reward(episode, 1.0)
+    if mode == "eval":
+        assert taken["accepted"], "the agent did call, and its score counts"
+    else:
+        assert taken["reason"] == "no_calls"
+        assert "4 calls of the agent were refused" in taken["notice"] and "stop" in taken["notice"]
 
 
 async def test_an_abandoned_episode_says_what_its_driver_said(strict: RunningGateway) -> None:

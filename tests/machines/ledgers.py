@@ -19,6 +19,7 @@ from gateway.keys import key_of
 from gateway.settings import Settings
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
+from gateway.store.sampled import Sampled
 from gateway.types import EpisodeOpened, EpisodeRequest
 from scheduler.policies import rules
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
@@ -75,6 +76,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         self.begin(stack, stack.enter_context(sqlite_store()))
         for module in ("episodes", "admission"):
             stack.enter_context(patch(f"gateway.episodes.{module}.time", self.clock))
+        stack.enter_context(patch("gateway.episodes.closing.sampled", lambda *_: Sampled(1)))
         self.asked: list[tuple[str, str]] = []
         self.opened: dict[str, EpisodeOpened] = {}
         """The first answer by idempotency key."""
@@ -152,7 +154,9 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
             self.ask(self.rewarding(asked, episode, reward), asked)
 
     async def rewarding(self, coordinator: EpisodesCoordinator, episode: str, reward: float) -> None:
-        self.rewarded[episode] = await coordinator.episodes.reward(episode, reward, None, final=True)
+        taken = await coordinator.episodes.reward(episode, reward, None, final=True)
+        assert taken is not None
+        self.rewarded[episode] = taken.reason
 
     @precondition(lambda self: self.stack and self.opened)
     @rule(which=st.integers(0, 9), old=st.booleans())

@@ -19,6 +19,8 @@ from gateway.api.generation import _completion
 from gateway.bus.base import Bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.open_episode import OpenEpisode
+from gateway.episodes.refusals import Refusals
+from gateway.episodes.untrained import UntrainedNotice
 from gateway.errors import GatewayError
 from gateway.feed.events import EventFeed
 from gateway.peers.follower import Follower
@@ -204,6 +206,8 @@ class Process:
             replies=Replies(self.database),
             metrics=self.cluster.metrics,
             tool_alarm=ToolAlarm(self.cluster.metrics.tool_faults),
+            refusals=Refusals(self.database, self.cluster.metrics.refused_calls),
+            untrained=UntrainedNotice(),
             bus=bus,
             hub=hub_of(settings, models),
             events=EventFeed(self.database, 1),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from gateway.feed.ledger import EQUALITY, StoredLedger
 from gateway.grading.grading import Grade, Grading
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow
+from gateway.store.sampled import Sampled
 from gateway.types import EpisodeRequest
 from scheduler.policies import rules
 from scheduler.policies.staleness_events import event_from_json
@@ -30,6 +32,14 @@ from tests.machines.stores import HandDatabase, open_store, sqlite_store
 from tests.machines.virtual import Clock, VirtualLoop
 
 PATIENCE_S = 300.0
+
+
+@pytest.fixture(autouse=True)
+def _calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every episode sampled something."""
+    found = Sampled(1, calls=Counter({"m": 1}))
+    for module in ("closing", "episodes"):
+        monkeypatch.setattr(f"gateway.episodes.{module}.sampled", lambda *_: found)
 
 
 class Trouble(HandDatabase):
@@ -309,6 +319,17 @@ def test_what_the_ledger_refuses_is_stored_without_it(phase: Phase) -> None:
     assert (refused.phase, refused.given_up) == (Phase.CLOSING, True)
     assert refused.outcome is not None and refused.outcome.reason == "untrained_late"
     assert refused.stored().phase is Phase.CLOSED
+
+
+def test_an_end_without_calls_stands_in_place_of_a_reward_alone() -> None:
+    rewarded, unused = Outcome("rewarded", {"reward": 1.0}), Outcome("no_calls", {"error": "why"})
+    for outcome in (rewarded, None):
+        ended = ClosingState().end(outcome).stopped(unused)
+        assert (ended.phase, ended.outcome) == (Phase.CLOSING, unused), "it is not graded, either"
+    crashed = Outcome("agent_failed", {"error": "what it said"})
+    assert ClosingState().end(crashed).stopped(unused).outcome == crashed
+    given_up = ClosingState().end(rewarded).abort("surplus").stopped(unused)
+    assert given_up.outcome is not None and given_up.outcome.reason == "surplus"
 
 
 def test_an_episode_ends_once() -> None:

@@ -84,7 +84,7 @@ class Batch:
         self.computed = 0
         """Tokens that went through the model."""
         self.truncated = 0
-        """Episodes with a call that was cut at its token limit."""
+        """Episodes with a call that was cut at its token limit, or that ended because the context was full."""
         self.masked: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
@@ -124,7 +124,7 @@ class Batch:
                 raise FeedBroken(f"group {group.group_id} came twice in buffer {self.version}")
             self.group_ids.add(group.group_id)
             self.rewards += [episode.reward for episode in group.episodes]
-            self.truncated += sum(map(credit.has_truncated_call, group.episodes))
+            self.truncated += sum(bool(credit.truncated_calls(episode)) for episode in group.episodes)
             self._waiting.append((group, self._divergences(group)))
             if self.streams:
                 for credited in self._credited():

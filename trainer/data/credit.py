@@ -73,7 +73,7 @@ def masked(group: Group, settings: CreditSettings) -> Group:
 
 
 def _masked(episode: Episode, settings: CreditSettings) -> Episode:
-    cut = {node.index for node in calls(episode) if is_truncated(node)}
+    cut = truncated_calls(episode)
     if cut and settings.level == "episode":
         cut = {node.index for node in episode.nodes if node.sampled}
     nodes = (
@@ -88,14 +88,11 @@ def calls(episode: Episode) -> list[Node]:
     return [n for n in episode.nodes if n.sampled and n.mask_reason not in (ABANDONED, CRASHED_ATTEMPT)]
 
 
-def has_truncated_call(episode: Episode) -> bool:
-    """True if a call of an episode was cut at its token limit."""
-    return any(map(is_truncated, calls(episode)))
-
-
-def is_truncated(node: Node) -> bool:
-    """True if the call that sampled a node was cut at its token limit."""
-    return node.finish_reason == "length"
+def truncated_calls(episode: Episode) -> set[int]:
+    """Return the nodes of calls that were cut at their token limit, and of the last one if the context was full after it."""
+    own = calls(episode)
+    last = own[-1:] if episode.context_full else []
+    return {node.index for node in (*(node for node in own if node.finish_reason == "length"), *last)}
 
 
 def shares(
@@ -128,7 +125,7 @@ def shares(
 
 def _of_episode(episode: Episode, settings: CreditSettings) -> float:
     tokens = sum(len(node.ids) for node in calls(episode))
-    return episode.reward - _punishment(tokens, has_truncated_call(episode), settings)
+    return episode.reward - _punishment(tokens, bool(truncated_calls(episode)), settings)
 
 
 def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings) -> list[float]:
@@ -136,9 +133,8 @@ def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings)
     posted = [node.reward or 0.0 for node in nodes]
     if posted:
         posted[-1] += _sum([episode.reward, *(-value for value in posted)])
-    return [
-        r - _punishment(len(n.ids), is_truncated(n), settings) for n, r in zip(nodes, posted, strict=True)
-    ]
+    cut = truncated_calls(episode)
+    return [r - _punishment(len(n.ids), n.index in cut, settings) for n, r in zip(nodes, posted, strict=True)]
 
 
 def returns(rewards: Sequence[float], discount: float) -> list[float]:

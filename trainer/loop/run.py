@@ -66,6 +66,7 @@ from trainer.loop.heartbeat import heartbeat
 from trainer.loop.images import EpisodeImages
 from trainer.loop.nodes import Memory, Nodes
 from trainer.loop.publication import Publication
+from trainer.loop.settled import Settled
 from trainer.loop.step_events import RunName, StepEvents
 from trainer.loop.threads import in_thread
 from trainer.model.offload import Where
@@ -227,6 +228,7 @@ class Trainer:
         self.evaluations = Evaluations(settings, at, self.feed, metrics, self.step_events.tell)
         self.details = Details(settings)
         self.excluded = Excluded(settings.run.max_excluded)
+        self.settled = Settled()
         self._from_older = from_older
         self._busy_s = 0.0
         """How long it computed on the groups of the last batch."""
@@ -258,6 +260,7 @@ class Trainer:
         if (why := self.weights.rejected(self.learner.version)) is not None:
             raise self.publication.rejected(why)
         status = await self.feed.status()
+        self.settled.look(status.get("settled", {}))
         self._check_dropped(status["drop_equal"])
         self._check_length(status["max_model_len"])
         self.publication.begun = status["version"]
@@ -375,7 +378,7 @@ class Trainer:
                 await self.publication.finish()
             with clock.on("step", "compute"):
                 measured = await in_thread(self.learner.step, batch)
-            measured |= self.excluded.figures()
+            measured |= self.excluded.figures() | self.settled.figures(measured)
             self._busy_s = clock.seconds["compute"] - clock.seconds["step"]
             self._warn(measured)
         finally:
@@ -398,8 +401,9 @@ class Trainer:
         await self._check_skipped()
 
     async def _look_at_failures(self) -> None:
-        """Count the episodes that ended. Raise TooManyExcluded, with the last error of an agent."""
+        """Count the episodes and groups that ended. Raise TooManyExcluded, with the last error of an agent."""
         status = await self.feed.status()
+        self.settled.look(status.get("settled", {}))
         try:
             self.excluded.look(status.get("ended", {}))
         except TooManyExcluded as error:

@@ -3,9 +3,11 @@
 Owns the file under `[run] dir`; a resumed run appends to it. One record per trained buffer; its keys are the names in
 `trainer.data.batch`, `trainer.learner` and `trainer.algorithms`. `staleness_tokens/S` counts the trained tokens of staleness S,
 `masked_tokens/REASON` those that may not be trained, `skipped_tokens` those of groups without gradient, because their rewards are
-equal (`equal_reward_groups` is the groups' share). `truncated_episodes` is the share of episodes with a call that was cut at its
-token limit. `excluded_share` is the share of the episodes that ended since the step before and failed, `excluded/REASON` their
-numbers; the reward is of the others alone. A figure that is not finite is left out.
+equal. `reward_mean` and `equal_reward_groups` (a share) are of the batch, so of the groups that the gateway left in it;
+`reward_mean_all`, `equal_reward_groups_all` and `dropped_groups/REASON` are of all that ended since the step before, before any
+filter. `truncated_episodes` is the share of episodes with a call that was cut at its token limit, or whose context was full at
+the end. `excluded_share` is the share of the episodes that ended since the step before and failed, `excluded/REASON` their
+numbers; the rewards are of the others alone. A figure that is not finite is left out.
 `skipped_steps` counts the newest steps in a row that were skipped, because their loss or gradient was not finite.
 On a GPU, `memory_peak_gib` is the most that the first rank's tensors took so far, and `memory_reserved_gib` what its allocator
 held.
@@ -47,7 +49,8 @@ Span = tuple[str, float, float]
 """A block's name, start and end, in seconds since 1970."""
 _TAIL = 4096
 _SHOWN = (
-    ("reward", "reward_mean", "{:.3f}"),
+    ("reward of the batch", "reward_mean", "{:.3f}"),
+    ("reward of all episodes", "reward_mean_all", "{:.3f}"),
     ("episodes left out, because they failed", "excluded_share", "{:.1%}"),
     ("loss", "loss", "{:.4f}"),
     ("entropy", "entropy", "{:.3f}"),
@@ -59,7 +62,8 @@ _SHOWN = (
     ("staleness, mean", "staleness_mean", "{:.2f}"),
     ("staleness, max", "staleness_max", "{:.0f}"),
     ("gradient norm", "grad_norm", "{:.3f}"),
-    ("groups that teach nothing", "equal_reward_groups", "{:.0%}"),
+    ("groups of equal rewards, of the batch", "equal_reward_groups", "{:.0%}"),
+    ("groups of equal rewards, of all", "equal_reward_groups_all", "{:.0%}"),
     ("trained tokens", "trained_tokens", "{:.0f}"),
     ("episodes per second", "episodes_per_second", "{:.1f}"),
     ("idle", "idle_share", "{:.0%}"),

@@ -7,7 +7,7 @@ import { Table, type Column } from "../parts/table";
 import { href } from "../router";
 import type { TokenTable } from "./table";
 import { ticksOf, timelineOf, type Phase } from "./timeline";
-import type { Call, EpisodeAnswer } from "./types";
+import type { Call, EpisodeAnswer, RefusedCall } from "./types";
 import { moment, number, seconds } from "./words";
 
 const PHASES: [Phase, string][] = [
@@ -32,7 +32,9 @@ export function TimelineView({ episode, table, now }: Props) {
     }));
     return timelineOf(calls, episode.created_at, episode.closed_at ?? now);
   }, [episode, table, now]);
-  if (!episode.calls.length) return <Empty>Nothing was asked in this episode yet.</Empty>;
+  if (!episode.calls.length) {
+    return episode.refused_calls?.length ? <Refused calls={episode.refused_calls} /> : <Empty>No call was made in this episode.</Empty>;
+  }
   const place = (at: number) => `${(at / Math.max(timeline.seconds, 1e-9)) * 100}%`;
   const apart = episode.calls.some((call) => call.queued_s != null);
   const summary = PHASES.map(([phase, words]) => `${words} ${seconds(timeline.totals[phase])}`).join(", ");
@@ -71,6 +73,30 @@ export function TimelineView({ episode, table, now }: Props) {
       </section>
       <h2>Calls</h2>
       <Table caption="Calls" columns={columns(episode, table, apart)} rows={episode.calls} id={(call) => call.call_id} />
+      <Refused calls={episode.refused_calls ?? []} />
+    </>
+  );
+}
+
+/** The calls that were refused before anything was sampled. */
+function Refused({ calls }: { calls: RefusedCall[] }) {
+  if (!calls.length) return null;
+  return (
+    <>
+      <h2>Refused calls</h2>
+      <Table
+        caption="Refused calls"
+        rows={calls}
+        id={(call) => `${call.at} ${call.message}`}
+        columns={[
+          { head: "at", cell: (call) => moment(call.at) },
+          { head: "api", cell: (call) => call.api },
+          { head: "model", cell: (call) => call.model || "–" },
+          { head: "refused with", cell: (call) => <Badge tone="bad">{`${call.status} ${call.code}`}</Badge> },
+          { head: "times", number: true, cell: (call) => call.times },
+          { head: "message", cell: (call) => call.message },
+        ]}
+      />
     </>
   );
 }

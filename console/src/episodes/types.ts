@@ -69,7 +69,18 @@ export interface Call {
   tool_faults: string | null;
 }
 
-export type EpisodeAnswer = Omit<EpisodeRow, "calls"> & { calls: Call[] };
+/** A call that was refused before anything was sampled; `times` equal ones in a row. */
+export interface RefusedCall {
+  at: number;
+  api: string;
+  model: string;
+  status: number;
+  code: string;
+  message: string;
+  times: number;
+}
+
+export type EpisodeAnswer = Omit<EpisodeRow, "calls"> & { calls: Call[]; refused_calls?: RefusedCall[] };
 
 /** A call that runs now. */
 export interface RunningCall {
@@ -82,7 +93,7 @@ export interface RunningCall {
 
 export interface Step {
   at: number;
-  about: "episode" | "group";
+  about: "episode" | "group" | "call";
   kind: string;
   reason: string;
   buffer: number | null;

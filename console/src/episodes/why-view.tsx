@@ -62,7 +62,7 @@ export function WhyView({ why }: { why: Why }) {
         {why.story.map((step, i) => (
           <li key={i}>
             <time class="quiet">{moment(step.at)}</time>
-            <Badge tone={TONES[step.kind] ?? "plain"}>{step.about === "group" ? `group ${step.kind}` : step.kind}</Badge>
+            <Badge tone={TONES[step.kind] ?? "plain"}>{step.about === "group" ? `group ${step.kind}` : step.kind.replaceAll("_", " ")}</Badge>
             <span>
               <Words text={step.words} />
               {step.about === "episode" && ENDS.has(step.kind) && step.reason && (
@@ -94,6 +94,7 @@ const TONES: Record<string, "good" | "warn" | "bad" | "info"> = {
   occupied: "info",
   dropped: "warn",
   refused: "warn",
+  call_refused: "bad",
   aborted: "warn",
   skipped: "warn",
   masked: "warn",

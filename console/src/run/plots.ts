@@ -14,8 +14,8 @@ export interface Plot {
   /** One sentence: how to read it. */
   hint: string;
   curves: Curve[];
-  /** Where all is well. */
-  band?: [number, number];
+  /** The signal of Health that judges the first curve, and has its range. */
+  signal?: string;
   format?: "share" | "seconds";
 }
 
@@ -32,7 +32,7 @@ const curve = (label: string, colour: number, name: string, more: Partial<Curve>
 });
 
 /** Failures that are the agent's own, and not of what it runs on (gateway/feed/explain.py has all reasons). */
-const AGENTS_OWN = new Set(["agent_failed", "no_reward", "sandbox_killed", "idle_deadline", "total_deadline"]);
+const AGENTS_OWN = new Set(["agent_failed", "no_calls", "no_reward", "sandbox_killed", "idle_deadline", "total_deadline"]);
 
 /** The share of episodes that infrastructure lost: tools, sandboxes, environments, graders, engines. */
 export function infrastructure(steps: Steps): Column | undefined {
@@ -73,22 +73,31 @@ export const PLOTS: Plot[] = [
   {
     id: "reward",
     title: "Reward",
-    hint: "Rises over tens of steps, with noise. The evaluation rises with it.",
-    curves: [curve("training", 1, "reward_mean"), curve("evaluation", 2, "eval/reward_mean", { points: true })],
+    hint: "Rises over tens of steps, with noise. The evaluation rises with it. The batch is what [staleness] filters left.",
+    curves: [
+      curve("all episodes", 3, "reward_mean_all"),
+      curve("trained batch", 1, "reward_mean"),
+      curve("evaluation", 2, "eval/reward_mean", { points: true }),
+    ],
   },
   {
     id: "excluded",
     title: "Episodes left out",
     hint: "Failed episodes are no zeros: they are left out. Below 2 % is healthy.",
+    signal: "excluded_share",
     curves: [curve("all failures", 4, "excluded_share"), { label: "infrastructure", colour: "--series-2", of: infrastructure }],
-    band: [0, 0.02],
     format: "share",
   },
   {
     id: "groups",
     title: "Groups that teach nothing, truncated episodes",
     hint: "Groups of equal rewards have no gradient: below half. Truncated: below 10 %.",
-    curves: [curve("equal rewards", 3, "equal_reward_groups"), curve("truncated", 2, "truncated_episodes")],
+    signal: "equal_reward_groups",
+    curves: [
+      curve("equal rewards, of all groups", 3, "equal_reward_groups_all"),
+      curve("equal rewards, of the batch", 1, "equal_reward_groups"),
+      curve("truncated", 2, "truncated_episodes"),
+    ],
     format: "share",
   },
   { id: "loss", title: "Loss", hint: "Tells little by itself in RL; a jump tells.", curves: [curve("loss", 1, "loss")] },
@@ -96,16 +105,16 @@ export const PLOTS: Plot[] = [
     id: "kl",
     title: "KL to the sampler",
     hint: "Above 0.1 the data is too old: a smaller eta, or fewer minibatches.",
+    signal: "kl_recorded_k3",
     curves: [curve("k3", 3, "kl_recorded_k3")],
-    band: [0, 0.01],
   },
   { id: "entropy", title: "Entropy", hint: "Falls slowly. Near 0 within some steps: collapse.", curves: [curve("nats a token", 5, "entropy")] },
   {
     id: "mismatch",
     title: "Engine against trainer",
     hint: "Log-probabilities of one version, from both. Below 0.02 in bf16.",
+    signal: "logprob_gap_mean",
     curves: [curve("mean gap", 4, "logprob_gap_mean")],
-    band: [0, 0.02],
   },
   {
     id: "staleness",
@@ -117,8 +126,8 @@ export const PLOTS: Plot[] = [
     id: "clip",
     title: "Clipped tokens",
     hint: "0.1 to 20 %. Always 0: nothing is learnt.",
+    signal: "clip_fraction",
     curves: [curve("share", 3, "clip_fraction")],
-    band: [0.001, 0.2],
     format: "share",
   },
   { id: "gradient", title: "Gradient norm", hint: "Of one size; spikes of ten times tell.", curves: [curve("norm", 5, "grad_norm")] },
@@ -132,8 +141,8 @@ export const PLOTS: Plot[] = [
     id: "idle",
     title: "Trainer idle",
     hint: "Above 70 %, rollout is the bottleneck.",
+    signal: "idle_share",
     curves: [curve("share", 2, "idle_share")],
-    band: [0, 0.3],
     format: "share",
   },
 ];

@@ -167,7 +167,7 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
         )}
       </div>
       {!table.nodes.length && view !== "group" ? (
-        <Empty>Nothing was sampled in this episode yet.</Empty>
+        <Empty>{episode.state === "closed" ? "Nothing was sampled in this episode." : "Nothing was sampled in this episode yet."}</Empty>
       ) : (
         <div class="tokens">
           <div class="tokens-main">

@@ -1,33 +1,14 @@
 // Health: is something wrong? A checklist of signals with their healthy ranges, what they say now, and what to do.
-import { get, session } from "../api";
-import { clock, duration, plural, share, short } from "../format";
+import { session } from "../api";
+import { clock, plural } from "../format";
 import { useEvents } from "../live";
 import { useLoaded } from "../load";
 import { Badge, type Tone } from "../parts/badge";
 import { Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href } from "../router";
-import { model } from "../shell";
-
-type State = "ok" | "warn" | "bad" | "unknown";
-
-interface Signal {
-  name: string;
-  label: string;
-  value: number | null;
-  unit: string;
-  state: State;
-  healthy: string;
-  /** What it says now; why it is not known. */
-  words: string;
-  do: string;
-  link: { view: string; query: Record<string, string> } | null;
-}
-
-interface Health {
-  at: number;
-  signals: Signal[];
-}
+import { loadHealth, type Health, type State } from "../run/health";
+import { model, recorded } from "../shell";
 
 const STATES: Record<State, { tone: Tone; word: string; order: number }> = {
   bad: { tone: "bad", word: "act", order: 0 },
@@ -36,14 +17,8 @@ const STATES: Record<State, { tone: Tone; word: string; order: number }> = {
   ok: { tone: "good", word: "well", order: 3 },
 };
 
-function shown({ value, unit }: Signal): string {
-  if (unit === "share") return share(value);
-  if (unit === "s" || unit === "seconds") return duration(value);
-  return unit && unit !== "count" ? `${short(value)} ${unit}` : short(value);
-}
-
 export function HealthView() {
-  const { value, error, again } = useLoaded((signal) => get<Health>("/admin/v1/health", { model: model.value }, signal), [model.value, session.value], 10_000);
+  const { value, error, again } = useLoaded((signal) => loadHealth(model.value, undefined, signal), [model.value, session.value], recorded.value ? 0 : 10_000);
   useEvents((events) => events.length && again());
   const health = value.value;
   return (
@@ -56,14 +31,22 @@ export function HealthView() {
   );
 }
 
+/** How many signals are out of range, and how many are not known: they are neither well nor ill. */
+export function summary(signals: readonly { state: State }[]): string {
+  const count = (...states: State[]) => signals.filter((one) => states.includes(one.state)).length;
+  const wrong = count("warn", "bad");
+  const unknown = count("unknown");
+  const known = signals.length - unknown;
+  const said = wrong ? `${plural(wrong, "signal")} of ${known} out of the healthy range.` : `All ${known} known signals are in their healthy ranges.`;
+  return unknown ? `${said} ${plural(unknown, "signal")} not known.` : said;
+}
+
 function Checklist({ health }: { health: Health }) {
   const signals = [...health.signals].sort((a, b) => STATES[a.state].order - STATES[b.state].order);
-  const wrong = signals.filter((one) => one.state === "bad" || one.state === "warn");
   return (
     <>
       <p role="status">
-        {wrong.length ? `${plural(wrong.length, "signal")} of ${signals.length} out of the healthy range.` : `All ${signals.length} signals are in their healthy ranges, or not known yet.`}{" "}
-        <span class="quiet">As of {clock(health.at)}.</span>
+        {summary(signals)} <span class="quiet">{recorded.value ? `A recorded run: its last event was at ${clock(health.at)}.` : `As of ${clock(health.at)}.`}</span>
       </p>
       <Table
         caption="Signals of health"
@@ -72,7 +55,7 @@ function Checklist({ health }: { health: Health }) {
         columns={[
           { head: "State", cell: (one) => <Badge tone={STATES[one.state].tone}>{STATES[one.state].word}</Badge> },
           { head: "Signal", cell: (one) => <strong>{one.label}</strong> },
-          { head: "Now", cell: (one) => (one.value === null ? <span class="quiet">{one.words}</span> : <span class="together">{shown(one)}</span>) },
+          { head: "Now", cell: (one) => <span class={one.value === null ? "quiet" : ""}>{one.words}</span> },
           { head: "Healthy", cell: (one) => <span class="together">{one.healthy}</span> },
             { head: "What to do", cell: (one) => (one.state === "bad" || one.state === "warn" ? one.do : <span class="quiet">{one.do}</span>) },
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },

@@ -10,11 +10,12 @@ import { Chart, type Line, type Mark } from "../parts/chart";
 import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href, route, setQuery } from "../router";
+import { loadHealth, type Signal } from "../run/health";
 import { phases, PLOTS, type Curve, type Plot } from "../run/plots";
 import { grown, joined, loadRuns, loadSteps, smoothed, type Run, type Steps } from "../run/steps";
-import { model } from "../shell";
+import { model, recorded } from "../shell";
 
-const SHOWN_IN_TABLE = ["reward_mean", "eval/reward_mean", "excluded_share", "loss", "kl_recorded_k3", "entropy", "logprob_gap_mean", "staleness_mean", "seconds/total"];
+const SHOWN_IN_TABLE = ["reward_mean_all", "reward_mean", "eval/reward_mean", "excluded_share", "loss", "kl_recorded_k3", "entropy", "logprob_gap_mean", "staleness_mean", "seconds/total"];
 
 export function RunView() {
   const runs = useLoaded((signal) => loadRuns(model.value, signal), [model.value, session.value]);
@@ -143,12 +144,12 @@ function Headline({ steps, run }: { steps: Steps; run: Run }) {
   const facts: [string, string][] = [
     ["Last step", String(steps.step.at(-1) ?? "–")],
     ["Version", version === null ? "–" : String(version)],
-    ["Reward", short(now("reward_mean"))],
+    ["Reward, all episodes", short(now("reward_mean_all") ?? now("reward_mean"))],
     ["Evaluation", short(now("eval/reward_mean"))],
     ["Left out", share(now("excluded_share"))],
     ["Tokens/s", tokens && total ? short(tokens / total) : "–"],
     ["Step takes", duration(total)],
-    ["Told at", clock(at)],
+    [recorded.value ? "Recorded until" : "Last update", clock(at)],
   ];
   return (
     <dl class="facts">
@@ -182,13 +183,14 @@ function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | 
     [Object.keys(steps.figures).join()],
   );
   const plots = [...PLOTS, seconds];
+  const health = useLoaded((signal) => loadHealth(steps.model, steps.run, signal), [steps.model, steps.run, steps.step.at(-1), session.value]);
   const shown = plots.filter((plot) => plot.curves.some((curve) => known(curve, steps) || (other && known(curve, other))));
   const missing = plots.filter((plot) => !shown.includes(plot));
   return (
     <>
       <div class="charts">
         {shown.map((plot) => (
-          <OnePlot key={plot.id} plot={plot} steps={steps} other={other} axis={axis} marks={marks} byTime={byTime} width={width} />
+          <OnePlot key={plot.id} plot={plot} steps={steps} other={other} axis={axis} marks={marks} byTime={byTime} width={width} signals={health.value.value?.signals ?? []} />
         ))}
       </div>
       <p class="quiet">
@@ -209,9 +211,10 @@ interface PlotProps {
   marks: Mark[];
   byTime: boolean;
   width: number;
+  signals: readonly Signal[];
 }
 
-function OnePlot({ plot, steps, other, axis, marks, byTime, width }: PlotProps) {
+function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: PlotProps) {
   const lines = useMemo(() => {
     const of = (curve: Curve, from: Steps, bring: (column: readonly (number | null)[]) => readonly (number | null)[], beside: boolean): Line[] => {
       const column = curve.of(from);
@@ -221,18 +224,19 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width }: PlotProps) 
     };
     return plot.curves.flatMap((curve) => [...of(curve, steps, axis.ofA, false), ...(other ? of(curve, other, axis.ofB, true) : [])]);
   }, [plot, steps, other, axis, width]);
-  const first = plot.curves[0]!.of(steps);
+  const first = plot.curves.find((curve) => known(curve, steps))?.of(steps);
   const now = latest(first);
-  const well = now === null || !plot.band ? null : now >= plot.band[0] && now <= plot.band[1];
+  const signal = signals.find((one) => one.name === plot.signal);
+  const state = signal?.in_step?.state;
   const format = plot.format === "share" ? share : plot.format === "seconds" ? duration : short;
   return (
     <section class="panel" aria-labelledby={`plot-${plot.id}`}>
       <div class="panel-head">
         <h2 id={`plot-${plot.id}`}>{plot.title}</h2>
-        {well !== null && <Badge tone={well ? "good" : "warn"}>{well ? "in range" : "out of range"}</Badge>}
+        {state && <Badge tone={state === "ok" ? "good" : state}>{state === "ok" ? "in range" : "out of range"}</Badge>}
         <span class="figure">{format(now)}</span>
       </div>
-      <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} sync="run" format={format} {...(plot.band ? { band: plot.band } : {})} />
+      <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} sync="run" format={format} {...(signal ? { band: [0, signal.most] as [number, number] } : {})} />
       <p class="hint">{plot.hint}</p>
     </section>
   );

@@ -1,7 +1,7 @@
 """Serves the routes that generate tokens without FastAPI's work around a route's function.
 
 They are also declared to FastAPI, so that the schema describes them; this stands before its routes and calls the same functions.
-Errors are answered as FastAPI's handlers would (`errors.py`).
+Errors are answered as FastAPI's handlers would (`errors.py`), after they have become a part of the call's episode.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api import chat, completions, messages, responses
 from gateway.api.context import Services, services
 from gateway.api.errors import refusal
+from gateway.api.scope import call_of
 from gateway.errors import GatewayError
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
@@ -38,10 +39,13 @@ class FastPath:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
+        gateway = await services(request)
         try:
-            response = await endpoint(request, await services(request))
+            response = await endpoint(request, gateway)
             await response(scope, receive, send)
         except GatewayError as error:  # an answer that has begun reports its own errors
+            if (call := call_of(scope)) is not None:
+                await gateway.refusals.record(call, error)
             await refusal(request, error)(scope, receive, send)
         except ClientDisconnect:  # the request was incomplete, so nothing was begun
             return

@@ -27,6 +27,12 @@ class FakeGateway:
         self.code: str | None = None
         """The code of refusals to open."""
         self.reward_status = 200
+        self.taken: dict[str, Any] = {
+            "accepted": True,
+            "reason": "rewarded",
+            "trainable_tokens": 1,
+            "notice": "",
+        }
         self.opened: list[dict[str, Any]] = []
         self.rewards: dict[str, dict[str, Any]] = {}
         self.abandoned: dict[str, str] = {}
@@ -92,7 +98,7 @@ class FakeGateway:
             return _refused(self.reward_status, 0.0)
         assert episode_id not in self.rewards
         self.rewards[episode_id] = await request.json()
-        return JSONResponse({})
+        return JSONResponse(self.taken)
 
     async def restart(self, episode_id: str) -> JSONResponse:
         if self.restart_status != 200:

@@ -295,3 +295,41 @@ async def test_groups_of_one_are_warned_of(
 ) -> None:
     done = await refused(gateway, tmp_path, *options)
     assert (done.stderr.count("warning: groups of one episode") == 1) is warned
+
+
+async def test_a_reward_that_does_not_count_is_a_failure_that_ends_a_run(
+    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        return 1.0
+
+    why = "the agent called no model of this gateway"
+    gateway.taken = {"accepted": False, "reason": "no_calls", "trainable_tokens": 0, "notice": why}
+    out = io.StringIO()
+    with EpisodeProgress(None, Console(file=out, width=300)) as progress:
+        runner = EpisodeRunner(client, FunctionAgent(solve), concurrency=1, on_outcome=progress.add)
+        with pytest.raises(RunStopped, match=why):
+            await runner.run_forever(TASKS, asyncio.Event())
+    summary = progress.summary()
+    assert (summary["episodes"], summary["failed"], summary["reward_mean"]) == (LEAST, LEAST, 0.0)
+    assert f"{why}; closed by the gateway: no_calls" in out.getvalue()
+
+
+async def test_rewards_of_which_nothing_can_be_trained_are_counted_and_reported_once(
+    gateway: FakeGateway, client: GatewayClient
+) -> None:
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        return 1.0
+
+    gateway.taken |= {
+        "trainable_tokens": 0,
+        "notice": "none of its 9 sampled tokens can be trained (9 greedy)",
+    }
+    out = io.StringIO()
+    with EpisodeProgress(3, Console(file=out, width=300)) as progress:
+        await EpisodeRunner(client, FunctionAgent(solve), concurrency=1, on_outcome=progress.add).run(TASKS)
+    summary = progress.summary()
+    assert (summary["failed"], summary["untrainable"], summary["reward_mean"]) == (0, 3, 1.0)
+    assert out.getvalue().count("9 greedy") == 1

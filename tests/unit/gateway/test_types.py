@@ -65,7 +65,8 @@ def groups(draw: st.DrawFn) -> tuple[Group, ...]:
 
     def episode(name: str) -> Episode:
         reward = draw(st.floats(allow_nan=False, allow_infinity=False))
-        return Episode(name, reward, tuple(draw(nodes(i)) for i in range(draw(st.integers(1, 3)))))
+        own = tuple(draw(nodes(i)) for i in range(draw(st.integers(1, 3))))
+        return Episode(name, reward, own, draw(st.booleans()))
 
     def group(name: str) -> Group:
         members = [f"{name}/{i}" for i in range(draw(st.integers(1, 3)))]
@@ -91,7 +92,7 @@ def check_same(left: tuple[Group, ...], right: tuple[Group, ...]) -> None:
     for a, b in zip(
         (e for g in left for e in g.episodes), (e for g in right for e in g.episodes), strict=True
     ):
-        assert (a.episode_id, a.reward) == (b.episode_id, b.reward)
+        assert (a.episode_id, a.reward, a.context_full) == (b.episode_id, b.reward, b.context_full)
         assert len(a.nodes) == len(b.nodes)
         assert all(same(x, y) for x, y in zip(a.nodes, b.nodes, strict=True))
 
@@ -114,15 +115,17 @@ def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
 
 
 @given(groups())
-def test_a_feed_without_finish_reasons_is_read_with_none(original: tuple[Group, ...]) -> None:
-    """A gateway or an export from before that column."""
+def test_a_feed_without_the_later_columns_is_read_with_what_stands_for_them(
+    original: tuple[Group, ...],
+) -> None:
+    """A gateway or an export from before these columns."""
     check_same(
-        groups_from_arrow(groups_to_arrow(original).drop_columns("finish_reason")),
+        groups_from_arrow(groups_to_arrow(original).drop_columns(["finish_reason", "context_full"])),
         tuple(
             replace(
                 group,
                 episodes=tuple(
-                    replace(e, nodes=tuple(replace(n, finish_reason="") for n in e.nodes))
+                    replace(e, nodes=tuple(replace(n, finish_reason="") for n in e.nodes), context_full=False)
                     for e in group.episodes
                 ),
             )

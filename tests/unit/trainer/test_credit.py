@@ -311,6 +311,25 @@ def test_a_batch_trains_calls_by_their_own_advantages_and_counts_what_it_masks()
     assert (measured["truncated_episodes"], measured["equal_reward_groups"]) == (0.5, 0.0)
 
 
+def test_an_episode_that_ended_because_the_context_was_full_is_truncated_at_its_last_call() -> None:
+    full = replace(episode("a", 0.0, (None, 2, "stop"), (None, 3, "stop")), context_full=True)
+    whole = episode("b", 1.0, (None, 2, "stop"))
+    members = group(full, whole)
+    batch = Batch(0, CENTRED, 64, credit=CreditSettings(truncated="mask"))
+    list(batch.take([members]))
+    assert batch.truncated == 1
+    masks = [
+        [n.mask_reason for n in credit.calls(e)]
+        for e in credit.masked(members, CreditSettings(truncated="mask")).episodes
+    ]
+    assert masks == [["overlong", "overlong"], [""]]
+    by_turn = credit.masked(members, CreditSettings(level="call", truncated="mask"))
+    assert [n.mask_reason for n in credit.calls(by_turn.episodes[0])] == ["", "overlong"]
+    punished = CreditSettings(truncated="penalise", penalty=2.0)
+    (found,) = credit.advantages([members], CENTRED, punished)
+    assert {*found[0].values()} == {-1.5}
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [

@@ -1,0 +1,69 @@
+"""Records the calls of an episode that are refused, before their clients get the refusal.
+
+So whoever rewards the episode afterwards finds them in the store. The numbers are bounded: a client that is sent away as too fast
+comes back at once, so of such refusals only the first ones of an episode are written, and the others are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from prometheus_client import Counter
+
+from gateway.episodes.open_episode import OpenEpisode
+from gateway.errors import Busy, GatewayError
+from gateway.store import refused_calls
+from gateway.store.database import Database
+from gateway.store.refused_calls import RefusedCall
+
+log = logging.getLogger(__name__)
+
+_MESSAGE = 500
+"""Characters of a refusal's message that are kept."""
+_WAIT_S = 5.0
+"""How long a refusal waits for its record: a store that is away keeps no client from its answer."""
+_OVER = ("episode_closed", "episode_grading", "attempt_over", "recorded_elsewhere", "asked_again")
+"""Codes of calls that have no part in the episode any more, or that are recorded as answered."""
+
+
+@dataclass(slots=True)
+class AskedCall:
+    """A request for a reply, as far as it is known."""
+
+    api: str
+    received_at: float
+    episode: OpenEpisode | None = None
+    model: str = ""
+
+
+class Refusals:
+    """The refused calls of a gateway process."""
+
+    def __init__(self, database: Database, counter: Counter) -> None:
+        """`counter` has the labels `api` and `code`."""
+        self._database = database
+        self._counter = counter
+
+    async def record(self, asked: AskedCall, error: GatewayError) -> None:
+        """Make a refusal a part of its episode."""
+        code = error.code or ""
+        if asked.episode is None or code in _OVER:
+            return
+        self._counter.labels(asked.api, code).inc()
+        asked.episode.refused += 1
+        if isinstance(error, Busy) and asked.episode.refused > refused_calls.MOST:
+            return
+        refused = RefusedCall(
+            asked.received_at, asked.api, asked.model, error.status, code, error.message[:_MESSAGE]
+        )
+        try:
+            self._database.check()
+            async with asyncio.timeout(_WAIT_S):
+                await self._database.submit(
+                    partial(refused_calls.add, episode_id=asked.episode.id, refused=refused)
+                )
+        except (GatewayError, TimeoutError) as failure:
+            log.warning("a refused call of episode %s is not recorded: %r", asked.episode.id, failure)
