@@ -113,6 +113,7 @@ SIGNALS = (
         "fewer episodes at once, more engines, or a larger [staleness] eta", figures=("late_share",),
     ),
     Signal(
+        # A gap of g nats moves a ratio by g: a tenth of the usual clip range (0.2) is harmless, all of it clips tokens.
         "logprob_gap_mean", "Gap of log-probabilities between trainer and engine, same version", "nats", 0.02, 0.2,
         "engine and trainer compute differently: same dtype, no quantized engine; gateway doctor", figures=("logprob_gap_mean",),
     ),
