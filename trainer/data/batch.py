@@ -124,7 +124,7 @@ class Batch:
                 raise FeedBroken(f"group {group.group_id} came twice in buffer {self.version}")
             self.group_ids.add(group.group_id)
             self.rewards += [episode.reward for episode in group.episodes]
-            self.truncated += sum(bool(credit.truncated_calls(episode)) for episode in group.episodes)
+            self.truncated += sum(map(credit.has_truncated_call, group.episodes))
             self._waiting.append((group, self._divergences(group)))
             if self.streams:
                 for credited in self._credited():

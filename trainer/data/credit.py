@@ -95,6 +95,11 @@ def truncated_calls(episode: Episode) -> set[int]:
     return {node.index for node in (*(node for node in own if node.finish_reason == "length"), *last)}
 
 
+def has_truncated_call(episode: Episode) -> bool:
+    """Return whether a call was cut at its token limit, or the context was full after the last one."""
+    return bool(truncated_calls(episode))
+
+
 def shares(
     group: Group, divergences: Sequence[Credit], reward_kl: float, settings: CreditSettings
 ) -> list[list[Share]]:
@@ -125,7 +130,7 @@ def shares(
 
 def _of_episode(episode: Episode, settings: CreditSettings) -> float:
     tokens = sum(len(node.ids) for node in calls(episode))
-    return episode.reward - _punishment(tokens, bool(truncated_calls(episode)), settings)
+    return episode.reward - _punishment(tokens, has_truncated_call(episode), settings)
 
 
 def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings) -> list[float]:
