@@ -20,7 +20,6 @@ from starlette.types import Scope
 from gateway.api.scope import EPISODE, PREFIX
 from gateway.api.wrong_paths import no_route
 from gateway.errors import (
-    BadRequest,
     Busy,
     Conflict,
     GatewayError,
@@ -55,7 +54,7 @@ def error_body(error: GatewayError) -> dict[str, Any]:
 
 def anthropic_error_body(error: GatewayError) -> dict[str, Any]:
     """An error as Anthropic's API has it; it has no place for a code or a parameter, so the message names them."""
-    other = "invalid_request_error" if isinstance(error, BadRequest) else "api_error"
+    other = "invalid_request_error" if error.status < 500 else "api_error"
     details = {} if error.details is None else {"details": error.details}
     return {
         "type": "error",

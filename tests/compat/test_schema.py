@@ -99,7 +99,7 @@ def test_metadata_that_the_store_cannot_hold_is_refused(gate: Gate, text: str) -
     headers = {"content-type": "application/json"}
     for _ in range(2):
         answer = httpx.post(f"{gate.gateway}/admin/v1/episodes", content=body, headers=headers, timeout=60)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("path", ["weights/{}", "batches/{}/groups", "leases/one/groups?fence={}"])

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.agents import ONE_CALL
 from tests.harness.fences import ROOT, Fence, fences, pages
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import LONG_S, result_of
@@ -33,12 +34,23 @@ REASONS = {
     "starts the gateway",
 }
 ADDRESS = "http://127.0.0.1:8000"
-AGENT = "print(0.5)\n"
-WORKER = """import json, sys
+AGENT = f"{ONE_CALL}\nprint(0.5)\n"
+FUNCTION = """
+from tests.harness.agents import one_call
+
+async def solve(task, base_url, api_key):
+    await one_call(base_url, api_key)
+    return 0.5
+"""
+WORKER = """
+import asyncio, json, sys
+from tests.harness.agents import one_call
+
 for line in sys.stdin:
+    job = json.loads(line)
+    asyncio.run(one_call(job["base_url"], job["api_key"]))
     print(json.dumps({"reward": 0.5}), flush=True)
 """
-FUNCTION = "async def solve(task, base_url, api_key):\n    return 0.5\n"
 PAGES = [page for page in pages() if any(f.kind in ("sh", "python") and not f.why_not for f in fences(page))]
 
 

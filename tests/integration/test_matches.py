@@ -14,12 +14,17 @@ from typer.testing import CliRunner, Result
 from gateway.cli import app
 from gateway.client import Task
 from gateway.client.seats import Matches, Seat
+from tests.harness.agents import one_call
 from tests.harness.gateways import RunningGateway, gateway_of
 from tests.harness.waiting import within
 
 PLAYS = """
+from tests.harness.agents import one_call
+
 async def play(task, seats):
     assert len({seat.api_key for seat in seats.values()}) == 2
+    for seat in seats.values():
+        await one_call(seat.base_url, seat.api_key)
     return {"first": 1.0, "second": 0.0}
 
 async def fail(task, seats):
@@ -65,6 +70,8 @@ async def test_seats_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGat
     told = asyncio.Event()
 
     async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+        for seat in seats.values():
+            await one_call(seat.base_url, seat.api_key)
         return {"first": 1.0, "second": 0.0}
 
     def wait(what: str) -> None:
@@ -93,6 +100,8 @@ async def test_every_seat_begins_with_the_same_task_whatever_comes_to_the_gatewa
 
     async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
         played.append(task["name"])
+        for seat in seats.values():
+            await one_call(seat.base_url, seat.api_key)
         return {"first": 1.0, "second": 0.0}
 
     async def late(task_id: str, *given: Any, model: str, **more: Any) -> Any:

@@ -20,7 +20,6 @@ EXTRA = (
     "tensorboard",
     "transformers",
     "ray",
-    "vllm",
     "lightgbm",
     "matplotlib",
     "wandb",
@@ -63,7 +62,7 @@ def test_no_package_of_an_extra_is_one_of_the_base() -> None:
         for name, lines in project["optional-dependencies"].items()
         for line in lines
     }
-    assert {"torch", "transformers", "tensorboard", "ray", "vllm", "lightgbm"} <= extra
+    assert {"torch", "transformers", "tensorboard", "ray", "lightgbm"} <= extra
     assert not base & extra
 
 
