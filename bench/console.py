@@ -39,7 +39,7 @@ from gateway.store.schema import bring_up_to_date
 GOAL = 0.02
 _CONNECTED_AT_ONCE = 20
 _WRITES_PER_S = 20
-_ASKED = b"GET /admin/v1/events?after=%d HTTP/1.1\r\nhost: bench\r\n\r\n"
+_ASKED = b"GET /admin/v1/events?after=%d HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True)

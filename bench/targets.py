@@ -291,7 +291,7 @@ def post(path: str, body: dict[str, Any], key: str = "") -> bytes:
     content = orjson.dumps(body)
     bearer = f"authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: bench\r\n{bearer}"
+        f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{bearer}"
         f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content

@@ -48,7 +48,8 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 
 
 @router.get("/health")
-@router.api_route("/ping", methods=["GET", "POST"])
+@router.get("/ping", include_in_schema=False)
+@router.post("/ping", include_in_schema=False)
 async def health(request: Request, gateway: Gateway) -> Response:
     """Calls would be served, as `/readyz` says: 200 without a body, as vLLM answers."""
     await readyz(request, gateway)

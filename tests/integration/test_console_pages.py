@@ -79,7 +79,7 @@ async def test_the_views_say_what_was_recorded_and_offer_no_action(
             run.open
         )
         await shown.show("health", "Health")
-        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("4 %")
+        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("4.0%")
         await shown.show("engines", "Engines and nodes")
         await expect(page.get_by_role("main")).to_contain_text("demo-0")
         assert await page.get_by_role("button", name="Drain").count() == 0

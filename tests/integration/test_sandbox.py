@@ -110,7 +110,7 @@ async def test_one_that_takes_too_much_is_killed_for_a_reason_and_nothing_is_lef
     async with sandboxed(TAKES_TOO_MUCH, marker, memory_mib=300, cpu_s=2, processes=30, disk_mib=4) as agent:
         rows = await rows_of(gateway, agent, [{"do": kind} for kind in kinds])
     assert [row["reason"] for row in rows] == [
-        "memory_limit", "cpu_limit", "process_limit", "agent_failed", "rewarded"
+        "memory_limit", "cpu_limit", "process_limit", "agent_failed", "no_calls"
     ]  # fmt: skip
     memory, cpu, processes, disk, _ = [json.dumps(row["error"]) for row in rows]
     assert "MiB of memory, of 300 that it may" in memory

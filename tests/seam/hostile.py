@@ -100,12 +100,12 @@ class _Drawing:
         expects = rng.random() < 0.15
         head = (
             f"{rng.choice(METHODS)} {path.format(tag=name)} HTTP/1.{rng.choice('1111110')}\r\n"
-            f"Host: x\r\n{known}{rng.choice(_EXTRA)}{framing}{'Expect: 100-continue' if expects else 'X-Y: z'}\r\n\r\n"
+            f"Host: 127.0.0.1\r\n{known}{rng.choice(_EXTRA)}{framing}{'Expect: 100-continue' if expects else 'X-Y: z'}\r\n\r\n"
         ).encode("latin-1")
         return [head, body] if expects or rng.random() < 0.2 else [head + body]
 
     def _plain(self, method: str, path: str, key: str) -> bytes:
-        return f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
+        return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n\r\n".encode()
 
     # How long a body is said to be
 

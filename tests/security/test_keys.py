@@ -139,7 +139,8 @@ async def test_admin_keys_are_compared_in_constant_time(
         answer = await stage.gateway.http.get("/v1/chat/completions", headers=bearer(key))
         assert answer.status_code == (401 if key in ("wrong", ROOT) else 200)
         assert all(len(given) == len(known) == 32 for given, known in compared)
-        assert len(compared) == 2
+        # A key that no agent has may be an administrator's, which is a mistake with a sentence of its own.
+        assert len(compared) == (5 if key in ("wrong", ROOT) else 2)
 
 
 async def test_keys_open_what_they_are_for_alone(stage: Tenants) -> None:
@@ -150,10 +151,13 @@ async def test_keys_open_what_they_are_for_alone(stage: Tenants) -> None:
         answer = await http.get("/admin/v1/status", headers={"Authorization": f"Bearer {key}".encode()})
         said.add((answer.status_code, answer.text))
     assert len(said) == 1 and said.pop()[0] == 401
-    for key in (ROOT, key_of("ann"), UPSTREAM_KEY, "hg-wrong"):
+    for key in (UPSTREAM_KEY, "hg-wrong"):
         answer = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
         said.add((answer.status_code, answer.text))
     assert len(said) == 1 and said.pop()[0] == 401
+    for key in (ROOT, key_of("ann")):
+        answer = await http.post("/v1/chat/completions", headers=bearer(key), json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
     assert (await http.get("/admin/v1/status")).status_code == 401
     assert (await http.post("/v1/chat/completions", json=body)).status_code == 401
 

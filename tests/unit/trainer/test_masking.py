@@ -58,9 +58,9 @@ async def test_top_p_below_1_is_warned_of_once(
 
 
 async def truncated(gateway: RunningGateway, group: str) -> None:
-    """A group of two, of which one is better, sampled with top-p 0.9."""
-    for reward in (0.0, 1.0):
+    """A group of two, of which one is better and was sampled with top-p 0.9."""
+    for reward, top_p, tokens in ((0.0, 1.0, 1), (1.0, 0.9, 8)):
         opened = await gateway.admin.open_episode(group, group, 2)
         headers = {"Authorization": f"Bearer {opened.api_key}"}
-        assert (await gateway.chat(headers, max_tokens=4, top_p=0.9)).is_success
+        assert (await gateway.chat(headers, max_tokens=tokens, top_p=top_p)).is_success
         await gateway.admin.reward(opened.episode_id, reward)
