@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.base import Engine, GenerateRequest
-from gateway.render.constraints import constraint
+from gateway.render.constraints import ContentForm, constraint
 from gateway.render.renderer import ChatRenderer, Tool
 from gateway.render.segmenter import Piece, Segmenter
 from gateway.sections import ModelSettings
@@ -54,7 +54,7 @@ def tool(name: str, schema: dict[str, Any]) -> Tool:
 
 TOOLS = [tool("weather", WEATHER), tool("switch", FLAG)]
 SCHEMAS = {"weather": WEATHER, "switch": FLAG}
-LENIENT = {"type": "json_schema", "json_schema": {"name": "w", "schema": WEATHER}}
+LENIENT = ContentForm("json", WEATHER, "response_format")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ async def replies(
     *,
     choice: str = "auto",
     parallel: bool = True,
-    form: dict[str, Any] | None = None,
+    form: ContentForm | None = None,
     tools: list[Tool] | None = None,
     reasoning: bool = False,
 ) -> list[list[Piece]]:
@@ -145,7 +145,7 @@ async def test_without_a_grammar_it_is_rubbish(engine: Engine, renderer: ChatRen
 
 @pytest.mark.parametrize("reasoning", [False, True])
 async def test_a_json_object(engine: Engine, renderer: ChatRenderer, reasoning: bool) -> None:
-    form = {"type": "json_object"}
+    form = ContentForm("json", {"type": "object"}, "response_format")
     for pieces in await replies(engine, renderer, form=form, tools=[], reasoning=reasoning):
         assert isinstance(json.loads(text(pieces)), dict)
 

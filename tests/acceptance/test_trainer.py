@@ -95,7 +95,10 @@ async def test_a_run_from_the_command_line_trains_on_what_was_sampled(
         assert record["logprob_gap_max"] < NOISE
     with sqlite3.connect(tmp_path / "gateway.db") as store:
         versions = store.execute("SELECT version, state, report FROM versions ORDER BY version").fetchall()
-        abandoned = store.execute("SELECT count(*) FROM calls WHERE finish_reason = 'abandoned'").fetchone()
+        abandoned = store.execute(
+            "SELECT count(*) FROM calls JOIN episodes ON episodes.id = episode_id"
+            " WHERE finish_reason = 'abandoned' AND reason != 'interrupted'"
+        ).fetchone()
     assert [(version, state) for version, state, _ in versions] == [(v, "live") for v in range(STEPS + 1)]
     verdicts = [json.loads(report)[0]["probe"]["verdict"] for _, _, report in versions[1:]]
     assert set(verdicts) <= {"passed", "indistinct"}

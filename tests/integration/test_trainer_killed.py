@@ -34,7 +34,7 @@ from trainer.learner import Learner
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
 
-KNOWN = ("checkpoints", "metrics.jsonl", "samples", "weights")
+KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "weights")
 STEPS = len(POINTS) + 5
 ANYWHERE_S = 0.4
 LIMIT_S = 600.0
