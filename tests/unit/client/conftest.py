@@ -78,7 +78,7 @@ class FakeGateway:
         self.closings.put_nowait(episode_id)
 
     async def look(self, episode_id: str) -> JSONResponse:
-        return JSONResponse({"state": "closed", "reason": self.closed[episode_id]})
+        return JSONResponse({"state": "closed", "reason": self.closed[episode_id], "error": None})
 
     async def ready(self) -> JSONResponse:
         return _refused(503, 1.0, self.unready) if self.unready else JSONResponse({})
