@@ -13,6 +13,7 @@ import typer
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
+    from gateway.cli.progress import EpisodeProgress
     from gateway.client import Task
     from gateway.client.seats import Play
 
@@ -53,6 +54,7 @@ def run_matches(
     from gateway.client.agents import function_named, read_tasks
     from gateway.client.seats import parse_seats
     from processes.interrupts import STATUS
+    from processes.unending import Program
 
     configure_logging(verbose)
     if mode not in ("train", "eval"):
@@ -69,15 +71,18 @@ def run_matches(
         "mode": mode,
         "max_failures": max_failures,
     }
+    program = Program()
     try:
-        summary, interrupted = asyncio.run(_run(gateway, admin_key, play, models, found, forever, kind))
+        work = _run(gateway, admin_key, play, models, found, forever, kind)
+        summary, progress = program.run(work)
     except (GatewayUnreachable, GatewayRefused, RunStopped) as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(1) from error
+        program.exit(1)
     typer.echo(json.dumps(summary))
-    if interrupted and not forever:
-        raise typer.Exit(STATUS)
-    raise typer.Exit(1 if not forever and any(seat["failed"] for seat in summary.values()) else 0)
+    if progress.interrupted and not forever:
+        program.exit(STATUS)
+    failed = not forever and any(seat["failed"] for seat in summary.values())
+    program.exit(1 if progress.cancelled or failed else 0)
 
 
 async def _run(
@@ -88,8 +93,8 @@ async def _run(
     tasks: list[Task],
     forever: bool,
     kind: dict[str, Any],
-) -> tuple[dict[str, dict[str, float]], bool]:
-    """Return the summary of each seat's episodes, and whether the run was interrupted."""
+) -> tuple[dict[str, dict[str, float]], EpisodeProgress]:
+    """Return the summary of each seat's episodes, and how the run has ended."""
     from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import GatewayClient
     from gateway.client.seats import Matches
@@ -103,4 +108,4 @@ async def _run(
                 await interruptible(
                     matches.run(tasks, asyncio.Event() if forever else None), progress.say, ENDING
                 )
-    return matches.summary(), progress.interrupted
+    return matches.summary(), progress

@@ -55,10 +55,12 @@ def ask(
     import httpx
 
     from gateway.client import GatewayClient, GatewayRefused
+    from processes.slow import reported
 
     async def asked() -> dict[str, Any]:
         async with GatewayClient(url, admin_key) as client:
-            return await ask(client)
+            with reported(lambda text: typer.echo(text, err=True), f"an answer of the gateway at {url}"):
+                return await ask(client)
 
     try:
         return asyncio.run(asked())

@@ -3,6 +3,7 @@ and how groups are written."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from processes.interrupts import Interrupted
 _LINE_EVERY_S = 5.0
 _SMOOTHING = 0.05
 ENDING = "interrupted: giving up open episodes"
+CANCELLED = (
+    "the run has ended early: code in this process, such as an agent, cancelled the driver's own tasks"
+)
 _BAR = 30
 
 
@@ -49,6 +53,8 @@ class EpisodeProgress:
         self._recent: float | None = None
         self.interrupted = False
         """True once a signal has ended the run."""
+        self.cancelled = False
+        """True once an agent has ended the run by cancelling its tasks."""
         self._crashes = Crashes()
         self._notices, self._waits = Crashes(), Crashes()
         self._last_error = self._waits_for = ""
@@ -89,11 +95,19 @@ class EpisodeProgress:
 
     @contextmanager
     def interrupts(self) -> Iterator[None]:
-        """Take an interruption for the end of the run, which the summary then reports."""
+        """Take an interruption, or a cancellation by an agent, for the end of the run, which the summary then reports.
+
+        For the main task of a program, which only foreign code in the process cancels.
+        """
         try:
             yield
         except Interrupted:
             self.interrupted = True
+        except asyncio.CancelledError:
+            if (main := asyncio.current_task()) is not None:
+                main.uncancel()
+            self.cancelled = True
+            self._print(CANCELLED)
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
@@ -120,6 +134,7 @@ class EpisodeProgress:
             "reward_mean": self._sum / rewarded if rewarded else 0.0,
             "seconds": round(time.monotonic() - self._started, 3),
             **({"interrupted": True} if self.interrupted else {}),
+            **({"cancelled": True} if self.cancelled else {}),
         }
 
     def view(self) -> Group:

@@ -87,6 +87,7 @@ def run_episodes(
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.sandboxes.base import Limits, SandboxUnavailable
     from processes.interrupts import STATUS
+    from processes.unending import Program
 
     configure_logging(verbose)
     try:
@@ -124,15 +125,16 @@ def run_episodes(
         typer.echo(_LONELY, err=True)
     floor = order_floor if order == "difficulty" else None
     ordered = partial(_ordered, floor, order_state, secrets.randbits(32) if seed is None else seed)
+    program = Program()
     try:
-        summary = asyncio.run(_run(gateway, admin_key, chosen, found, forever, kind, ordered))
+        summary = program.run(_run(gateway, admin_key, chosen, found, forever, kind, ordered))
     except (ValueError, GatewayUnreachable, GatewayRefused, RunStopped, SandboxUnavailable) as error:
         typer.echo(str(error), err=True)
-        raise typer.Exit(1) from error
+        program.exit(1)
     typer.echo(json.dumps(summary))
     if summary.get("interrupted") and not forever:
-        raise typer.Exit(STATUS)
-    raise typer.Exit(1 if summary["failed"] and not forever else 0)
+        program.exit(STATUS)
+    program.exit(1 if summary.get("cancelled") or (summary["failed"] and not forever) else 0)
 
 
 async def _run(

@@ -14,6 +14,8 @@ import typer
 from gateway.cli.options import WORKER, Verbose, configure_logging
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from gateway.settings import Settings
 
 KEEP_ALIVE_S = 75
@@ -70,6 +72,7 @@ def serve(
         raise typer.BadParameter(
             "only for --demo; with --config, set [server] port in the file", param_hint="--port"
         )
+    from gateway.server import listening
     from gateway.settings import ConfigError, Settings
 
     try:
@@ -90,7 +93,7 @@ def serve(
 
             supervisor = Supervisor(settings, config, workers, verbose, targets)
             raise typer.Exit(asyncio.run(supervisor.run()))
-        _serve(settings, verbose)
+        _serve(settings, listening(settings, WORKER in os.environ), verbose)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
@@ -101,30 +104,31 @@ def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
     if not alone:
         raise typer.BadParameter("cannot be combined with --config or --workers", param_hint="--demo")
     from gateway.cli.demo import demo_settings, introduction
+    from gateway.server import listening
     from gateway.settings import ConfigError, Settings
 
     folder = Path("runs/serve-demo") / str(port)
     try:
         settings = Settings.parse(demo_settings(folder, port), "--demo")
         configure_logging(verbose)
+        sockets = listening(settings, False)
         typer.echo(introduction(folder, settings.server.url))
-        _serve(settings, verbose)
+        _serve(settings, sockets, verbose)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 
 
-def _serve(settings: Settings, verbose: bool) -> None:
-    """Serves until a signal comes, in this process. Raises ConfigError if it cannot start."""
+def _serve(settings: Settings, sockets: list[socket], verbose: bool) -> None:
+    """Serve at bound sockets until a signal comes, in this process. Raise ConfigError if it cannot start."""
     import uvicorn
 
     from gateway.app import create_app, end_calls, leave
     from gateway.connection import Connection
-    from gateway.server import GatewayServer, listening
+    from gateway.server import GatewayServer
     from gateway.settings import ConfigError
 
     shared = WORKER in os.environ
-    sockets = listening(settings, shared)
     sys.setswitchinterval(_SWITCH_S)
     gateway = create_app(settings)
     config = uvicorn.Config(

@@ -14,7 +14,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from gateway.arrow import read_stream
 from gateway.client.events import EventStream
-from gateway.client.refusal import GatewayRefused, refusal
+from gateway.client.refusal import GatewayRefused, answered, refusal
 from gateway.types import (
     AS_REQUESTED,
     EpisodeMode,
@@ -380,8 +380,7 @@ class GatewayClient:
     # How the gateway is asked
 
     async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = (await self._send(method, path, wait_s, **kwargs)).json()
-        return answer
+        return answered(await self._send(method, path, wait_s, **kwargs))
 
     async def _send(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> httpx.Response:
         timeout = httpx.Timeout(self._timeout_s + wait_s)

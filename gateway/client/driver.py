@@ -31,7 +31,7 @@ from gateway.client.opening import STOP_GRACE_S, Kind, Opening
 from gateway.client.order import Passes, TaskOrder
 from gateway.client.outcomes import INTERRUPTED, Crash, Ended, EpisodeOutcome, closed
 from gateway.client.patience import GatewayUnreachable, Patience, Stopped, rest
-from gateway.client.refusal import unanswered
+from gateway.client.refusal import NotAGateway, unanswered
 from gateway.client.waits import Waits
 from gateway.keys import attempt_key
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
@@ -174,12 +174,15 @@ class EpisodeRunner:
             watching.cancel()
 
     async def _find_gateway(self) -> None:
-        """Fail at once where no gateway answers: patience is for one that was there before. Raise GatewayUnreachable."""
+        """Fail at once where no gateway answers: patience is for one that was there before. Raise
+        GatewayUnreachable and NotAGateway."""
         try:
             with self._waits.slow(f"an answer of the gateway at {self._client.url}"):
                 await self._closings.begin()
         except httpx.TransportError as error:
             raise GatewayUnreachable(unanswered(self._client.url, error)) from error
+        except NotAGateway:
+            raise
         except GatewayRefused:
             return  # the request to open an episode reports what lasts
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import orjson
 
-from gateway.client.refusal import GatewayRefused, refusal
+from gateway.client.refusal import GatewayRefused, NotAGateway, refusal
 
 
 class EventStream:
@@ -30,6 +30,8 @@ class EventStream:
             if response.is_error:
                 await response.aread()
                 raise refusal(response)
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                raise NotAGateway(response)
             rest = b""
             async for some in response.aiter_bytes():
                 *blocks, rest = (rest + some).split(b"\n\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableSet
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -30,7 +31,7 @@ class RanIntoCancel(Exception):
 
 
 class Overran(Exception):
-    """Foreign code took longer than it may."""
+    """Foreign code took longer than it may, or returned too late because it had blocked the event loop."""
 
 
 class Exited(Exception):
@@ -55,7 +56,7 @@ async def run_foreign(
     if children:
         _track_tasks(asyncio.get_running_loop())
         context.run(_started.set, tasks)
-    running = asyncio.create_task(_run(work), name=name, context=context)
+    running = asyncio.create_task(_run(work, limit_s), name=name, context=context)
     tasks.add(running)
     ends = {running} if until is None else {running, until}
     try:
@@ -87,11 +88,17 @@ async def cancel(tasks: MutableSet[asyncio.Task[Any]]) -> None:
             task.exception()  # retrieve it: the run's own error says what went wrong
 
 
-async def _run(work: Callable[[], Awaitable[T]]) -> T:
+async def _run(work: Callable[[], Awaitable[T]], limit_s: float | None) -> T:
+    began = time.monotonic()
     try:
-        return await work()
+        result = await work()
     except SystemExit as error:  # it would end this process, as it ends an agent's own
         raise Exited(f"it called sys.exit({error.code!r})") from error
+    except KeyboardInterrupt as error:  # its own: Ctrl-C is handled in another way
+        raise Exited("it raised KeyboardInterrupt") from error
+    if limit_s is not None and time.monotonic() - began > limit_s:  # no timer runs while the loop is blocked
+        raise Overran
+    return result
 
 
 def _result(task: asyncio.Task[T]) -> T:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 
 _LASTING = frozenset({"ledger_broken", "store_down"})
@@ -24,13 +26,37 @@ class GatewayRefused(Exception):
         return self.code in _LASTING
 
 
+class NotAGateway(GatewayRefused):
+    """Something else answered in place of a gateway, such as a web server."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        root = response.url.copy_with(raw_path=b"/")
+        kind = response.headers.get("content-type", "").partition(";")[0] or "no content type"
+        message = f"{root} is not a headgate gateway: it answered {response.status_code} with {kind}"
+        super().__init__(response.status_code, message, None, None)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def answered(response: httpx.Response) -> dict[str, Any]:
+    """Return the object that the gateway answered. Raise NotAGateway."""
+    try:
+        answer = response.json()
+    except ValueError:
+        raise NotAGateway(response) from None
+    if not isinstance(answer, dict):
+        raise NotAGateway(response)
+    return answer
+
+
 def refusal(response: httpx.Response) -> GatewayRefused:
     """Reads an error that the gateway answered."""
     try:
         error = response.json()["error"]
         message, code = error["message"], error["code"]
     except (ValueError, KeyError, TypeError):
-        message, code = f"{response.url} answers as no gateway of headgate does: is the URL right?", None
+        return NotAGateway(response)
     retry_after = response.headers.get("retry-after")
     return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)
 

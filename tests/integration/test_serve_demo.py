@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,3 +56,22 @@ async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Pat
 
 def test_every_token_of_the_fake_engine_is_a_word() -> None:
     assert len(set(WORDS.split())) == VOCABULARY
+
+
+def test_a_taken_port_is_reported_before_the_introduction(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        argv = [sys.executable, "-m", "gateway.cli", "serve", "--demo", "--port", str(taken.getsockname()[1])]
+        root = str(Path(__file__).parents[2])
+        ended = subprocess.run(
+            argv,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "cannot listen at" in ended.stderr

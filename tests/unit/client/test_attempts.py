@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from gateway.cli.progress import CANCELLED, EpisodeProgress
 from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayClient, RunStopped, driver, foreign
 from gateway.client.agents import AgentCrashed, FunctionAgent, Task
-from gateway.client.foreign import RanIntoCancel
+from gateway.client.foreign import Exited, RanIntoCancel
 from tests.harness.waiting import result_of, turns, within
 from tests.unit.client.conftest import FakeGateway
 
@@ -112,6 +116,46 @@ async def test_a_function_has_a_time_limit() -> None:
     with pytest.raises(AgentCrashed, match=r"not done within 0\.05 s") as error:
         await result_of(agent(TASKS[0], "", ""), "the limit has passed", 60.0)
     assert error.value.reason == "time_limit"
+
+
+async def test_a_function_that_blocked_the_event_loop_past_its_time_limit_has_overrun() -> None:
+    async def blocks(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+        return 1.0
+
+    with pytest.raises(AgentCrashed, match=r"not done within 0\.05 s"):
+        await FunctionAgent(blocks, timeout_s=0.05)(TASKS[0], "", "")
+
+
+async def test_a_keyboard_interrupt_of_a_functions_own_is_its_failure() -> None:
+    async def raises(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Exited, match="it raised KeyboardInterrupt"):
+        await FunctionAgent(raises)(TASKS[0], "", "")
+
+
+async def test_an_agent_that_cancels_the_drivers_tasks_ends_the_run_in_one_sentence(
+    client: GatewayClient,
+) -> None:
+    async def cancels(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        driver_task.cancel()
+        await asyncio.Event().wait()
+        return 1.0
+
+    output = io.StringIO()
+    progress = EpisodeProgress(1, Console(file=output))
+
+    async def drive() -> None:
+        with progress.interrupts():
+            await EpisodeRunner(client, FunctionAgent(cancels), on_outcome=progress.add).run(TASKS[:1])
+
+    driver_task = asyncio.create_task(drive())
+    await result_of(driver_task, "the run has ended", 60.0)
+    assert output.getvalue().strip() == CANCELLED
+    assert progress.summary()["cancelled"] is True
 
 
 async def test_a_timeout_of_the_agents_own_is_an_error_as_any_other() -> None:

@@ -11,11 +11,13 @@ from signal import SIGINT, SIGTERM, Signals
 import pytest
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, sys, time
 from processes.interrupts import Interrupted, interruptible
 
 async def work():
     print("begun", flush=True)
+    if "blocked" in sys.argv:
+        time.sleep(3600)
     try:
         await asyncio.Event().wait()
     finally:
@@ -63,3 +65,15 @@ def test_a_second_ctrl_c_ends_the_process_and_a_second_sigterm_does_not() -> Non
         process.send_signal(SIGINT)
         assert process.wait(60) == 130
         assert process.stdout.read() == ""
+
+
+@pytest.mark.parametrize("first", [SIGINT, SIGTERM])
+def test_ctrl_c_ends_a_process_whose_event_loop_is_blocked(first: Signals) -> None:
+    with program("blocked") as process:
+        assert process.stdout is not None
+        process.send_signal(first)
+        assert process.stdout.readline().startswith(
+            "interrupted, but code in this process blocks the event loop"
+        )
+        process.send_signal(SIGINT)
+        assert process.wait(60) == 130
