@@ -22,8 +22,7 @@ _BECAUSE = {
     "zero_variance": "the group's rewards are all equal, so it teaches nothing ([staleness] drop_equal)",
     "nothing_to_train": "no token of the group's rewarded episodes can be trained: its calls were greedy, constrained or cut by"
     " top-p, top-k or min-p ([sampling] sets temperature and top_p of training episodes)",
-    "no_calls": "its agent sampled no token from the trained model: an agent must take its base URL from OPENAI_BASE_URL and its"
-    " key from OPENAI_API_KEY",
+    "no_calls": "its agent sampled no token from the trained model (its error says why, and what to do)",
     "stale": "its batch was passed over, and no later one was left within the bound",
     "no_room": "every batch within its bound was whole",
     "surplus": "others were faster, and more run than are trained ([staleness] spare_groups, spare_members)",

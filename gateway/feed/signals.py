@@ -99,7 +99,8 @@ SIGNALS = (
     ),
     Signal(
         "no_calls", "Episodes whose agent never sampled from the trained model", "share", 0.0, 0.02,
-        "let the agent take base URL and key from OPENAI_BASE_URL and OPENAI_API_KEY; gateway episodes why lists refused calls",
+        "gateway episodes why EPISODE lists refused calls, with what to change; if no call came, let the agent take base URL and key"
+        " from OPENAI_BASE_URL and OPENAI_API_KEY",
         _ENDED, _NONE_ENDED,
     ),
     Signal(

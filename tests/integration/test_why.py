@@ -120,6 +120,9 @@ async def test_refused_calls_are_a_part_of_their_episode(gateway: RunningGateway
     else:
         assert taken["reason"] == "no_calls"
         assert "4 calls of the agent were refused" in taken["notice"] and "stop" in taken["notice"]
+        why = await gateway.admin.why(episode)
+        assert "sampled no token" in why["verdict"] and why["error"] == taken["notice"]
+        assert "OPENAI_BASE_URL" not in str(why), "calls came, so the agent has its address"
 
 
 async def test_an_abandoned_episode_says_what_its_driver_said(strict: RunningGateway) -> None:
