@@ -14,11 +14,13 @@ NO_PARTNER = "no_partner"
 """The reason of an episode that was alone in a match."""
 INTERRUPTED = "interrupted"
 """The reason of an episode whose driver was interrupted."""
+NOTHING_TO_TRAIN = "nothing_to_train"
+"""The reason of a group of which no token can be trained."""
 GIVEN_UP = frozenset(
     (
         "surplus",
         "zero_variance",
-        "nothing_to_train",
+        NOTHING_TO_TRAIN,
         "too_few_rewards",
         "stale",
         "no_room",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.end_reasons import counted, failed
+from gateway.end_reasons import NOTHING_TO_TRAIN, counted, failed
 from gateway.types import NO_CALLS
 
 State = Literal["ok", "warn", "bad", "unknown"]
@@ -99,8 +99,8 @@ SIGNALS = (
     ),
     Signal(
         "no_calls", "Episodes whose agent never sampled from the trained model", "share", 0.0, 0.02,
-        "gateway episodes why EPISODE lists refused calls, with what to change; if no call came, let the agent take base URL and key"
-        " from OPENAI_BASE_URL and OPENAI_API_KEY",
+        "gateway episodes why EPISODE lists refused calls, with what to change; if no call came, let the agent take its base URL"
+        " and key from OPENAI_BASE_URL and OPENAI_API_KEY",
         _ENDED, _NONE_ENDED,
     ),
     Signal(
@@ -111,6 +111,11 @@ SIGNALS = (
         "equal_reward_groups", "Groups whose rewards are all equal, which teach nothing", "share", 0.5, 0.9,
         "choose tasks that are neither too easy nor too hard, override [sampling] temperature, raise the group size",
         figures=("equal_reward_groups_all", "equal_reward_groups"),
+    ),
+    Signal(
+        "untrainable_groups", "Groups of which no token can be trained", "share", 0.0, 0.1,
+        "temperature 0, top-p or grammars: set [sampling] temperature = { override = 1.0 }; the gateway's log and the"
+        " driver's warning say which it is", "of the newest groups that ended", "no group has ended yet",
     ),
     Signal(
         "late_share", "Tokens that are too old to be trained", "share", 0.02, 0.1,
@@ -152,11 +157,13 @@ def judge(
     truncated: int,
     faulty: int,
     failures: int,
+    groups: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Return every signal with its value.
 
     `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated` were cut; `faulty`: replies with faulty tool
-    calls; `failures`: of engines.
+    calls; `failures`: of engines; `groups`: recent groups that ended, by the reason for which they were dropped, empty
+    for the others.
     """
     ended = counted(reasons).total()
     lost = failed(reasons)
@@ -168,6 +175,7 @@ def judge(
     values: dict[str, float | None] = {
         "truncated_share": truncated / calls if calls else None,
         **{name: own.total() / ended if ended else None for name, own in of_reasons.items()},
+        "untrainable_groups": groups.get(NOTHING_TO_TRAIN, 0) / sum(groups.values()) if groups else None,
         "unparsed_tool_calls": float(faulty),
         "engine_failures": float(failures),
     }
