@@ -33,7 +33,7 @@ test("a running mean passes over what is not known", () => {
 });
 
 test("a share of failures is split by its reasons, and without reasons it is not known", () => {
-  const figures = { excluded_share: [0.2, 0, null, 0.1], "excluded/agent_failed": [3, null, null, null], "excluded/tool_failed": [1, null, null, null] };
+  const figures = { excluded_share: [0.2, 0, null, 0.1], "excluded/agent_failed": [2, null, null, null], "excluded/time_limit": [1, null, null, null], "excluded/tool_failed": [1, null, null, null] };
   expect(infrastructure({ ...STEPS, figures })).toEqual([0.05, 0, null, null]);
 });
 

@@ -12,11 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from gateway.client.agents import AGENT_FAILED
-from gateway.client.driver import NO_REWARD
+from gateway.end_reasons import failed
 
-_FAILED = (AGENT_FAILED, "environment_failed", NO_REWARD, "idle_deadline", "total_deadline")
-"""Why episodes are closed whose agent failed, or said nothing more."""
+_CLOSED = "train/closed/"
 
 
 def summarize(
@@ -83,8 +81,8 @@ def failed_requests(facts: dict[str, Any], *evaluations: dict[str, Any]) -> int:
         if sample.name == "headgate_errors_total" and sample.labels["status"] >= "500"
     )
     episodes = facts["status"]["episodes"]
-    failed = sum(episodes.get(f"train/closed/{reason}", 0) for reason in _FAILED)
-    return int(errors) + failed + sum(evaluation["failed"] for evaluation in evaluations)
+    ended = {name.removeprefix(_CLOSED): n for name, n in episodes.items() if name.startswith(_CLOSED)}
+    return int(errors) + failed(ended).total() + sum(evaluation["failed"] for evaluation in evaluations)
 
 
 def abandoned_requests(metrics: str) -> int:

@@ -25,7 +25,7 @@ from gateway.dialects.request import GenerationRequest, Message, replies_of
 from gateway.engines.process import api_of
 from gateway.engines.used import used
 from gateway.episodes.callers import Caller
-from gateway.episodes.open_episode import OpenEpisode
+from gateway.episodes.open_episode import OpenEpisode, OtherAttempt
 from gateway.episodes.refusals import AskedCall
 from gateway.errors import BadRequest, Busy, GatewayError
 from gateway.render.offload import offload, offload_read
@@ -78,7 +78,11 @@ async def identify(request: Request, gateway: Services) -> Caller:
 async def admitted(request: Request, gateway: Services, api: str) -> Caller:
     """Identifies the caller and reserves a place for its request, until it has been answered. Raises Busy, and as `identify`."""
     received_at = time.time()
-    caller = await identify(request, gateway)
+    try:
+        caller = await identify(request, gateway)
+    except OtherAttempt as other:
+        keep_call(request.scope, AskedCall(api, received_at, other.episode))
+        raise
     keep_call(request.scope, AskedCall(api, received_at, caller.episode))
     try:
         gateway.database.check()  # refuse now: the sampled tokens could not be recorded

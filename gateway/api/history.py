@@ -17,7 +17,7 @@ from gateway.api.admin_route import admin_router
 from gateway.api.trainer_steps import OfModel, model_in_reach
 from gateway.feed import signals
 from gateway.feed.timeline import spans
-from gateway.store import episode_pages, events, history, trainer_steps
+from gateway.store import decisions, episode_pages, events, history, trainer_steps
 from gateway.store.episode_pages import EpisodeFilter
 
 router = admin_router("History")
@@ -26,6 +26,8 @@ OfRun = Annotated[str | None, Query(max_length=255, description="The trainer's n
 Moment = Annotated[float | None, Query(ge=0, lt=1e12, description="Seconds since 1970.")]
 _LOOKED_AT = 200
 """The newest episodes by whose calls truncation is judged."""
+_DECISIONS = 10_000
+"""The newest decisions by whose groups it is judged whether groups can be trained."""
 _STEPS = 200
 """The newest steps in which a figure is looked for."""
 _FAILURES = ("engine.quarantined", "engine.dead")
@@ -107,6 +109,7 @@ def _judged(connection: Connection, model: str, run: str | None) -> list[dict[st
         sum(row["truncated"] for row in calls),
         history.faulty_calls(connection, model),
         sum(e.kind in _FAILURES for e in history.machine_events(connection, ["engine"], (model,))),
+        decisions.ended_groups(connection, model, _DECISIONS),
     )
 
 

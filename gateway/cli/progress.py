@@ -86,9 +86,12 @@ class EpisodeProgress:
             self._untrainable += bool(outcome.notice)
             recent = outcome.reward if self._recent is None else self._recent
             self._recent = recent + _SMOOTHING * (outcome.reward - recent)
-        for crash in outcome.crashes or ((outcome.error,) if outcome.error else ()):
+        for attempt, crash in enumerate(outcome.crashes or ((outcome.error,) if outcome.error else ()), 1):
             if self._crashes.is_new(crash):
-                self._print(f"episode {outcome.episode_id or 'of ' + outcome.task_id} failed: {crash}")
+                what = f"episode {outcome.episode_id or 'of ' + outcome.task_id}"
+                if outcome.error is None:
+                    what = f"attempt {attempt} of {outcome.attempts} at {what}"
+                self._print(f"{what} failed: {crash}")
         if outcome.notice and self._notices.is_new(outcome.notice):
             self._print(f"warning: nothing of episode {outcome.episode_id} is trained: {outcome.notice}")
         self._line()

@@ -29,10 +29,11 @@ from gateway.client.failures import FailureRate, RunStopped, pause_s
 from gateway.client.foreign import RanIntoCancel, run_foreign
 from gateway.client.opening import STOP_GRACE_S, Kind, Opening
 from gateway.client.order import Passes, TaskOrder
-from gateway.client.outcomes import INTERRUPTED, Crash, Ended, EpisodeOutcome, closed
+from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
 from gateway.client.patience import GatewayUnreachable, Patience, Stopped, rest
 from gateway.client.refusal import NotAGateway, unanswered
 from gateway.client.waits import Waits
+from gateway.end_reasons import INTERRUPTED
 from gateway.keys import attempt_key
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
 from scheduler.policies.rewards import all_equal

@@ -6,37 +6,8 @@ import traceback
 from dataclasses import dataclass, field
 
 from gateway.client.agents import AGENT_FAILED, AgentCrashed, Reward
+from gateway.end_reasons import GIVEN_UP
 from gateway.errors import shortened
-
-_GIVEN_UP = frozenset(
-    (
-        "surplus",
-        "zero_variance",
-        "nothing_to_train",
-        "too_few_rewards",
-        "stale",
-        "no_room",
-        "retry",
-        "truncated",
-        "untrained_late",
-    )
-)
-"""The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
-NO_PARTNER = "no_partner"
-"""The reason of an episode that was alone in a match."""
-INTERRUPTED = "interrupted"
-"""The reason of an episode whose driver was told to end."""
-NO_FAILURE = _GIVEN_UP | {
-    NO_PARTNER,
-    INTERRUPTED,
-    "driver_stopped",
-    "members_missing",
-    "skipped",
-    "group_finished",
-    "group_closed",
-    "group_full",
-}
-"""The reasons for which episodes end without a reward although nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +64,6 @@ class Crash:
 
 def closed(reason: str, error: str | None = None) -> Ended:
     """Returns how an episode ended that the gateway closed without a reward."""
-    if reason in _GIVEN_UP:
+    if reason in GIVEN_UP:
         return Ended(aborted=reason)
     return Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))

@@ -19,7 +19,8 @@ from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task, overrun, reward_of
 from gateway.client.driver import EpisodeRunner
 from gateway.client.foreign import Overran, run_foreign
-from gateway.client.outcomes import NO_PARTNER, EpisodeOutcome
+from gateway.client.outcomes import EpisodeOutcome
+from gateway.end_reasons import NO_PARTNER
 
 PARTNER_S = 120.0
 

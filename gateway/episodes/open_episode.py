@@ -82,9 +82,9 @@ class OpenEpisode:
             self.attempt, self.calls = attempt, RunningCalls()
 
     def check_attempt(self, attempt: int) -> None:
-        """Raise Conflict for a request of another attempt than the present one."""
+        """Raise OtherAttempt for a request of another attempt than the present one."""
         if attempt != self.attempt:
-            raise attempt_over(self.id, attempt, self.attempt)
+            raise OtherAttempt(self, attempt)
 
     def rewarded(self, reward: float, components: dict[str, float] | None) -> Outcome:
         """The outcome of a final reward, with the rewards that were posted on the episode's calls."""
@@ -109,10 +109,21 @@ def crashed(episode_id: str) -> Conflict:
     return Conflict(f"the agent of episode {episode_id} was started again", code="attempt_over")
 
 
-def attempt_over(episode_id: str, attempt: int, current: int) -> Conflict:
-    """Return the error for requests with the key of another attempt than the present one."""
-    message = (
-        f"this key is of attempt {attempt} of episode {episode_id}, whose agent was started again: attempt {current} uses the"
-        f" episode's key followed by .{current} (the answer of POST /admin/v1/episodes/{episode_id}/restart has the number)"
-    )
-    return Conflict(message, code="attempt_over")
+class OtherAttempt(Conflict):
+    """A request has the key of another attempt than the present one."""
+
+    def __init__(self, episode: OpenEpisode, attempt: int) -> None:
+        self.episode = episode
+        begun = attempt < episode.attempt
+        why = "whose agent was started again" if begun else "which has not begun"
+        message = (
+            f"this key is of attempt {attempt} of episode {episode.id}, {why}: {_key_of(episode.attempt)} (the answer of POST"
+            f" /admin/v1/episodes/{episode.id}/restart has the number)"
+        )
+        super().__init__(message, code="attempt_over" if begun else "attempt_not_begun")
+
+
+def _key_of(attempt: int) -> str:
+    if attempt == 1:
+        return "attempt 1 uses the episode's key as it is"
+    return f"attempt {attempt} uses the episode's key followed by .{attempt}"

@@ -13,7 +13,7 @@ from functools import partial
 
 from prometheus_client import Counter
 
-from gateway.episodes.open_episode import OpenEpisode
+from gateway.episodes.open_episode import OpenEpisode, OtherAttempt
 from gateway.errors import Busy, GatewayError
 from gateway.store import refused_calls
 from gateway.store.database import Database
@@ -26,7 +26,9 @@ _MESSAGE = 500
 _WAIT_S = 5.0
 """How long a refusal waits for its record: a store that is away keeps no client from its answer."""
 _OVER = ("episode_closed", "episode_grading", "attempt_over", "recorded_elsewhere", "asked_again")
-"""Codes of calls that have no part in the episode any more, or that are recorded as answered."""
+"""Codes of calls that have no part in the episode any more, or that are recorded as answered.
+
+A running call that a restart stops has the code `attempt_over`, too; a new one is refused with `OtherAttempt`, and recorded."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Refusals:
     async def record(self, asked: AskedCall, error: GatewayError) -> None:
         """Make a refusal a part of its episode."""
         code = error.code or ""
-        if asked.episode is None or code in _OVER:
+        if asked.episode is None or (code in _OVER and not isinstance(error, OtherAttempt)):
             return
         self._counter.labels(asked.api, code).inc()
         asked.episode.refused += 1

@@ -50,8 +50,9 @@ def without_calls(mode: EpisodeMode, model: str, found: Sampled) -> Outcome | No
 
 def _why(model: str, found: Sampled) -> str:
     if found.refused:
-        refusals = f"{found.refused} calls of the agent were refused, the last with {found.last_refusal}"
-        return f"the agent sampled nothing from {model}: {refusals}"
+        calls = "a call" if found.refused == 1 else f"{found.refused} calls"
+        were = "was refused with" if found.refused == 1 else "were refused, the last with"
+        return f"the agent sampled nothing from {model}: {calls} of the agent {were} {found.last_refusal}"
     if not found.calls:
         return f"the agent called no model of this gateway: {_HOW}"
     if others := sorted(set(found.calls) - {model}):

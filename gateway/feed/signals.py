@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.end_reasons import NOTHING_TO_TRAIN, counted, failed
 from gateway.types import NO_CALLS
 
 State = Literal["ok", "warn", "bad", "unknown"]
 _NO_STEP = "no step of a trainer is known yet"
 _NOT_MEASURED = "no step of this run has measured it"
-_ENDED = "of the episodes that have ended"
+_ENDED = "of the episodes that were rewarded or failed"
+_NONE_ENDED = "no episode was rewarded or failed yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +41,14 @@ class Signal:
     """What the value is of; empty: of a step of the trainer."""
     unknown: str = ""
     """Why there may be no value of something else than a step."""
-    query: Mapping[str, str] | None = None
-    """The filter of the episodes that it is about."""
     figures: tuple[str, ...] = ()
     """The figures of a step that it judges, the best one first. Charts of the first one that there is show its range."""
 
-    def judged(self, value: float | None, steps: StepFigures) -> dict[str, Any]:
-        """Return the signal with its value now, and with the newest one of a step where a step has it."""
+    def judged(self, value: float | None, steps: StepFigures, reason: str | None = None) -> dict[str, Any]:
+        """Return the signal with its value now, and with the newest one of a step where a step has it.
+
+        `reason`: the reason of the episodes to link to; None: no link.
+        """
         named = next((name for name in self.figures if name in steps.newest), None)
         in_step: dict[str, Any] | None = None
         if named is not None:
@@ -62,7 +66,7 @@ class Signal:
             "most": self.warn,
             "words": self._words(value, in_step, steps),
             "do": self.do,
-            "link": None if self.query is None else {"view": "episodes", "query": dict(self.query)},
+            "link": None if reason is None else {"view": "episodes", "query": {"reason": reason}},
             "in_step": in_step,
         }
 
@@ -91,22 +95,27 @@ SIGNALS = (
     ),
     Signal(
         "excluded_share", "Episodes that failed and are left out", "share", 0.02, 0.1,
-        "gateway episodes why EPISODE has what the agent or the grader said", _ENDED, "no episode has ended yet",
-        {"reason": "agent_failed"}, ("excluded_share",),
+        "gateway episodes why EPISODE has what the agent or the grader said", _ENDED, _NONE_ENDED, ("excluded_share",),
     ),
     Signal(
         "no_calls", "Episodes whose agent never sampled from the trained model", "share", 0.0, 0.02,
-        "let the agent take base URL and key from OPENAI_BASE_URL and OPENAI_API_KEY; gateway episodes why lists refused calls",
-        _ENDED, "no episode has ended yet", {"reason": "no_calls"},
+        "gateway episodes why EPISODE lists refused calls, with what to change; if no call came, let the agent take its base URL"
+        " and key from OPENAI_BASE_URL and OPENAI_API_KEY",
+        _ENDED, _NONE_ENDED,
     ),
     Signal(
         "reward_errors", "Episodes whose reward could not be computed", "share", 0.0, 0.02,
-        "look at the grader's error with gateway episodes why", _ENDED, "no episode has ended yet", {"reason": "grading_failed"},
+        "look at the grader's error with gateway episodes why", _ENDED, _NONE_ENDED,
     ),
     Signal(
         "equal_reward_groups", "Groups whose rewards are all equal, which teach nothing", "share", 0.5, 0.9,
         "choose tasks that are neither too easy nor too hard, override [sampling] temperature, raise the group size",
         figures=("equal_reward_groups_all", "equal_reward_groups"),
+    ),
+    Signal(
+        "untrainable_groups", "Groups of which no token can be trained", "share", 0.0, 0.1,
+        "temperature 0, top-p or grammars: set [sampling] temperature = { override = 1.0 }; the gateway's log and the"
+        " driver's warning say which it is", "of the newest groups that ended", "no group has ended yet",
     ),
     Signal(
         "late_share", "Tokens that are too old to be trained", "share", 0.02, 0.1,
@@ -138,10 +147,6 @@ SIGNALS = (
         "the engine's log ([engine] log); scheduler replay says why each restart was decided", "so far", "no engine is known",
     ),
 )  # fmt: skip
-_FAILED = (
-    "agent_failed", "grading_failed", "tool_failed", "environment_failed", "sandbox_killed", "idle_deadline", "total_deadline",
-    "no_reward", NO_CALLS,
-)  # fmt: skip
 _REWARD_FAILED = ("grading_failed", "no_reward")
 
 
@@ -152,23 +157,35 @@ def judge(
     truncated: int,
     faulty: int,
     failures: int,
+    groups: Mapping[str, int],
 ) -> list[dict[str, Any]]:
     """Return every signal with its value.
 
     `reasons`: ended episodes by reason; `calls`: recent calls, of which `truncated` were cut; `faulty`: replies with faulty tool
-    calls; `failures`: of engines.
+    calls; `failures`: of engines; `groups`: recent groups that ended, by the reason for which they were dropped, empty
+    for the others.
     """
-    ended = sum(reasons.values())
+    ended = counted(reasons).total()
+    lost = failed(reasons)
+    of_reasons = {
+        "excluded_share": lost,
+        "reward_errors": Counter({reason: lost[reason] for reason in _REWARD_FAILED}),
+        "no_calls": Counter({NO_CALLS: lost[NO_CALLS]}),
+    }
     values: dict[str, float | None] = {
         "truncated_share": truncated / calls if calls else None,
-        "excluded_share": sum(reasons.get(r, 0) for r in _FAILED) / ended if ended else None,
-        "reward_errors": sum(reasons.get(r, 0) for r in _REWARD_FAILED) / ended if ended else None,
-        "no_calls": reasons.get(NO_CALLS, 0) / ended if ended else None,
+        **{name: own.total() / ended if ended else None for name, own in of_reasons.items()},
+        "untrainable_groups": groups.get(NOTHING_TO_TRAIN, 0) / sum(groups.values()) if groups else None,
         "unparsed_tool_calls": float(faulty),
         "engine_failures": float(failures),
     }
     completed = StepFigures({**steps.newest, **_derived(steps)}, steps.trained)
-    return [signal.judged(values.get(signal.name), completed) for signal in SIGNALS]
+    links = {name: _commonest(own) for name, own in of_reasons.items()}
+    return [s.judged(values.get(s.name), completed, links.get(s.name)) for s in SIGNALS]
+
+
+def _commonest(reasons: Counter[str]) -> str | None:
+    return next((reason for reason, count in reasons.most_common(1) if count), None)
 
 
 def _derived(steps: StepFigures) -> dict[str, tuple[float, int]]:

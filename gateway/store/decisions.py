@@ -105,3 +105,18 @@ def counts(connection: Connection, model: str, kinds: Sequence[str], newest: int
         .order_by(func.count().desc(), DecisionRow.kind, DecisionRow.reason)
     )
     return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def ended_groups(connection: Connection, model: str, newest: int) -> dict[str, int]:
+    """Count the groups that ended, by the reason for which they were dropped, among the `newest` decisions of all models.
+
+    Groups that got a place in a batch have an empty reason.
+    """
+    last = select(func.max(DecisionRow.seq)).scalar_subquery()
+    query = (
+        select(DecisionRow.reason, func.count(DecisionRow.group_id.distinct()))
+        .where(DecisionRow.seq > last - newest, DecisionRow.model == model, DecisionRow.episode_id == "")
+        .where(DecisionRow.kind.in_(("occupied", "dropped")))
+        .group_by(DecisionRow.reason)
+    )
+    return {row[0]: row[1] for row in connection.execute(query)}

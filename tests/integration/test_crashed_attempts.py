@@ -73,6 +73,7 @@ async def test_what_a_crashed_attempt_did_is_neither_trained_nor_rewarded(gatewa
     assert rewards == dict.fromkeys(whole, 0.25)
     row = await gateway.admin.episode(episode.episode_id)
     assert row["components"] == {"calls": 0.5}
+    assert row["refused_calls"] == [], "a running call that the restart stopped was not refused"
 
 
 async def test_an_episode_that_is_over_is_not_started_again(gateway: RunningGateway) -> None:
@@ -95,6 +96,9 @@ async def test_the_key_of_a_crashed_attempt_is_refused_and_the_next_one_has_its_
     for attempt in (2, 3):
         assert await gateway.admin.restart(episode) == attempt
     key = headers["Authorization"]
+    early = (await gateway.chat({"Authorization": attempt_key(key, 4)}, max_tokens=4)).json()["error"]
+    assert early["code"] == "attempt_not_begun" and "attempt 4" in early["message"]
+    assert "has not begun: attempt 3 uses the episode's key followed by .3" in early["message"]
     for old in (key, attempt_key(key, 2)):
         refused = await gateway.chat({"Authorization": old}, max_tokens=4)
         error = refused.json()["error"]
@@ -103,7 +107,10 @@ async def test_the_key_of_a_crashed_attempt_is_refused_and_the_next_one_has_its_
     assert (await gateway.chat({"Authorization": attempt_key(key, 3)}, max_tokens=4)).status_code == 200
     sampled = [node for node in (await gateway.admin.trajectory(episode))["nodes"] if node["sampled"]]
     assert [node["mask_reason"] for node in sampled] == [CRASHED_ATTEMPT, ""]
-    assert (await gateway.admin.episode(episode))["attempt"] == 3
+    row = await gateway.admin.episode(episode)
+    assert row["attempt"] == 3
+    refused_calls = [(call["api"], call["status"], call["code"]) for call in row["refused_calls"]]
+    assert refused_calls == [("chat", 409, code) for code in ("attempt_not_begun", *["attempt_over"] * 2)]
 
 
 async def test_a_request_that_the_restart_overtakes_is_refused(

@@ -85,6 +85,9 @@ async def test_a_group_of_which_nothing_can_be_trained_takes_no_place(
     assert kinds(why) == ["admitted", "rewarded", "dropped"]
     assert (why["story"][-1]["about"], why["story"][-1]["reason"]) == ("group", "nothing_to_train")
     assert why["verdict"].startswith("not trained, because no token of the group's rewarded episodes can be")
+    signals = (await gateway.http.get("/admin/v1/health")).json()["signals"]
+    (signal,) = (signal for signal in signals if signal["name"] == "untrainable_groups")
+    assert (signal["value"], signal["state"]) == (1.0, "bad")
     warned = [record.getMessage() for record in caplog.records if "are not trained" in record.getMessage()]
     assert len(warned) == 2, "the first greedy call and the first with top_p, and no later one"
     assert "[sampling] temperature" in warned[0] and "top_p" in warned[1]
@@ -120,6 +123,9 @@ async def test_refused_calls_are_a_part_of_their_episode(gateway: RunningGateway
     else:
         assert taken["reason"] == "no_calls"
         assert "4 calls of the agent were refused" in taken["notice"] and "stop" in taken["notice"]
+        why = await gateway.admin.why(episode)
+        assert "sampled no token" in why["verdict"] and why["error"] == taken["notice"]
+        assert "OPENAI_BASE_URL" not in str(why), "calls came, so the agent has its address"
 
 
 async def test_an_abandoned_episode_says_what_its_driver_said(strict: RunningGateway) -> None:

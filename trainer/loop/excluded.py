@@ -9,10 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from gateway.client.failures import LEAST
-from gateway.client.outcomes import NO_FAILURE
+from gateway.end_reasons import counted, failed
 from trainer.errors import TooManyExcluded
-
-REWARDED = "rewarded"
 
 
 class Excluded:
@@ -32,31 +30,29 @@ class Excluded:
         self._before = dict(ended)
         # Retention may have deleted more than ended.
         new = Counter({reason: max(0, count - before.get(reason, 0)) for reason, count in ended.items()})
-        for reason in NO_FAILURE:
-            del new[reason]
-        self._ended += new
-        self._unjudged += new
+        self._ended += counted(new)
+        self._unjudged += counted(new)
         if self._unjudged.total() >= LEAST:
-            judged, self._unjudged = self._unjudged, Counter()
-            self._judge(judged)
+            unjudged, self._unjudged = self._unjudged, Counter()
+            self._judge(unjudged)
 
     def figures(self) -> dict[str, float]:
         """The share of episodes that were left out since the last step, and their number by reason; starts the next step."""
         ended, self._ended = self._ended, Counter()
         if not ended:
             return {}
-        failed = {reason: float(count) for reason, count in sorted(ended.items()) if reason != REWARDED}
-        share = sum(failed.values()) / ended.total()
-        return {"excluded_share": share, **{f"excluded/{reason}": n for reason, n in failed.items()}}
+        lost = {reason: float(count) for reason, count in sorted(failed(ended).items())}
+        share = sum(lost.values()) / ended.total()
+        return {"excluded_share": share, **{f"excluded/{reason}": n for reason, n in lost.items()}}
 
     def _judge(self, ended: Counter[str]) -> None:
-        failed = Counter({reason: count for reason, count in ended.items() if reason != REWARDED})
-        if failed.total() <= self._most * ended.total():
+        failures = failed(ended)
+        if failures.total() <= self._most * ended.total():
             return
-        reasons = ", ".join(f"{count} {reason}" for reason, count in failed.most_common())
-        (most, _), *_ = failed.most_common()
+        reasons = ", ".join(f"{count} {reason}" for reason, count in failures.most_common())
+        (most, _), *_ = failures.most_common()
         raise TooManyExcluded(
-            f"stopped, because {failed.total()} of the last {ended.total()} episodes failed and are left out of training"
+            f"stopped, because {failures.total()} of the last {ended.total()} episodes failed and are left out of training"
             f" ({reasons}), and [run] max_excluded is {self._most:g}; fix the cause, and the next start goes on from the"
             " newest checkpoint",
             most,

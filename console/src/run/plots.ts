@@ -32,7 +32,9 @@ const curve = (label: string, colour: number, name: string, more: Partial<Curve>
 });
 
 /** Failures that are the agent's own, and not of what it runs on (gateway/feed/explain.py has all reasons). */
-const AGENTS_OWN = new Set(["agent_failed", "no_calls", "no_reward", "sandbox_killed", "idle_deadline", "total_deadline"]);
+const AGENTS_OWN = new Set([
+  "agent_failed", "no_calls", "no_reward", "time_limit", "memory_limit", "cpu_limit", "process_limit", "idle_deadline", "total_deadline",
+]);
 
 /** The share of episodes that infrastructure lost: tools, sandboxes, environments, graders, engines. */
 export function infrastructure(steps: Steps): Column | undefined {

@@ -222,6 +222,13 @@ def test_a_crash_is_printed_once_and_counted_at_the_end() -> None:
     assert progress.summary()["failed"] == 501
 
 
+def test_a_crash_after_which_the_episode_went_on_is_one_of_its_attempts() -> None:
+    out = io.StringIO()
+    with EpisodeProgress(None, Console(file=out, width=300)) as progress:
+        progress.add(EpisodeOutcome("t", "g", "ep-1", 1.0, attempts=2, crashes=("RuntimeError: boom",)))
+    assert out.getvalue().splitlines() == ["attempt 1 of 2 at episode ep-1 failed: RuntimeError: boom"]
+
+
 def test_the_live_view_has_headings_failures_the_last_error_and_what_is_waited_for() -> None:
     out = io.StringIO()
     console = Console(file=out, width=120)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.feed.signals import StepFigures, judge
+from trainer.loop.excluded import Excluded
 
 
 def signals(steps: StepFigures, **reasons: int) -> dict[str, dict[str, Any]]:
-    return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0)}
+    return {signal["name"]: signal for signal in judge(steps, reasons, 10, 1, 0, 0, {})}
 
 
 def test_a_figure_is_of_the_newest_step_that_has_it_and_the_words_say_which() -> None:
@@ -37,6 +38,23 @@ def test_failures_of_all_time_and_of_a_step_are_two_values_with_one_range() -> N
     found = signals(StepFigures({"excluded_share": (0.0, 9)}, True), rewarded=6, agent_failed=3, no_calls=1)
     excluded = found["excluded_share"]
     assert (excluded["value"], excluded["state"]) == (0.4, "bad")
-    assert excluded["words"] == "40.0% of the episodes that have ended"
+    assert excluded["words"] == "40.0% of the episodes that were rewarded or failed"
     assert excluded["in_step"] == {"figure": "excluded_share", "value": 0.0, "step": 9, "state": "ok"}
     assert (found["no_calls"]["value"], found["no_calls"]["state"]) == (0.1, "bad")
+
+
+def test_health_counts_as_failures_what_the_trainer_counts_and_links_to_the_commonest() -> None:
+    ended = {
+        "rewarded": 6,
+        "time_limit": 3,
+        "a reason of the agent's own": 1,
+        "surplus": 40,
+        "interrupted": 9,
+    }
+    excluded = Excluded(1.0)
+    excluded.look({})
+    excluded.look(ended)
+    found = signals(StepFigures(), **ended)["excluded_share"]
+    assert found["value"] == excluded.figures()["excluded_share"] == 0.4
+    assert found["link"] == {"view": "episodes", "query": {"reason": "time_limit"}}
+    assert signals(StepFigures(), rewarded=6)["excluded_share"]["link"] is None

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.client.agents import TIME_LIMIT
+from gateway.end_reasons import NO_FAILURE
 from gateway.feed.explain import because, explain, verdict, words
 
 
@@ -125,3 +127,10 @@ def test_the_verdict_is_the_last_word(
     story = [{**step, "about": "episode" if step["episode_id"] else "group"} for step in rows]
     assert verdict("e", {"mode": "train"}, story, sampled, masked) == said
     assert verdict("e", {"mode": "eval"}, story, sampled, masked) == f"not trained, because {because('eval')}"
+
+
+@pytest.mark.parametrize(
+    "reason", [*sorted(NO_FAILURE), TIME_LIMIT, "memory_limit", "cpu_limit", "process_limit"]
+)
+def test_every_reason_of_gateway_and_driver_has_its_words(reason: str) -> None:
+    assert " " in because(reason)

@@ -1,0 +1,55 @@
+"""The reasons for which episodes end, and which of them are failures. Pure.
+
+Invariant: every reason is a failure, except `REWARDED` and those in `NO_FAILURE`: agents and drivers may name others.
+The driver, the trainer and the console's Health judge by this alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+REWARDED = "rewarded"
+NO_PARTNER = "no_partner"
+"""The reason of an episode that was alone in a match."""
+INTERRUPTED = "interrupted"
+"""The reason of an episode whose driver was interrupted."""
+NOTHING_TO_TRAIN = "nothing_to_train"
+"""The reason of a group of which no token can be trained."""
+GIVEN_UP = frozenset(
+    (
+        "surplus",
+        "zero_variance",
+        NOTHING_TO_TRAIN,
+        "too_few_rewards",
+        "stale",
+        "no_room",
+        "retry",
+        "truncated",
+        "untrained_late",
+    )
+)
+"""The reasons for which the staleness ledger gives an episode up, without fault of its agent."""
+NO_FAILURE = GIVEN_UP | {
+    NO_PARTNER,
+    INTERRUPTED,
+    "driver_stopped",
+    "members_missing",
+    "skipped",
+    "group_finished",
+    "group_closed",
+    "group_full",
+}
+"""The reasons for which episodes end without a reward although nothing failed."""
+
+
+def counted(ended: Mapping[str, int]) -> Counter[str]:
+    """Return the numbers of rewarded and failed episodes by reason."""
+    return Counter({reason: count for reason, count in ended.items() if reason not in NO_FAILURE})
+
+
+def failed(ended: Mapping[str, int]) -> Counter[str]:
+    """Return the numbers of failed episodes by reason."""
+    found = counted(ended)
+    del found[REWARDED]
+    return found
