@@ -158,7 +158,8 @@ def check_unique(name: str, names: Container[str], where: str) -> None:
 
 
 def check_results(messages: Sequence[Message], param: str = "") -> None:
-    """Raises BadRequest unless each tool call is answered once, before the next message of another role.
+    """Raise BadRequest unless the tool calls of a message have different ids, and each is answered once, before the next message
+    of another role.
 
     `param`: the field to name; empty: the message's place.
     """
@@ -178,10 +179,19 @@ def check_results(messages: Sequence[Message], param: str = "") -> None:
                 )
             continue
         _check_answered(asked, param)
-        calls = [call.get("id") for call in message.get("tool_calls") or ()]
-        asked = {call: i for call in calls if isinstance(call, str)}
+        asked = {}
+        for j, call in enumerate(message.get("tool_calls") or ()):
+            if isinstance(name := call.get("id"), str):
+                _check_new(name, asked, param or f"{where}.tool_calls.{j}.id")
+                asked[name] = i
         known = set(asked)
     _check_answered(asked, param)
+
+
+def _check_new(call: str, asked: Container[str], param: str) -> None:
+    if call in asked:
+        message = f"{param}: two tool calls of one message have the id {call!r}: give each an id of its own"
+        raise BadRequest(message, code="invalid_value", param=param)
 
 
 def _check_answered(asked: dict[str, int], param: str) -> None:

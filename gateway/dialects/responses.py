@@ -176,11 +176,15 @@ def generation_request(
 
 
 def _check_outputs(conversation: Sequence[Message]) -> None:
-    """Raises BadRequest unless each call has one output, anywhere after it."""
+    """Raise BadRequest unless each call has one output, anywhere after it, and no other call has its id until then."""
     called: dict[str, bool] = {}
     """Calls, and whether each has an output."""
     for message in conversation:
         for call in message.get("tool_calls") or ():
+            if not called.get(call["id"], True):
+                raise _invalid(
+                    f"two calls have the call_id {call['id']!r}: give each one of its own", "input"
+                )
             called[call["id"]] = False
         if message["role"] == "tool":
             name = message["tool_call_id"]

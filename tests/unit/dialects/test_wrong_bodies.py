@@ -19,6 +19,8 @@ CALLED = {
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "3"}
 USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "add", "input": {}}]}
 GIVEN = {"type": "tool_result", "tool_use_id": "c1", "content": "3"}
+TWICE = {**CALLED, "tool_calls": CALLED["tool_calls"] * 2}
+USED_TWICE = {**USED, "content": USED["content"] * 2}
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
 
@@ -103,6 +105,9 @@ def anthropic(name: str = "f", **fields: Any) -> dict[str, Any]:
         (ask_chat, {"messages": [{**HI, "name": 5}]}, "messages.0.name"),
         (ask_chat, {"messages": [HI, RESULT]}, "messages.1.tool_call_id"),
         (ask_chat, {"messages": [HI, CALLED, RESULT, RESULT]}, "messages.3.tool_call_id"),
+        (ask_chat, {"messages": [HI, TWICE, RESULT]}, "messages.1.tool_calls.1.id"),
+        (ask_messages, {"messages": [HI, USED_TWICE, {"role": "user", "content": [GIVEN]}]}, "messages"),
+        (ask_responses, {"input": [CALL, CALL, OUTPUT]}, "input"),
         (ask_chat, {"messages": [HI, CALLED, HI]}, "messages.1.tool_calls"),
         (ask_chat, {"messages": [HI, CALLED, HI, RESULT]}, "messages.1.tool_calls"),
         (ask_messages, {"messages": [{"role": "user", "content": [GIVEN]}]}, "messages"),
