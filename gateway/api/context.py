@@ -150,11 +150,19 @@ def json_object(body: bytes) -> dict[str, Any]:
     try:
         values = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not JSON: {error}", code="invalid_json") from error
+        raise BadRequest(_not_json(body, error), code="invalid_json") from error
     if not isinstance(values, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
     _check_fields(values)
     return values if len(body) < LARGE else {**values, **_rewritten(values)}
+
+
+def _not_json(body: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as wrong:
+        return f"the body is not valid UTF-8 JSON: {wrong.reason} at byte {wrong.start}"
+    return f"the body is not JSON: {error}"
 
 
 def _check_fields(values: dict[str, Any]) -> None:
@@ -175,7 +183,8 @@ def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
     values = json_object(body)
     check_sizes(values, most)
     if not isinstance(values.get("model"), str):
-        raise BadRequest("model: Field required", code="invalid_value", param="model")
+        fault = "must be a string" if "model" in values else "Field required"
+        raise BadRequest(f"model: {fault}", code="invalid_value", param="model")
     return values
 
 

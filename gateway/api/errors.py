@@ -114,7 +114,7 @@ def _allowed(app: FastAPI, scope: Scope) -> list[str]:
         for method in _METHODS
         if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.router.routes)
     ]
-    return ["HEAD", *found] if "GET" in found else found
+    return [*found[:1], "HEAD", *found[1:]] if "GET" in found else found
 
 
 def install(app: FastAPI) -> None:

@@ -93,7 +93,7 @@ async def _run(
     tasks: list[Task],
     forever: bool,
     kind: dict[str, Any],
-) -> tuple[dict[str, dict[str, float]], EpisodeProgress]:
+) -> tuple[dict[str, dict[str, float | None]], EpisodeProgress]:
     """Return the summary of each seat's episodes, and how the run has ended."""
     from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import GatewayClient

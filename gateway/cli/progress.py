@@ -122,11 +122,11 @@ class EpisodeProgress:
         if what and not self._console.is_terminal and self._waits.is_new(what):
             self._print(f"waiting: {what}")
 
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> dict[str, float | None]:
         """Return the last line of a run.
 
         `aborted`: episodes for which the gateway had no use any more; `untrainable`: rewarded ones without a token that can be
-        trained.
+        trained; `reward_mean`: None if no episode was rewarded.
         """
         rewarded = self._done - self._failed - self._aborted
         return {
@@ -134,7 +134,7 @@ class EpisodeProgress:
             "failed": self._failed,
             "aborted": self._aborted,
             "untrainable": self._untrainable,
-            "reward_mean": self._sum / rewarded if rewarded else 0.0,
+            "reward_mean": self._sum / rewarded if rewarded else None,
             "seconds": round(time.monotonic() - self._started, 3),
             **({"interrupted": True} if self.interrupted else {}),
             **({"cancelled": True} if self.cancelled else {}),
@@ -157,9 +157,8 @@ class EpisodeProgress:
             self._last_line = now
             total = f" of {self._total}" if self._total is not None else ""
             error = f"; the last error: {self._last_error}" if self._last_error else ""
-            self._print(
-                f"{self._done}{total} episodes, reward {self._recent or 0.0:.3f}, {self._failed} failed{error}"
-            )
+            reward = "-" if self._recent is None else f"{self._recent:.3f}"
+            self._print(f"{self._done}{total} episodes, reward {reward}, {self._failed} failed{error}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -145,7 +145,7 @@ async def _run(
     forever: bool,
     kind: dict[str, Any],
     ordered: Callable[[list[Task]], TaskOrder],
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
     `ordered`: makes the order of the tasks of a run without an end.
 

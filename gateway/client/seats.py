@@ -185,14 +185,14 @@ class Matches:
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
-    def summary(self) -> dict[str, dict[str, float]]:
-        """How the episodes of each seat ended."""
+    def summary(self) -> dict[str, dict[str, float | None]]:
+        """Return how the episodes of each seat ended; `reward_mean` is None if none was rewarded."""
         return {
             seat: {
                 "episodes": counts.total(),
                 "failed": counts["failed"],
                 "aborted": counts["aborted"],
-                "reward_mean": self._earned[seat] / max(1, counts["rewarded"]),
+                "reward_mean": self._earned[seat] / counts["rewarded"] if counts["rewarded"] else None,
             }
             for seat, counts in self._counts.items()
         }

@@ -70,7 +70,9 @@ def error_of(response: httpx.Response, status: int, code: str | None) -> dict[st
 async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: bytes) -> None:
     _, headers = await gateway.open("bad", mode="eval")
     response = await gateway.http.post("/v1/chat/completions", content=body, headers=headers)
-    error_of(response, 400, "invalid_json")
+    error = error_of(response, 400, "invalid_json")
+    if body == b"\xff\xfe":
+        assert error["message"] == "the body is not valid UTF-8 JSON: invalid start byte at byte 0"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +203,13 @@ async def test_a_parameter_that_is_missing_is_named(gateway: RunningGateway, mis
     body = {name: value for name, value in {"model": "demo", "messages": [USER]}.items() if name != missing}
     response = await gateway.http.post("/v1/chat/completions", json=body, headers=headers)
     assert error_of(response, 400, "invalid_value")["param"] == missing
+
+
+@pytest.mark.parametrize("model", [5, None])
+async def test_a_model_of_another_type_is_not_called_missing(gateway: RunningGateway, model: Any) -> None:
+    _, headers = await gateway.open("bad", mode="eval")
+    error = error_of(await gateway.chat(headers, model=model), 400, "invalid_value")
+    assert error["message"] == "model: must be a string"
 
 
 async def test_a_model_that_is_no_alias_is_not_found(gateway: RunningGateway) -> None:
@@ -338,8 +347,8 @@ async def test_an_episode_that_cannot_be_opened(
         (b"", "zero-length"),
         (b'{"task_id": "t",}', "line 1 column 16"),
         (b'{"task_id": "\xff"}', "UTF-8"),
-        ('{"task_id": "t"}'.encode("utf-16"), "not JSON"),
-        (gzip.compress(b'{"task_id": "t"}', mtime=0), "not JSON"),
+        ('{"task_id": "t"}'.encode("utf-16"), "not valid UTF-8 JSON"),
+        (gzip.compress(b'{"task_id": "t"}', mtime=0), "not valid UTF-8 JSON"),
         (b"[]", "must be a JSON object"),
         (b'{"task_id": "t", "metadata": {"a": %s}}' % (b"1" * 5000), "not JSON"),
         (b'{"task_id": "t", "metadata": {"a": 123456789012345678901}}', "123456789012345678901"),
@@ -393,8 +402,8 @@ async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
     error_of(await gateway.http.get("/v1/none"), 404, "no_such_route")
     for path, allowed in (
         ("/v1/completions", "POST"),
-        ("/admin/v1/engines", "HEAD, GET, POST"),
-        (f"/admin/v1/engines/{gateway.slot.name}", "HEAD, GET, DELETE"),
+        ("/admin/v1/engines", "GET, HEAD, POST"),
+        (f"/admin/v1/engines/{gateway.slot.name}", "GET, HEAD, DELETE"),
     ):
         answer = await gateway.http.put(path)
         error_of(answer, 405, "wrong_method")

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task
-from gateway.client.seats import Seat, Table, parse_seats
+from gateway.client.outcomes import EpisodeOutcome
+from gateway.client.seats import Matches, Seat, Table, parse_seats
 from tests.harness.waiting import until
 
 ONE, TWO = Task("one", {"q": 1}), Task("two", {"q": 2})
@@ -49,6 +51,15 @@ async def test_a_match_that_fails_fails_in_every_seat(answer: Any) -> None:
     assert {type(error) for error in both} == {
         type(answer) if isinstance(answer, Exception) else AgentCrashed
     }
+
+
+def test_a_seat_without_rewards_has_no_mean() -> None:
+    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+        return {}
+
+    matches = Matches(GatewayClient("http://127.0.0.1:1"), play, {"a": "m", "b": "m"})
+    matches._count("a", EpisodeOutcome("t", "g", "ep-1", 0.0))
+    assert {seat: row["reward_mean"] for seat, row in matches.summary().items()} == {"a": 0.0, "b": None}
 
 
 async def test_one_who_is_alone_leaves_and_one_who_leaves_ends_the_match() -> None:
