@@ -43,6 +43,8 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+    """vLLM's. Changes nothing: the usage comes with the last chunk."""
 
 
 class ChatRequest(EngineFields, ThinkingFields):

@@ -71,3 +71,4 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
     assert len(neutral) > 15
     asked(**neutral)
     completions.parse({"model": "m", "prompt": "hi", **neutral})
+    asked(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
