@@ -4,7 +4,7 @@ Invariants:
 - the head of a request has at most `_HEAD_BYTES` and `_HEADERS`; a request arrives whole within `window_s`, or brings
   `_LEAST_BYTES` in each; a connection that says nothing is closed after uvicorn's keep-alive time;
 - a client that closes its sending side behind its request gets its answer. One that closed both sides looks the same, so it is
-  sent interim responses (`102`) until the answer begins: these fail if nobody is there;
+  sent interim responses (`102`) until the answer begins: these fail if the client is gone;
 - an answer to HTTP/1.0 has no chunks: it ends where the connection ends.
 
 Almost every request arrives in one piece and then costs no timer.

@@ -193,7 +193,7 @@ class EpisodeRunner:
         keep: Callable[[int, EpisodeOutcome], None],
         stop: asyncio.Event,
     ) -> None:
-        """Play jobs until there are no more. A task group would take a leaked cancellation for one of its own."""
+        """Play jobs until none is left. A task group would take a leaked cancellation for one of its own."""
         lane = asyncio.current_task()
         assert lane is not None
         try:

@@ -1,6 +1,6 @@
 """Records the calls of an episode that are refused, before their clients get the refusal.
 
-So whoever rewards the episode afterwards finds them in the store. The numbers are bounded: a client that is sent away as too fast
+So the caller that rewards the episode finds them in the store. The numbers are bounded: a client that is sent away as too fast
 comes back at once, so of such refusals only the first ones of an episode are written, and the others are counted.
 """
 
