@@ -1,18 +1,18 @@
-/** The choice of what colours the tokens, and the legend. */
+/** The choice of what colors the tokens, and the legend. */
 
-import { MEANINGS, MODES, NAMES, type Colouring, type Mode } from "./scale";
+import { MEANINGS, MODES, NAMES, type Coloring, type Mode } from "./scale";
 
 interface Props {
-  colouring: Colouring;
+  coloring: Coloring;
   choose: (mode: Mode) => void;
 }
 
-export function ColourBar({ colouring, choose }: Props) {
+export function ColorBar({ coloring, choose }: Props) {
   return (
-    <div class="colour-bar">
+    <div class="color-bar">
       <label>
-        Colour by
-        <select value={colouring.mode} onChange={(event) => choose(event.currentTarget.value as Mode)}>
+        Color by
+        <select value={coloring.mode} onChange={(event) => choose(event.currentTarget.value as Mode)}>
           {MODES.map((mode) => (
             <option key={mode} value={mode}>
               {NAMES[mode]}
@@ -20,11 +20,11 @@ export function ColourBar({ colouring, choose }: Props) {
           ))}
         </select>
       </label>
-      {colouring.nothing ? (
-        <span class="quiet">{colouring.nothing}</span>
+      {coloring.nothing ? (
+        <span class="quiet">{coloring.nothing}</span>
       ) : (
-        <ul class={`legend ${colouring.mode}`} aria-label={`${NAMES[colouring.mode]}: ${MEANINGS[colouring.mode]}`} title={MEANINGS[colouring.mode]}>
-          {colouring.legend.map((entry) => (
+        <ul class={`legend ${coloring.mode}`} aria-label={`${NAMES[coloring.mode]}: ${MEANINGS[coloring.mode]}`} title={MEANINGS[coloring.mode]}>
+          {coloring.legend.map((entry) => (
             <li key={entry.label} class={entry.count ? "" : "none"}>
               <span class={`swatch ${entry.cls}`} />
               {entry.label} <span class="quiet">({entry.count.toLocaleString("en-US")})</span>

@@ -7,7 +7,7 @@ import { bars, spent, type Row } from "./rows";
 const HEIGHT = 22;
 const NAMES = 150;
 
-/** Colour by state or role; those of one meaning share it. */
+/** Color by state or role; those of one meaning share it. */
 const CLASSES: Record<string, string> = {
   open: "work",
   rollout: "work",
@@ -83,13 +83,13 @@ export function Gantt({ rows, from, to, versions }: Props) {
             ))}
           </g>
         ))}
-        {[0, 0.25, 0.5, 0.75, 1].map((part) => (
+        {(wide < 320 ? [0, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => (
           <text key={part} x={NAMES + part * wide} y={height - 3} class="gantt-tick" text-anchor={part === 0 ? "start" : part === 1 ? "end" : "middle"}>
             {clock(from + part * (to - from))}
           </text>
         ))}
       </svg>
-      <ul class="legend" aria-label="Colours">
+      <ul class="legend" aria-label="Colors">
         {[
           ["work", "open, rollout"],
           ["train", "train"],

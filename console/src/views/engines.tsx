@@ -225,7 +225,7 @@ function Nodes({ nodes }: { nodes: Node[] }) {
   );
 }
 
-const COLOURS = 6;
+const COLORS = 6;
 
 function Updates() {
   const all = useSignal(false);
@@ -292,11 +292,11 @@ function verdict(found: string, good: string) {
 
 function curvesOf(updates: Update[]) {
   const x = [...new Set(updates.map((one) => one.version))].sort((a, b) => a - b);
-  const engines = [...new Set(updates.filter((one) => one.engine).map((one) => one.engine))].slice(0, COLOURS);
+  const engines = [...new Set(updates.filter((one) => one.engine).map((one) => one.engine))].slice(0, COLORS);
   const lines = (of: (one: Update) => number | null) =>
     engines.map((engine, i) => {
       const mine = new Map(updates.filter((one) => one.engine === engine).map((one) => [one.version, of(one)]));
-      return { label: engine, colour: `--series-${i + 1}`, values: x.map((version) => mine.get(version) ?? null) };
+      return { label: engine, color: `--series-${i + 1}`, values: x.map((version) => mine.get(version) ?? null) };
     });
   const total = (one: Update) => Object.values(one.seconds).reduce((sum, seconds) => sum + seconds, 0);
   return { x, margins: lines((one) => one.margin), seconds: lines(total) };

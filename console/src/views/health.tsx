@@ -50,6 +50,7 @@ function Checklist({ health }: { health: Health }) {
       </p>
       <Table
         caption="Signals of health"
+        stacked
         rows={signals}
         id={(one) => one.name}
         columns={[
@@ -57,7 +58,7 @@ function Checklist({ health }: { health: Health }) {
           { head: "Signal", cell: (one) => <strong>{one.label}</strong> },
           { head: "Now", cell: (one) => <span class={one.value === null ? "quiet" : ""}>{one.words}</span> },
           { head: "Healthy", cell: (one) => <span class="together">{one.healthy}</span> },
-            { head: "What to do", cell: (one) => (one.state === "bad" || one.state === "warn" ? one.do : <span class="quiet">{one.do}</span>) },
+          { head: "What to do", cell: (one) => (one.state === "bad" || one.state === "warn" ? one.do : <span class="quiet">{one.do}</span>) },
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />

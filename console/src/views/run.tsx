@@ -31,8 +31,8 @@ export function RunView() {
       {!list && !runs.error.value && <Loading />}
       {list && !run && (
         <Empty>
-          No step is told yet. They come when a trainer trains at this gateway: <code>trainer run trainer.toml</code>. What agents do is in{" "}
-          <a href={href("episodes", { model: model.value })}>Episodes</a> already.
+          This gateway has no steps yet: a trainer reports them (<code>trainer run trainer.toml</code>). The calls of agents are in{" "}
+          <a href={href("episodes", { model: model.value })}>Episodes</a>.
         </Empty>
       )}
       {run && <OneRun key={run.model + run.run} run={run} other={other} runs={list!} />}
@@ -97,7 +97,7 @@ function Controls({ run, runs, other }: { run: Run; runs: Run[]; other: Run | un
         </select>
       </label>
       <label>
-        Beside
+        Compare with
         <select value={other?.run ?? ""} onChange={chosen("with")} disabled={runs.length < 2}>
           <option value="">{runs.length < 2 ? "no other run" : "none"}</option>
           {runs
@@ -138,13 +138,14 @@ const latest = (column: readonly (number | null)[] | undefined) => column?.findL
 function Headline({ steps, run }: { steps: Steps; run: Run }) {
   const at = steps.at.at(-1) ?? run.ended_at;
   const now = (name: string) => latest(steps.figures[name]);
+  const all = now("reward_mean_all");
   const tokens = now("trained_tokens");
   const total = now("seconds/total");
   const version = latest(steps.version);
   const facts: [string, string][] = [
     ["Last step", String(steps.step.at(-1) ?? "–")],
     ["Version", version === null ? "–" : String(version)],
-    ["Reward, all episodes", short(now("reward_mean_all") ?? now("reward_mean"))],
+    all === null ? ["Reward, trained batch", short(now("reward_mean"))] : ["Reward, all episodes", short(all)],
     ["Evaluation", short(now("eval/reward_mean"))],
     ["Left out", share(now("excluded_share"))],
     ["Tokens/s", tokens && total ? short(tokens / total) : "–"],
@@ -179,7 +180,7 @@ function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | 
   const axis = useMemo(() => joined(over(steps, 0), other ? over(other, shift) : []), [steps, other, byTime]);
   const marks = useMemo(() => marksOf(steps, over(steps, 0)), [steps, byTime]);
   const seconds: Plot = useMemo(
-    () => ({ id: "seconds", title: "Seconds by step", hint: "The phases of a step that take longest, and the whole step.", curves: phases(steps), format: "seconds" }),
+    () => ({ id: "seconds", title: "Seconds by step", hint: "The whole step, and the phases that take longest.", curves: phases(steps), format: "seconds" }),
     [Object.keys(steps.figures).join()],
   );
   const plots = [...PLOTS, seconds];
@@ -220,12 +221,13 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: Pl
       const column = curve.of(from);
       if (!column) return [];
       const values = bring(curve.points ? column : smoothed(column, width));
-      return [{ label: beside ? `${curve.label}, ${from.run}` : curve.label, values, colour: curve.colour, dashed: beside, points: curve.points ?? false }];
+      return [{ label: beside ? `${curve.label}, ${from.run}` : curve.label, values, color: curve.color, dashed: beside, points: curve.points ?? false }];
     };
     return plot.curves.flatMap((curve) => [...of(curve, steps, axis.ofA, false), ...(other ? of(curve, other, axis.ofB, true) : [])]);
   }, [plot, steps, other, axis, width]);
   const first = plot.curves.find((curve) => known(curve, steps))?.of(steps);
   const now = latest(first);
+  const newest = first?.findLastIndex((value) => value !== null) ?? -1;
   const signal = signals.find((one) => one.name === plot.signal);
   const state = signal?.in_step?.state;
   const format = plot.format === "share" ? share : plot.format === "seconds" ? duration : short;
@@ -234,6 +236,7 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: Pl
       <div class="panel-head">
         <h2 id={`plot-${plot.id}`}>{plot.title}</h2>
         {state && <Badge tone={state === "ok" ? "good" : state}>{state === "ok" ? "in range" : "out of range"}</Badge>}
+        {newest >= 0 && newest < steps.step.length - 1 && <span class="quiet">step {steps.step[newest]}</span>}
         <span class="figure">{format(now)}</span>
       </div>
       <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} sync="run" format={format} {...(signal ? { band: [0, signal.most] as [number, number] } : {})} />
