@@ -1,4 +1,4 @@
-"""litellm, the library: the providers whose fields and addresses are OpenAI's, vLLM's, OpenRouter's and Anthropic's."""
+"""litellm, the library: the providers whose fields and addresses are OpenAI's, vLLM's, OpenRouter's, Anthropic's and Groq's."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "hosted_vllm": {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}, "top_k": 20}},
     "openrouter": {"extra_body": {"reasoning": {"effort": "low"}}},
     "anthropic": {},
+    "groq": {},
 }
 """The providers, each with fields of its own."""
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "w", "parameters": CITY}}]
