@@ -1,4 +1,4 @@
-"""Finds or makes the reply to a request: one in progress (here or in another process), a recorded one, or a new one (docs/guarantees.md, R4).
+"""Finds or makes the reply to a request: one in progress (here or in another process), a recorded one, or a new one (R4).
 
 Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
 come again. Invariants:
