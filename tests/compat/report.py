@@ -24,8 +24,9 @@ of the episode is compared with what the engine received and sampled, except for
 
 These take minutes to install and were run by hand on 2026-11-28 against `gateway serve --demo`: aider 0.86.2, promptfoo 0.121.20
 (chat, completions, responses, messages), lm-eval 0.4.13 (`generate_until`), deepeval 4.3.1 (replies; its judges want JSON, which
-the demo's random words are not), guidance 0.3.1, guidellm 0.8.1 (`run`), Mastra 0.24.9. All work. Some request temperature 0, and
-nothing of that is trained: [settings that train](agents/python-frameworks.md#programs-that-request-temperature-0).
+the demo's random words are not), guidance 0.3.1, guidellm 0.8.1 (`run`), ag2 1.2.1, Mastra 0.24.9. All work. Some request
+temperature 0, so nothing is trained: [settings that train](agents/python-frameworks.md#programs-that-request-temperature-0).
+marvin 3.2.7 does not import with the dependencies that it installs; camel-ai 0.2.90 downloads a tokenizer and was not run.
 """
 
 
