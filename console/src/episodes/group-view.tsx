@@ -1,4 +1,4 @@
-/** The episodes of a group side by side, the best first: what they were asked is left out, for it is the same. */
+/** The episodes of a group side by side, the best first: their shared prompt is left out. */
 
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
@@ -15,20 +15,20 @@ import type { EpisodePage, EpisodeRow } from "./types";
 import { longestOf } from "./tree";
 import { count, number } from "./words";
 
-/** Members whose tokens are fetched at once; more on demand. */
+/** Members whose tokens are fetched together; more on demand. */
 const FIRST = 4;
 
 interface Props {
   episode: Pick<EpisodeRow, "episode_id" | "group_id" | "model">;
   mode: Mode;
-  /** What is told of the group makes this another number. */
+  /** Changes with every event of the group. */
   changes: number;
   point: (token: number, of: TokenTable, by: "pointer" | "keyboard") => void;
 }
 
 export function GroupView({ episode, mode, changes, point }: Props) {
-  const asked = { group_id: episode.group_id, model: episode.model, calls: true, limit: 100 };
-  const group = useLoaded((signal) => get<EpisodePage>("/admin/v1/episodes", asked, signal), [episode.group_id, episode.model, changes]);
+  const query = { group_id: episode.group_id, model: episode.model, calls: true, limit: 100 };
+  const group = useLoaded((signal) => get<EpisodePage>("/admin/v1/episodes", query, signal), [episode.group_id, episode.model, changes]);
   const shown = useSignal(FIRST);
   const members = useMemo(() => sorted(group.value.value?.episodes ?? []), [group.value.value]);
   if (!group.value.value) return group.error.value ? <Failure text={group.error.value} /> : <Loading />;

@@ -1,4 +1,4 @@
-/** What colors a token: a choice of figure becomes one of a few classes, and a legend that says what each means.
+/** What colors a token: a choice of figure becomes one of a few classes, and a legend with the meaning of each.
  *
  * Pure. Classes are names in the style sheet (`s0`..`s6` in order, `d0`..`d6` about a middle, `c0`..`c7` apart), so that light and
  * dark are the style sheet's, and a view changes its colors without new elements. An empty class has no color.

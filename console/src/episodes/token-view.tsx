@@ -1,6 +1,6 @@
 /** Tokens of any number, colored: a window of lines, one handler for the pointer, arrows for the keyboard.
  *
- * Owns which lines are in sight. What is pointed at belongs to whoever shows its figures (`point`).
+ * Owns which lines are in sight. What is pointed at belongs to the view that shows its figures (`point`).
  */
 
 import type { ComponentChildren } from "preact";

@@ -27,7 +27,7 @@ export interface ChartProps {
   marks?: readonly Mark[];
   /** A range of y in which all is well. */
   band?: readonly [number, number];
-  /** The name of x, where it is no time: "step". */
+  /** The name of x, where it is not time: "step". */
   xLabel?: string;
   /** Seconds since 1970 instead of numbers. */
   time?: boolean;
@@ -37,7 +37,7 @@ export interface ChartProps {
   /** Charts with the same name show the same x under the pointer. */
   sync?: string;
   format?: (value: number) => string;
-  /** Told what was brushed; null: the brush was lifted by a double click. */
+  /** Called with the brushed range; null: the brush was lifted by a double click. */
   brushed?: (range: [number, number] | null) => void;
 }
 

@@ -15,7 +15,7 @@ interface Props<Row> {
   rows: readonly Row[];
   id: (row: Row) => string | number;
   empty?: ComponentChildren;
-  /** Shows the caption to screen readers alone: a heading above says the same. */
+  /** Shows the caption to screen readers alone: a heading above repeats it. */
   quiet?: boolean;
   /** On a narrow screen each row is a list of its cells with their heads. */
   stacked?: boolean;

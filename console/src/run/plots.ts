@@ -85,7 +85,7 @@ export const PLOTS: Plot[] = [
   {
     id: "excluded",
     title: "Episodes left out",
-    hint: "Failed episodes are no zeros: they are left out. Below 2 % is healthy.",
+    hint: "Failed episodes do not count as zeros: they are left out. Below 2 % is healthy.",
     signal: "excluded_share",
     curves: [curve("all failures", 4, "excluded_share"), { label: "infrastructure", color: "--series-2", of: infrastructure }],
     format: "share",
@@ -102,7 +102,7 @@ export const PLOTS: Plot[] = [
     ],
     format: "share",
   },
-  { id: "loss", title: "Loss", hint: "Tells little by itself in RL; a jump tells.", curves: [curve("loss", 1, "loss")] },
+  { id: "loss", title: "Loss", hint: "Means little by itself in RL, except for a jump.", curves: [curve("loss", 1, "loss")] },
   {
     id: "kl",
     title: "KL to the sampler",
@@ -132,7 +132,7 @@ export const PLOTS: Plot[] = [
     curves: [curve("share", 3, "clip_fraction")],
     format: "share",
   },
-  { id: "gradient", title: "Gradient norm", hint: "Of one size; spikes of ten times tell.", curves: [curve("norm", 5, "grad_norm")] },
+  { id: "gradient", title: "Gradient norm", hint: "Of one size; watch for spikes of ten times.", curves: [curve("norm", 5, "grad_norm")] },
   {
     id: "tokens",
     title: "Tokens trained per second",

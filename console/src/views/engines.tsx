@@ -78,9 +78,9 @@ function TimelinePart() {
   };
   const { value, error, again } = useLoaded(ask, [model.value, seconds, recorded.value, session.value], recorded.value ? 0 : 5_000);
   useEvents((events) => events.some((event) => is(event, "engine", "node", "version")) && again(), [seconds]);
-  const told = value.value;
-  const rows = useMemo(() => (told ? rowsOf(told) : []), [told]);
-  const versions = (told?.versions ?? []).flatMap(({ version, live_at }) => (live_at === null ? [] : [{ version, at: live_at }]));
+  const timeline = value.value;
+  const rows = useMemo(() => (timeline ? rowsOf(timeline) : []), [timeline]);
+  const versions = (timeline?.versions ?? []).flatMap(({ version, live_at }) => (live_at === null ? [] : [{ version, at: live_at }]));
   return (
     <section class="panel" aria-labelledby="timeline">
       <div class="panel-head">
@@ -97,8 +97,8 @@ function TimelinePart() {
         </label>
       </div>
       <Failure text={error.value} />
-      {told && rows.length > 0 && <Gantt rows={rows} from={beginOf(told)} to={endOf(told)} versions={versions} />}
-      {told && !rows.length && <Empty>Nothing is recorded in this time.</Empty>}
+      {timeline && rows.length > 0 && <Gantt rows={rows} from={beginOf(timeline)} to={endOf(timeline)} versions={versions} />}
+      {timeline && !rows.length && <Empty>Nothing is recorded in this time.</Empty>}
     </section>
   );
 }

@@ -1,4 +1,4 @@
-/** One episode: as conversation, in time, as token tree, beside its group, and why it ended so. */
+/** One episode: as conversation, in time, as token tree, next to its group, and why it ended so. */
 
 import "../episodes/episodes.css";
 import { useSignal } from "@preact/signals";
@@ -124,8 +124,8 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
   const target = useSignal<{ token: number } | null>(null);
   const coloring = useMemo(() => coloringOf(table, mode), [table, mode]);
   const leaves = useMemo(() => leavesOf(table.nodes), [table]);
-  const asked = Number(route.value.query.get("path") ?? NaN);
-  const leaf = leaves.includes(asked) ? asked : longestOf(table.nodes);
+  const path = Number(route.value.query.get("path") ?? NaN);
+  const leaf = leaves.includes(path) ? path : longestOf(table.nodes);
   const models = [...new Set(episode.calls.filter((call) => call.node >= 0).map((call) => call.model))];
   const wanted = route.value.query.get("token");
   useEffect(() => {

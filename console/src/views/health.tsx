@@ -1,4 +1,4 @@
-// Health: is something wrong? A checklist of signals with their healthy ranges, what they say now, and what to do.
+// Health: is something wrong? A checklist of signals with their healthy ranges, their present values, and what to do.
 import { session } from "../api";
 import { clock, plural } from "../format";
 import { useEvents } from "../live";
@@ -37,8 +37,8 @@ export function summary(signals: readonly { state: State }[]): string {
   const wrong = count("warn", "bad");
   const unknown = count("unknown");
   const known = signals.length - unknown;
-  const said = wrong ? `${plural(wrong, "signal")} of ${known} out of the healthy range.` : `All ${known} known signals are in their healthy ranges.`;
-  return unknown ? `${said} ${plural(unknown, "signal")} not known.` : said;
+  const text = wrong ? `${plural(wrong, "signal")} of ${known} out of the healthy range.` : `All ${known} known signals are in their healthy ranges.`;
+  return unknown ? `${text} ${plural(unknown, "signal")} not known.` : text;
 }
 
 function Checklist({ health }: { health: Health }) {

@@ -1,4 +1,4 @@
-// Run: does it learn? The trainer's figures as charts over steps or time, beside those of another run, growing as steps are told.
+// Run: does it learn? The trainer's figures as charts over steps or time, with those of another run, growing as steps arrive.
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { session } from "../api";
@@ -40,7 +40,7 @@ export function RunView() {
   );
 }
 
-/** The steps of a run, kept up to date by what is told. */
+/** The steps of a run, kept up to date by events. */
 function useSteps(run: Run | undefined): { steps: Steps | null; error: string | null } {
   const grownSteps = useSignal<Steps | null>(null);
   const ask = async (signal: AbortSignal) => (grownSteps.value = run ? await loadSteps(run, signal) : null);
@@ -63,7 +63,7 @@ function useSteps(run: Run | undefined): { steps: Steps | null; error: string | 
 
 function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: Run[] }) {
   const mine = useSteps(run);
-  const beside = useSteps(other);
+  const second = useSteps(other);
   const byTime = route.value.query.get("x") === "time";
   const width = Number(route.value.query.get("smooth") ?? 1);
   if (!mine.steps) return mine.error ? <Failure text={mine.error} /> : <Loading />;
@@ -71,9 +71,9 @@ function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: 
   return (
     <>
       <Controls run={run} runs={runs} other={other} />
-      <Failure text={mine.error ?? beside.error} />
+      <Failure text={mine.error ?? second.error} />
       <Headline steps={steps} run={run} />
-      <Charts steps={steps} other={beside.steps} byTime={byTime} width={width} />
+      <Charts steps={steps} other={second.steps} byTime={byTime} width={width} />
       <h2>Figures of the last steps</h2>
       <LastSteps steps={steps} />
     </>
@@ -217,11 +217,11 @@ interface PlotProps {
 
 function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: PlotProps) {
   const lines = useMemo(() => {
-    const of = (curve: Curve, from: Steps, bring: (column: readonly (number | null)[]) => readonly (number | null)[], beside: boolean): Line[] => {
+    const of = (curve: Curve, from: Steps, bring: (column: readonly (number | null)[]) => readonly (number | null)[], isSecond: boolean): Line[] => {
       const column = curve.of(from);
       if (!column) return [];
       const values = bring(curve.points ? column : smoothed(column, width));
-      return [{ label: beside ? `${curve.label}, ${from.run}` : curve.label, values, color: curve.color, dashed: beside, points: curve.points ?? false }];
+      return [{ label: isSecond ? `${curve.label}, ${from.run}` : curve.label, values, color: curve.color, dashed: isSecond, points: curve.points ?? false }];
     };
     return plot.curves.flatMap((curve) => [...of(curve, steps, axis.ofA, false), ...(other ? of(curve, other, axis.ofB, true) : [])]);
   }, [plot, steps, other, axis, width]);
