@@ -26,8 +26,8 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, number, show
-from scheduler.policies import rules
 from scheduler.policies.placement import Rule
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     BufferReady,
     Consume,
@@ -92,7 +92,7 @@ class Load:
         self._placement = self.program.placements[_MODEL]
         # It has room for every open episode
         limits = LedgerSettings(eta=15, batch=max(1, plan.calls // plan.group // 4))
-        self._rule = rules.create("staleflow", limits)
+        self._rule = StaleFlow(limits)
         self.runtime.observe(self._placement.placed, lambda _, placed: self._on_placed(placed))
         self.runtime.observe(self._placement.moves, lambda _, moves: self._on_moves(moves))
         self._random = random.Random(5)

@@ -58,7 +58,7 @@ class TokenFlag(IntFlag):
     ORPHANED = 64
     """Its version is no ancestor of the newest: the trainer went back to an older checkpoint."""
     LATE = 128
-    """The token is older than the bound allows in its batch (`[staleness] late = "mask"`)."""
+    """The token is older than the bound allows in its batch (`[staleness] late_groups = "mask"` or `"overtake"`)."""
 
 
 class ImageSpan(NamedTuple):

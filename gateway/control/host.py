@@ -313,7 +313,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
     engine, update = settings.engine_of(model), settings.update
     trained = settings.models[model].train
     return {
-        **({"ledger": {"rule": settings.staleness_of(model).rule}} if trained else {}),
+        **({"ledger": {}} if trained else {}),
         "fleet": {
             "start_s": engine.start_s + 5.0,
             "drain_s": update.hold_s,

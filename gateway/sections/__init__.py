@@ -9,7 +9,7 @@ from gateway.sections.access import (
     ProjectSettings,
     QueueSettings,
 )
-from gateway.sections.base import Days, Name, RuleName, Seconds, Section
+from gateway.sections.base import Days, Name, Seconds, Section
 from gateway.sections.engines import (
     EngineSettings,
     UpdateSettings,
@@ -83,7 +83,6 @@ __all__ = [
     "RetentionSettings",
     "RewardSettings",
     "RoutingSettings",
-    "RuleName",
     "SamplingSettings",
     "Seconds",
     "Section",

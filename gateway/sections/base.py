@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RuleName = Literal["staleflow", "synchronous", "one_step", "verl", "areal", "roll", "slime"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Days = Annotated[float, Field(gt=0, le=36_500)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]

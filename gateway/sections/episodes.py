@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.sections.base import RuleName, Seconds, Section
+from gateway.sections.base import Seconds, Section
 
 
 class EpisodeSettings(Section):
@@ -104,14 +104,6 @@ class GraderSettings(Section):
         return self
 
 
-_LATE = {
-    "staleflow": ("cancel", "drop", "mask"),
-    "verl": ("cancel", "mask"),
-    "areal": ("cancel", "mask"),
-}
-"""The values of `[staleness] late` that a rule knows; others know `cancel` alone."""
-
-
 class StalenessSettings(Section):
     """`[staleness]`: how far samples may lag behind the weights that are trained."""
 
@@ -121,44 +113,31 @@ class StalenessSettings(Section):
     """Groups in one batch."""
     min_members: int = Field(2, ge=1, le=1024)
     """A group with fewer rewarded episodes is dropped."""
-    rule: RuleName = "staleflow"
-    """The rule that decides. All but `staleflow` are there for comparison: they bound less, or wait more."""
     spare_groups: int = Field(0, ge=0, le=65_536)
     """Groups that may race for a batch beyond those it is trained on; what is left of them is aborted."""
     spare_members: int = Field(0, ge=0, le=1024)
     """Members that may race for a group beyond its `group_size`; what is left of them is aborted."""
     drop_equal: bool = False
     """A group whose rewards are all equal teaches nothing and is dropped, so that another can take its place."""
-    late: Literal["cancel", "drop", "mask"] = "cancel"
-    """A group for which no batch is left within the bound: its episodes are stopped (`cancel`); run on, untrained (`drop`); or it
-    takes the next batch that there is, its rewards count, and only tokens past the bound are not trained (`mask`). With the rules
-    `verl` and `areal`, which bound no group's age, `mask` bounds every token's; else these train all tokens."""
-    stuck: Literal["wait", "retry", "truncate"] = "wait"
-    """A batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`: wait for them; give them up, so that
-    others may start (`retry`); or train without them (`truncate`)."""
+    late_groups: Literal["cancel", "drop", "mask", "overtake"] = "cancel"
+    """What happens to a group that misses its last batch within the bound. `cancel`: its episodes are stopped. `drop`: they
+    run on, untrained. `mask`: it takes the next free batch; its rewards count, and only tokens beyond the bound are not trained.
+    `overtake`: as `mask`, and no batch waits for a long group: the groups that finish first are trained first."""
+    on_stuck: Literal["wait", "retry", "truncate"] = "wait"
+    """What happens to a batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`. `wait`: it waits.
+    `retry`: these groups are given up, so that others may start. `truncate`: the batch is trained without them."""
     stuck_groups: int = Field(4, ge=1, le=65_536)
-    """Groups that a batch may lack for `stuck` to act."""
+    """Groups that a batch may lack for `on_stuck` to act."""
     stuck_s: Seconds = 60.0
     """Seconds that those groups must have been running."""
 
     @model_validator(mode="after")
-    def _rule_takes_the_settings(self) -> Self:
-        if self.rule == "slime" and self.eta == 0:
-            raise ValueError('rule = "slime" needs eta >= 1: it is its update_weights_interval')
-        extras = (self.spare_groups, self.spare_members, self.drop_equal, self.stuck != "wait")
-        if self.rule != "staleflow" and any(extras):
+    def _all_race_if_they_overtake(self) -> Self:
+        if self.late_groups == "overtake" and self.spare_groups:
             raise ValueError(
-                f'spare_groups, spare_members, drop_equal and stuck are for rule = "staleflow", not {self.rule!r}'
+                "spare_groups must be 0 with late_groups = 'overtake', under which all groups race for the next batch"
             )
-        if self.late not in _LATE.get(self.rule, ("cancel",)):
-            able = " or ".join(rule for rule, values in _LATE.items() if self.late in values)
-            raise ValueError(f"late = {self.late!r} is for rule = {able}, not {self.rule!r}")
         return self
-
-    @property
-    def max_token_age(self) -> int | None:
-        """Versions that a trained token may be older than the weights that are trained on it; None: any."""
-        return self.eta if self.rule == "staleflow" or self.late == "mask" else None
 
 
 class FeedSettings(Section):

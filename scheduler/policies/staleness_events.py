@@ -28,7 +28,7 @@ class Join:
     episode_id: str
     size: int
     version: int | None = None
-    """The version of the engine that would sample the episode now; None: the newest. Rules for comparison ignore it."""
+    """The version of the engine that would sample the episode now; None: the newest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness_base import StalenessRule
 
 Role = Literal["rollout", "train", "switching", "idle"]
 """The role of a node: its engines are awake; its trainer has it; it changes from one to the other; neither."""

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scheduler.policies import rules
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.calls import (
     Arrived,
@@ -121,7 +121,7 @@ class Combined:
         self._hosting.want(self._placement.moves)
         self._hosting.observe(self._lending.roles, self._on_roles)
         self._hosting.start()
-        return rules.create("staleflow", LedgerSettings(scenario.eta, scenario.batch, min_members=1))
+        return StaleFlow(LedgerSettings(scenario.eta, scenario.batch, min_members=1))
 
     def _settings(self, scenario: Scenario) -> dict[str, Any]:
         knobs, engine = self._knobs, scenario.engine
@@ -143,7 +143,7 @@ class Combined:
         model = {
             "update": {"order": "pull", "mode": "abort"},
             "placement": placement,
-            "ledger": {"rule": "staleflow"},
+            "ledger": {},
         }
         return {"models": {MODEL: model}, "lending": {"lead": knobs.lead}}
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from gateway.store.models import LedgerEventRow
-from scheduler.policies import rules
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import command_to_json, event_from_json
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
@@ -37,7 +37,7 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
         await gateway.admin.reward(first, 0.0)
         kept = gateway.model.ledger.rule
         stored = await gateway.services.database.read(lambda c: list(c.execute(_EVENTS)))
-    again = rules.create("staleflow", kept.settings)
+    again = StaleFlow(kept.settings)
     for event, commands in stored[1:]:
         decided = [command_to_json(command) for command in again.apply(event_from_json(event))]
         assert json.loads(json.dumps(decided)) == commands

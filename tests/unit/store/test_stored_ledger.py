@@ -17,7 +17,7 @@ from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
 from gateway.feed.ledger import StoredLedger, check_settings
-from gateway.sections import StalenessSettings, StoreSettings
+from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
@@ -60,8 +60,8 @@ async def test_a_ledger_of_an_older_build_goes_on_under_the_defaults_of_new_keys
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("eta", 2), ("batch", 3), ("min_members", 2), ("rule", "areal"), ("spare_groups", 1), ("spare_members", 1),
-        ("drop_equal", True), ("late", "mask"), ("stuck_groups", 5),
+        ("eta", 2), ("batch", 3), ("min_members", 2), ("spare_groups", 1), ("spare_members", 1),
+        ("drop_equal", True), ("late_groups", "mask"), ("stuck_groups", 5),
     ],
 )  # fmt: skip
 async def test_other_settings_are_refused_by_name(database: Database, key: str, value: Any) -> None:
@@ -85,12 +85,7 @@ async def test_a_ledger_keeps_the_meaning_of_equal_rewards_that_it_was_begun_wit
 
 async def test_what_shapes_no_decision_may_change(database: Database) -> None:
     await StoredLedger.load(database, MINE, "m")
-    await StoredLedger.load(database, MINE.model_copy(update={"stuck": "retry", "stuck_s": 5.0}), "m")
-
-
-async def test_a_rule_that_cannot_take_the_settings_is_a_wrong_configuration(database: Database) -> None:
-    with pytest.raises(ConfigError, match="slime"):
-        await check_settings(database, StalenessSettings(rule="slime").model_copy(update={"eta": 0}), "m")
+    await StoredLedger.load(database, MINE.model_copy(update={"on_stuck": "retry", "stuck_s": 5.0}), "m")
 
 
 # Failures
