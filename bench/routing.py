@@ -47,7 +47,6 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
     "round_robin": _CACHED,
     "cached": _CACHED,
     "gain": {**_CACHED, "routing": _GAIN},
-    "gain_together": {"routing": _GAIN, "update": {"order": "together"}},
     "pull": {**_CACHED, "update": {"order": "pull"}},
     "gain_pull": {"routing": _GAIN, "update": {"order": "pull"}},
     "gain_pull_v": {"routing": {**_GAIN, "admit": "engine"}, "update": {"order": "pull"}},

@@ -49,8 +49,6 @@ class TokenFlag(IntFlag):
     """top-p, top-k or min-p cut the distribution."""
     GREEDY = 4
     """Temperature 0: the token was not drawn at all."""
-    STALE_KV = 8
-    """Part of its context was computed by older weights."""
     INVALID_LOGPROB = 16
     """The engine gave no usable log-probability (its NaN sentinel)."""
     UNCONFIRMED = 32

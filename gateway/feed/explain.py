@@ -60,7 +60,6 @@ _MASKED = {
     "orphaned": "their version is no ancestor of the newest any more",
     "unconfirmed_version": "two accounts of which version sampled them disagree",
     "unconfirmed": "the engine was gone before it could say which version sampled them",
-    "stale_kv": "part of their context was computed by older weights",
     "invalid_logprob": "the engine gave no usable log-probability",
     "greedy": "they were not drawn: the temperature was 0",
     "truncated": "top-p, top-k or min-p cut the distribution",

@@ -150,8 +150,8 @@ class Hub:
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("slot", self._slot(model, slot))
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
+    def continue_under(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
+        values = {"model": model, "name": slot.name, "version": version}
         return self._ask_all("cross", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:

@@ -163,9 +163,9 @@ class Call:
         """Ends the run: the call is in no engine."""
         self._engine = ""
 
-    def weights_changed(self, version: int, stale_kv: bool) -> None:
-        """The engine goes on under `version`; `stale_kv`: with the KV cache of older weights."""
-        self._turn.weights_changed(version, stale_kv)
+    def weights_changed(self, version: int) -> None:
+        """Record that the engine continues under `version`."""
+        self._turn.weights_changed(version)
 
     def take(self, chunk: TokenChunk) -> None:
         """Adds what arrived from the engine. A chunk with a finish reason is the last of its run."""

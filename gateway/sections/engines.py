@@ -136,11 +136,9 @@ class UpdateSettings(Section):
     mode: Literal["abort", "keep"] = "abort"
     """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
     engine."""
-    order: Literal["rolling", "together", "pull"] = "pull"
+    order: Literal["rolling", "pull"] = "pull"
     """`pull`: a version is live as soon as one engine runs it, and the others come to it when they have little to do, or a call
-    waits that they are too old for (`[routing]`). `rolling`: one engine after the other; `together`: all at once."""
-    clear_cache: bool = True
-    """False (for `keep`): frozen requests go on with what older weights computed, and their tokens are flagged STALE_KV."""
+    waits that they are too old for (`[routing]`). `rolling`: one engine after the other."""
     patience_s: float = Field(0.0, ge=0, le=3600)
     """How long requests that an engine gave back for an update wait for it, before they go to another: that one would have to
     compute their prefixes, beside its own work."""

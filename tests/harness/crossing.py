@@ -48,7 +48,7 @@ async def freeze(slot: Slot, requests: int) -> None:
             while slot.state == "open" and slot.engine is not None:
                 with suppress(EngineError):  # it dies, and its slot will say so
                     if (found := await under_way(slot)) >= requests:
-                        await slot.engine.pause(keep=True, clear_cache=False)
+                        await slot.engine.pause(keep=True)
                         if (found := await under_way(slot)) >= requests:
                             return
                         await slot.engine.resume()

@@ -58,7 +58,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(["abort", "keep"]),
-        order=st.sampled_from(["rolling", "together", "pull"]),
+        order=st.sampled_from(["rolling", "pull"]),
         engines=st.integers(1, 2),
         patience_s=st.sampled_from([0.0, 2.0]),
     )

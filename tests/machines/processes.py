@@ -329,10 +329,10 @@ class WatchedEngine(Adapter):
             await asyncio.Event().wait()
         await super()._do(work)
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         """A coordinator that begins to change an engine has told everybody who is linked."""
         self.process.cluster.controlled.add((self.process.fence, self.name))
-        await super().pause(keep=keep, clear_cache=clear_cache)
+        await super().pause(keep=keep)
 
     async def frees_memory(self) -> bool:
         return False

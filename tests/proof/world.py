@@ -28,7 +28,7 @@ from tests.harness.transports import Way, served
 from tests.harness.vllm import vllm_settings
 from tests.proof.models import Family
 
-ORDERS = ("rolling", "together", "pull")
+ORDERS = ("rolling", "pull")
 _WAIT_S = {"fake": 600.0, "vllm": 600.0}
 """The longest that anything may take: an engine is restarted meanwhile, on a machine that may be busy."""
 _AFTER_FAILURE_S = 0.2

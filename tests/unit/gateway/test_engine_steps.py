@@ -43,7 +43,7 @@ class Engine:
     async def frees_memory(self) -> bool:
         return self.frees
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         self.told.append("pause")
         self.slot.runs.clear()
 

@@ -139,7 +139,7 @@ def test_an_engine_that_fails_to_wake_is_started_anew() -> None:
 
 def test_an_engine_that_is_being_updated_goes_to_sleep_and_nobody_waits_for_it() -> None:
     for seconds in range(9):
-        world = lent(update={"order": "together"}).publish(1).run(seconds).claim("t0").run(20)
+        world = lent().publish(1).run(seconds).claim("t0").run(20)
         assert world.watch.nodes["t0"].role == "train"
         assert world.watch.ends[-1].live
         assert not world.watch.ends[-1].failures
@@ -312,7 +312,7 @@ def test_removing_an_engine_that_sleeps_and_one_that_falls_asleep() -> None:
         assert world.watch.nodes["t0"].role == "rollout"
 
 
-@pytest.mark.parametrize("order", ["rolling", "together", "pull"])
+@pytest.mark.parametrize("order", ["rolling", "pull"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_answer_at_its_deadline_counts(order: str, count: int) -> None:
     """The property found it with `pull`: placement was asked before the answer, which came at a later tag than its deadline."""

@@ -80,7 +80,7 @@ def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
 
 
 def test_without_pull_no_engine_is_told_to() -> None:
-    field = Field(order="together").opens(one=0, two=0).publish(1).second()
+    field = Field(order="rolling").opens(one=0, two=0).publish(1).second()
     assert field.pulled == []
 
 

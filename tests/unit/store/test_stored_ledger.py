@@ -233,7 +233,7 @@ async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(databas
     nodes = [
         Node(
             n, -1, 0, True, np.ones(3, np.int32), np.ones(3, np.float32), np.zeros(3, np.int32),
-            np.full(3, TokenFlag.STALE_KV, np.uint8), 1.0, reason, f"c{n}",
+            np.full(3, TokenFlag.TRUNCATED, np.uint8), 1.0, reason, f"c{n}",
         )
         for n, reason in enumerate(["", "greedy", ""])
     ]  # fmt: skip
@@ -255,7 +255,7 @@ async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(databas
     assert not [statement for statement in read if "nodes" in statement]
     found = await database.read(lambda c: decisions.of_episode(c, "e0"))
     masked = [row for row in found if row["kind"] == "masked"]
-    assert [(row["reason"], row["details"]["tokens"]) for row in masked] == [("greedy", 3), ("stale_kv", 6)]
+    assert [(row["reason"], row["details"]["tokens"]) for row in masked] == [("greedy", 3), ("truncated", 6)]
 
 
 async def test_a_batch_is_leased_as_it_grows_and_read_again_as_it_was_trained(database: Database) -> None:
