@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, asked_object
+from gateway.api.context import Gateway, asked_object, body_of
 from gateway.api.generation import admitted, count_replies, generate, respond
 from gateway.api.images import image_support
-from gateway.api.stored import KeptChat, body_of
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
@@ -29,6 +28,5 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
         return await relay(gateway, caller, model, "chat/completions", values)
     chat, asked = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(request, gateway, caller, model, asked, body)
-    plain = ChatAnswer(generation.choices, chat, model.renderer)
-    answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain
+    answer = ChatAnswer(generation.choices, chat, model.renderer)
     return respond(gateway, generation, answer, asked.stream)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, asked_object
+from gateway.api.context import Gateway, asked_object, body_of
 from gateway.api.generation import admitted, count_replies, generate, respond
-from gateway.api.stored import body_of
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse

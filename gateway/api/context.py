@@ -191,3 +191,20 @@ def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
 Gateway = Annotated[Services, Depends(services)]
 Number = Annotated[int, Interval(gt=-(2**53), lt=2**53)]
 """An integer as far as every reader of JSON knows them; the store, and sums with it, hold more."""
+
+
+def body_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Describes the body of a route that reads it itself."""
+    definitions = schema.get("$defs", {})
+
+    def inlined(value: Any) -> Any:  # references would resolve against the root of the whole OpenAPI document
+        if isinstance(value, list):
+            return [inlined(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(definitions[value["$ref"].removeprefix("#/$defs/")])
+        return {name: inlined(item) for name, item in value.items() if name != "$defs"}
+
+    content = {"application/json": {"schema": inlined(schema)}}
+    return {"requestBody": {"required": True, "content": content}}

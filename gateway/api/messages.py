@@ -7,12 +7,11 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object
+from gateway.api.context import Gateway, Services, asked_object, body_of
 from gateway.api.errors import anthropic_error_body
 from gateway.api.generation import admitted, generate, identify, respond
 from gateway.api.images import image_support
 from gateway.api.responses import prompt_tokens
-from gateway.api.stored import body_of
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
