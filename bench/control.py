@@ -49,8 +49,8 @@ _MODEL = "model"
 _PROMPT, _SAMPLED = 2000, 3000
 _CACHED = 1500
 """Tokens of a later call that its episode's engine has."""
-_URGENCY = 64.0
-"""The default of `[routing] urgency`."""
+_LATE_CALL_WEIGHT = 64.0
+"""The default of `[routing] late_call_weight`."""
 _FILL = 1000
 """Calls that arrive at once while the program is filled."""
 
@@ -208,7 +208,7 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """The program of one model."""
-    placement = {"rule": plan.rule, "urgency": _URGENCY if plan.rule == "gain" else 1.0}
+    placement = {"rule": plan.rule, "late_call_weight": _LATE_CALL_WEIGHT if plan.rule == "gain" else 1.0}
     return ControlProgram({"models": {_MODEL: {"placement": placement}}})
 
 

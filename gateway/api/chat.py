@@ -21,7 +21,7 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway, "chat")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body))
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         count_replies(request.scope, *replies_of(values))

@@ -20,7 +20,7 @@ async def completions(request: Request, gateway: Gateway) -> Response:
     """Continues a text, or token ids; whole or as server-sent events."""
     caller = await admitted(request, gateway, "completions")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body))
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         count_replies(request.scope, *replies_of(values))

@@ -43,7 +43,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway, "responses")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body))
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
@@ -76,7 +76,7 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
 async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     body = await request.body()
     values = await offload_read(body, lambda: json_object(body))
-    check_sizes(values, gateway.settings.requests)
+    check_sizes(values)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
     said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}

@@ -20,6 +20,7 @@ from gateway.engines.last_words import last_words
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
+from gateway.sections.engines import MAX_LORAS
 from gateway.settings import ConfigError
 from gateway.weights import plugin
 from gateway.weights.adapter import matrices_of
@@ -95,7 +96,7 @@ def command(
     if settings.launch == "vllm" and settings.transport == "collective":
         argv += ["--weight-transfer-config", json.dumps({"backend": "headgate"})]
     if settings.launch == "vllm" and settings.transport == "lora":
-        argv += ["--enable-lora", "--max-loras", str(settings.max_loras)]
+        argv += ["--enable-lora", "--max-loras", str(MAX_LORAS)]
         argv += ["--max-lora-rank", str(settings.max_lora_rank)]
         argv += ["--lora-target-modules", *targets] if (targets := matrices_of(Path(weights))) else []
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

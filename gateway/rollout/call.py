@@ -30,8 +30,6 @@ class RoutingHints:
 
     preferred: str = ""
     """The engine to use if it is open; empty: any."""
-    wait_until: float = 0.0
-    """The time (by the loop's clock) until which the call waits for its preferred engine while that is being updated."""
     avoid: frozenset[str] = frozenset()
     """Engines to use only if there is no other."""
     expected: int = 0
@@ -138,15 +136,15 @@ class Call:
     def redirect(self, engine: str, *, leaving: str = "") -> None:
         """Sends the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""
         avoid = frozenset({leaving}) if leaving else self._hints.avoid
-        self._hints = replace(self._hints, preferred=engine, wait_until=0.0, avoid=avoid)
+        self._hints = replace(self._hints, preferred=engine, avoid=avoid)
 
     def avoid_engine(self, engine: str) -> None:
         """Makes routing avoid `engine`, which failed the call, until the call is in another one."""
         self._hints = replace(self._hints, avoid=frozenset({engine}))
 
-    def wait_for_engine(self, engine: str, until: float) -> None:
-        """Makes the call return to `engine`, which is being updated, if it is open by `until` (the loop's clock)."""
-        self._hints = replace(self._hints, preferred=engine, wait_until=until)
+    def prefer(self, engine: str) -> None:
+        """Make the call return to `engine`, which is being updated, if that is open when the call is placed."""
+        self._hints = replace(self._hints, preferred=engine)
 
     # Sampling
 
@@ -156,7 +154,7 @@ class Call:
         if self.entered_at is None:
             self.entered_at = time.time()
         self._request_id = request_id
-        self._hints = replace(self._hints, preferred="", wait_until=0.0, avoid=frozenset())
+        self._hints = replace(self._hints, preferred="", avoid=frozenset())
         self._turn.begin_run(version)
 
     def left(self) -> None:

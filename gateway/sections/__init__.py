@@ -28,13 +28,11 @@ from gateway.sections.episodes import (
 )
 from gateway.sections.models import (
     Bounds,
-    ImageSettings,
     ModelSettings,
     RenderSettings,
     SamplingSettings,
     TokenBounds,
 )
-from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
     LendingSettings,
@@ -67,7 +65,6 @@ __all__ = [
     "EpisodeSettings",
     "FeedSettings",
     "GraderSettings",
-    "ImageSettings",
     "LendingSettings",
     "LengthSettings",
     "LimitSettings",
@@ -79,7 +76,6 @@ __all__ = [
     "ProjectSettings",
     "QueueSettings",
     "RenderSettings",
-    "RequestSettings",
     "RetentionSettings",
     "RewardSettings",
     "RoutingSettings",

@@ -17,8 +17,6 @@ class EpisodeSettings(Section):
     """Seconds without a call after which an episode is over."""
     total_s: Seconds = 3600.0
     """Seconds after which an episode is over, whatever it does."""
-    max_wait_s: Seconds = 300.0
-    """The longest `?wait=` that opening an episode honours."""
 
 
 class CallSettings(Section):
@@ -26,11 +24,6 @@ class CallSettings(Section):
 
     grace_s: Seconds = 30.0
     """How long the tokens of a call whose client went away can be resumed by a retry, before they become an abandoned branch."""
-    chunks_per_s: int = Field(14_000, ge=1, le=10**9)
-    """Chunks a second of all streams together: where engines sample more tokens than this, several come in one chunk. What one
-    core carries; fewer make first tokens come sooner under load."""
-    max_failures: int = Field(5, ge=1, le=100)
-    """A call that saw so many engines fail gives up: it may be what kills them."""
 
 
 class RewardSettings(Section):
@@ -63,11 +56,11 @@ class GraderSettings(Section):
     url: str | None = Field(None, pattern="^https?://")
     """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
     judge: str | None = None
-    """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with the text
-    `against`. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
+    """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with a reference
+    text. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
     criteria: dict[str, str] = Field(default_factory=dict, max_length=32)
     """The criteria of a score, in words, by name; in a comparison, the reasons for which one reply is better."""
-    against: str = ""
+    reference_key: str = ""
     """The key of the episode's metadata that has the text to compare with."""
     each_turn: bool = False
     """Score every turn by `criteria`, not the last alone; each call's part is the reward of that call."""
@@ -88,19 +81,21 @@ class GraderSettings(Section):
     def form(self) -> Literal["function", "url", "rubric", "pairwise"]:
         """The kind of grader that it is."""
         if self.judge is not None:
-            return "pairwise" if self.against else "rubric"
+            return "pairwise" if self.reference_key else "rubric"
         return "url" if self.function is None else "function"
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
         if sum(given is not None for given in (self.function, self.url, self.judge)) != 1:
             raise ValueError("a grader needs one of `function`, `url` and `judge`")
-        if self.judge is None and (self.criteria or self.against or self.each_turn):
-            raise ValueError("`criteria`, `against` and `each_turn` are for a `judge`")
-        if self.judge is not None and not (self.criteria or self.against):
-            raise ValueError("a `judge` needs `criteria` to score by, or a text `against` which it compares")
-        if self.each_turn and self.against:
-            raise ValueError("`each_turn` is for `criteria`, not for a comparison `against` a text")
+        if self.judge is None and (self.criteria or self.reference_key or self.each_turn):
+            raise ValueError("`criteria`, `reference_key` and `each_turn` are for a `judge`")
+        if self.judge is not None and not (self.criteria or self.reference_key):
+            raise ValueError(
+                "a `judge` needs `criteria` to score by, or a `reference_key` of the text to compare with"
+            )
+        if self.each_turn and self.reference_key:
+            raise ValueError("`each_turn` is for `criteria`, not for a comparison by `reference_key`")
         return self
 
 
@@ -145,5 +140,3 @@ class FeedSettings(Section):
 
     lease_s: Seconds = 120.0
     """Seconds that a trainer may say nothing before its batch is leased to another."""
-    max_wait_s: Seconds = 60.0
-    """The longest `?wait=` that a request for groups honours."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gateway.sections.base import Name, Seconds, Section
+from gateway.sections.base import Name, Section
 
 
 class TelemetrySettings(Section):
@@ -17,7 +17,3 @@ class TelemetrySettings(Section):
     """The name of this service in traces (`service.name`)."""
     share: float = Field(1.0, ge=0, le=1)
     """The share of calls that is traced, of those that come without `traceparent`; with one the caller decides."""
-    max_waiting: int = Field(2_048, ge=1, le=1_000_000)
-    """Spans that may wait for the collector; more are dropped."""
-    timeout_s: Seconds = 5.0
-    """How long one request to the collector may take, with its retries; a stop of the gateway may wait as long."""

@@ -52,8 +52,8 @@ class PlacementSettings:
     """The settings of routing, migration and pulls."""
 
     rule: Rule = "cached"
-    mu: float = 0.05
-    urgency: float = 1.0
+    min_gain_share: float = 0.05
+    late_call_weight: float = 1.0
     pull: bool = False
     """The weight update's order is `pull`."""
     engine: EngineModel = field(default_factory=EngineModel)
@@ -87,7 +87,7 @@ class Placement(Reactor):
     def __init__(self, name: str, settings: PlacementSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._choice = Choice(settings.rule, settings.mu, settings.urgency)
+        self._choice = Choice(settings.rule, settings.min_gain_share, settings.late_call_weight)
         self._engines = Engines(self._choice)
         self._waterfall = Waterfall(self._engines)
         self._runs: dict[str, _Run] = {}

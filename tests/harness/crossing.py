@@ -19,7 +19,7 @@ from scheduler.program.events import Do
 
 LIMIT_S = 600.0
 HOLD_S = 2 * LIMIT_S
-"""A `[update] hold_s` that outlasts the wait."""
+"""A `[update] pause_timeout_s` that outlasts the wait."""
 _AGAIN_S = 0.05
 
 

@@ -388,43 +388,6 @@ async def test_a_recorded_run_is_replayed_bit_for_bit(
     assert report.decisions > 20
 
 
-async def test_calls_wait_a_moment_for_the_engine_that_gave_them_back(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
-) -> None:
-    for patience, stay in ((3600.0, True), (0.0, False)):
-        update = {"order": "rolling", "patience_s": patience}
-        values = two_engines(tiny_model, tmp_path / str(stay), update=update)
-        async with run_gateway(values, in_process=False) as gateway:
-            first, second = slots(gateway)
-            for slot in (first, second):
-                await gateway.fake("faults", slot, hold_after=2, hold_load=True)
-            question = long_question(gateway, 90)
-            opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(6)]
-            calls = [
-                asyncio.create_task(gateway.chat(h, max_tokens=95, stream=True, messages=question), name=e)
-                for e, h in opened
-            ]
-            await arrived(gateway, 6)
-            assert (first.streams, second.streams) == (3, 3)
-            began = {run.call.call_id: slot.name for slot in slots(gateway) for run in slot.runs.values()}
-            await gateway.admin.publish(1, str(versions[1]))
-            for slot, other in ((first, second), (second, first)):
-                if stay:
-                    await until(lambda: gateway.model.pool.waiting == 3, "its calls wait for it")
-                else:
-                    await arrived(gateway, 6, other)
-                await gateway.fake("faults", slot, hold_load=False)
-                await until(lambda slot=slot: slot.version == 1 and slot.state == "open", "it has version 1")
-                if stay:
-                    await arrived(gateway, 3, slot)
-            await release(gateway)
-            assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6
-            rows = [(await gateway.admin.episode(episode))["calls"][0] for episode, _ in opened]
-            assert {row["engine"] == began[row["id"]] for row in rows} == ({True} if stay else {True, False})
-            pauses = sorted(row["pauses"] for row in rows)
-            assert pauses == ([1] * 6 if stay else [1] * 3 + [2] * 3)
-
-
 async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_queue(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:

@@ -77,7 +77,7 @@ class Outcome:
 
 async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None]) -> Outcome:
     """Lets it happen. Raises TimeoutError (in a group), with what was waited for, if it does not go on."""
-    update = {"mode": plan.mode, "order": plan.order, "hold_s": HOLD_S}
+    update = {"mode": plan.mode, "order": plan.order, "pause_timeout_s": HOLD_S}
     async with served(plan.transport, work / "models" / "versions", work) as way:
         engine = _engines(plan, work) | way.engine
         values = settings_for(family.paths[0], work, engine=engine, update=update, weights=way.weights)
@@ -95,7 +95,7 @@ def _engines(plan: Plan, work: Path) -> dict[str, Any]:
     """Returns the `[engine]` table."""
     if plan.engine == "fake":
         return {"count": 2, "args": ["--delay-s", str(plan.delay_s)]}
-    patience = {"start_s": _WAIT_S["vllm"], "restart_window_s": 3 * _WAIT_S["vllm"]}
+    patience = {"start_s": _WAIT_S["vllm"]}
     return vllm_settings(work / "engine.log") | {"count": 2, **patience}
 
 

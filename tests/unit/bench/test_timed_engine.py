@@ -81,5 +81,5 @@ def test_every_arm_of_the_routing_bench_is_a_gateway_that_there_can_be(arm: str,
     assert settings.engine.launch == ("external" if launch == "fake" else "vllm")
     assert settings.routing.rule == ("gain" if "gain" in arm else "cached")
     assert settings.update.order == ("pull" if "pull" in arm else "rolling")
-    assert settings.routing.admit == ("engine" if arm.endswith("_v") else "newest")
-    assert (settings.routing.k4 == 0.0044 * 20) == (launch == "fake")
+    assert settings.routing.group_version == ("engine" if arm.endswith("_v") else "newest")
+    assert (settings.routing.engine_prior.s_per_step == 0.0044 * 20) == (launch == "fake")

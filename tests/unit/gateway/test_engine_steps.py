@@ -80,7 +80,7 @@ class Engine:
 
 def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> EngineSteps:
     """The steps of an engine that others have started."""
-    pool = EnginePool("demo", QueueSettings(), 10.0)
+    pool = EnginePool("demo", QueueSettings())
     pool.slots["e"] = engine.slot
     model = ModelSettings.model_validate({"path": "weights"})
     external = EngineSettings.model_validate({"launch": "external", "url": "http://e", **settings})

@@ -409,7 +409,7 @@ def test_whatever_happens(
     count: int,
     answers: dict[Step, list[Answer]],
     slow: int,
-    lead: float,
+    recall_ahead_share: float,
     events: list[tuple[str, Any]],
 ) -> None:
     """Claims are answered, nothing wakes while it is claimed, updates end; and in the end everybody runs the newest version."""
@@ -419,7 +419,12 @@ def test_whatever_happens(
         named = do.step in ("sleep", "wake") and slow
         return next(drawn.get(do.step, iter(())), Answer(after_s=slow if named else 1))
 
-    lending = {"min_stay_s": 0, "claim_s": 100_000, "deadline_s": 11, "lead": lead}
+    lending = {
+        "min_stay_s": 0,
+        "claim_s": 100_000,
+        "deadline_s": 11,
+        "recall_ahead_share": recall_ahead_share,
+    }
     world = World(answer, *chosen, lending=lending, homes=homes, answers_first=answers_first)
     world.add(*["a", "b", "c"][:count])
     for what, about in events:
