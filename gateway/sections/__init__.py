@@ -9,7 +9,7 @@ from gateway.sections.access import (
     ProjectSettings,
     QueueSettings,
 )
-from gateway.sections.base import Days, Name, Seconds, Section
+from gateway.sections.base import Days, Name
 from gateway.sections.engines import (
     EngineSettings,
     UpdateSettings,
@@ -50,6 +50,7 @@ from gateway.sections.server import (
 )
 from gateway.sections.telemetry import TelemetrySettings
 from gateway.sections.weights import WeightsSettings
+from scheduler.configuration import Seconds, Section
 
 __all__ = [
     "AdminSettings",

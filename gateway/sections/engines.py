@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from gateway.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 MAX_LORAS = 2
 """Adapters that an engine runs next to one another: a version and the one before. Each more reserves memory in the engine."""

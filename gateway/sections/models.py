@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.sections.base import Section
 from gateway.sections.engines import EngineSettings, UpstreamSettings
 from gateway.sections.episodes import StalenessSettings
+from scheduler.configuration import Section
 
 MAX_CONTEXT = 2**20
 """The most tokens that a model's context can be set to."""

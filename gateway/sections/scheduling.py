@@ -7,7 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.sections.base import Name, Section
+from gateway.sections.base import Name
+from scheduler.configuration import Section
 
 
 class ControlSettings(Section):

@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from gateway.sections.base import Days, Seconds, Section
+from gateway.sections.base import Days
 from processes.ports import url_of
+from scheduler.configuration import Seconds, Section
 
 
 class ServerSettings(Section):

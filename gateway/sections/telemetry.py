@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from gateway.sections.base import Name, Section
+from gateway.sections.base import Name
+from scheduler.configuration import Section
 
 
 class TelemetrySettings(Section):
