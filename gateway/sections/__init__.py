@@ -47,8 +47,8 @@ from gateway.sections.server import (
     RetentionSettings,
     ServerSettings,
     StoreSettings,
+    TelemetrySettings,
 )
-from gateway.sections.telemetry import TelemetrySettings
 from gateway.sections.weights import WeightsSettings
 from scheduler.configuration import Seconds, Section
 

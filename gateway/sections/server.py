@@ -1,4 +1,4 @@
-"""Listening, storage and sharing: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`."""
+"""Listening, storage, sharing and traces: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`, `[telemetry]`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from gateway.sections.base import Days
+from gateway.sections.base import Days, Name
 from processes.ports import url_of
 from scheduler.configuration import Seconds, Section
 
@@ -119,3 +119,15 @@ class BusSettings(Section):
     """How long a process that says nothing counts as alive; then others take over its running calls."""
     log_s: float = Field(60.0, ge=1, le=3600)
     """How long what a dead process has logged of its calls is kept for their retries."""
+
+
+class TelemetrySettings(Section):
+    """`[telemetry]`: spans of calls, sent to an OpenTelemetry collector (docs/telemetry.md). Off without an endpoint."""
+
+    endpoint: str | None = Field(None, pattern="^https?://")
+    """The collector's OTLP/HTTP root, such as `http://127.0.0.1:4318`; spans are posted to `/v1/traces` below it. Needs
+    `headgate[otel]`. Headers, keys too, come from `OTEL_EXPORTER_OTLP_HEADERS` in the environment."""
+    service: Name = "headgate"
+    """The name of this service in traces (`service.name`)."""
+    share: float = Field(1.0, ge=0, le=1)
+    """The share of calls that is traced, of those that come without `traceparent`; with one the caller decides."""

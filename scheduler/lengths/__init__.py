@@ -12,7 +12,19 @@ from scheduler.lengths.base import Prediction as Prediction
 from scheduler.lengths.base import Ranker as Ranker
 from scheduler.lengths.boosted import Aside, Boosted, at_once
 from scheduler.lengths.history import History
-from scheduler.lengths.none import NoRanker
+
+_NOTHING = Prediction()
+
+
+class NoRanker:
+    """A ranker that predicts nothing."""
+
+    def predict(self, features: Features) -> Prediction:
+        return _NOTHING
+
+    def learn(self, features: Features, length: int) -> None:
+        """Do nothing."""
+
 
 TAIL_SHARE = 0.2
 """The share of calls, those that are expected to be longest, that are tails."""
