@@ -217,7 +217,7 @@ def _engine_version(
     placements: Mapping[str, ControlPlacement],
     model: str,
 ) -> int | None:
-    """The version of the engine that admits a group; None where V is the newest version."""
+    """The version of the engine that admits a group; None where `min_version` is the newest version."""
     if settings.routing.group_version == "newest":
         return None
     rule = ledgers[model].rule

@@ -54,7 +54,8 @@ class Admission:
         ledgers: Mapping[str, StoredLedger],
         engine_version: Callable[[str], int | None] = lambda _model: None,
     ) -> None:
-        """`engine_version`: the version of the engine that would sample a model's new call; None: V is the newest version."""
+        """`engine_version`: the version of the engine that would sample a model's new call; None: `min_version` is the newest
+        version."""
         self._database = database
         self._ledgers = ledgers
         self._engine_version = engine_version

@@ -50,7 +50,7 @@ class Call:
         hints: RoutingHints | None = None,
         images: tuple[ImageSpan, ...] = (),
     ) -> None:
-        """`min_version`: the oldest version that may sample the call (its group's V). `images`: those of the prompt."""
+        """`min_version`: the oldest version that may sample the call. `images`: those of the prompt."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt

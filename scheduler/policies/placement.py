@@ -103,9 +103,9 @@ class OpenEngine:
     waiting: int = 0
     """Calls in its own queue, by the last snapshot, less those that have left."""
     held: dict[int, int] = field(default_factory=dict)
-    """Calls that were placed here, by V."""
+    """Calls that were placed here, by `min_version`."""
     others: tuple[tuple[int, int], ...] = ()
-    """The same of other processes, by the last snapshot: V, and how many."""
+    """The same of other processes, by the last snapshot: `min_version`, and how many."""
     extra: float = 0.0
     """The weight of its calls beyond one each."""
     stamp: int = 0
@@ -238,7 +238,7 @@ class Engines:
         """The length of a call, on average, the newest most."""
         self._models: dict[str, EngineModel] = {}
         self.newest = 0
-        """The newest version: calls of an older V are late."""
+        """The newest version: calls of an older `min_version` are late."""
         self.times = 1
         """For how many calls one stands that is placed here: see the module."""
         self._heaps: dict[_Place, list[_Entry]] = {}
@@ -250,7 +250,7 @@ class Engines:
     def opened(
         self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
     ) -> None:
-        """Opens an engine that runs this version. `runs` has V and length of the calls that it kept."""
+        """Opens an engine that runs this version. `runs` has `min_version` and length of the calls that it kept."""
         self.closed(name)
         engine = OpenEngine(name, version, self._models.get(name, model))
         self.open[name] = engine
@@ -296,7 +296,7 @@ class Engines:
             engine.kv, engine.waiting = max(kv, engine.floor), waiting
 
     def others(self, processes: int, held: Iterable[tuple[str, int, int]]) -> None:
-        """What other processes have, by the snapshot that was just `seen`: engine, V, and how many calls.
+        """What other processes have, by the snapshot that was just `seen`: engine, `min_version`, and how many calls.
 
         A process with a share of 1/n of all calls takes it that n - 1 like it are there, as far as there are so many.
         """
@@ -340,7 +340,7 @@ class Engines:
     # Events of calls
 
     def begun(self, name: str, version: int, length: int) -> None:
-        """A call of that V was placed in an open engine."""
+        """A call of that `min_version` was placed in an open engine."""
         engine = self.open[name]
         self._count(engine, version, 1)
         engine.kv += length
@@ -350,7 +350,7 @@ class Engines:
         self._file(engine)
 
     def ended(self, name: str, version: int, length_then: int, length_now: int) -> None:
-        """A call of that V that was placed with `length_then` tokens has left with `length_now`."""
+        """A call of that `min_version` that was placed with `length_then` tokens has left with `length_now`."""
         if engine := self.open.get(name):
             self._count(engine, version, -1)
             engine.floor -= length_then
@@ -374,11 +374,11 @@ class Engines:
         return self._kept(request) or self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
-        """True if an open engine may sample calls of this V."""
+        """True if an open engine may sample calls of this `min_version`."""
         return any(held >= version for _, held in self._held())
 
     def weight(self, version: int) -> float:
-        """The present weight of a call of this V."""
+        """The present weight of a call of this `min_version`."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
     def _kept(self, request: EngineRequest) -> OpenEngine | None:
@@ -424,7 +424,7 @@ class Engines:
                 del self._heaps[place]
 
     def _count(self, engine: OpenEngine, version: int, calls: int) -> None:
-        """Adds to the number of calls with that V."""
+        """Adds to the number of calls with that `min_version`."""
         engine.running += calls
         if count := engine.held.get(version, 0) + calls:
             engine.held[version] = count

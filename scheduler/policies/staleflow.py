@@ -1,9 +1,10 @@
 """Decides which group may start and which batch it is trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
 
 Buffer b is the batch on which version b is trained to give b + 1. It has an entry for each of `batch` groups, and `spare_groups`
-more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group has a V for good,
-and may be trained in no buffer outside its *window* [V, V + eta]. V is the version that is the newest when it starts; or, where
-the engine that admits it is older (`Join.version`), that engine's, or the next one whose window has an empty entry.
+more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group has a
+`min_version` for good, and may be trained in no buffer outside its *window* [min_version, min_version + eta]. It is the version
+that is the newest when the group starts; or, where the engine that admits it is older (`Join.version`), that engine's, or the
+next one whose window has an empty entry.
 
 - **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
 - **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
@@ -109,7 +110,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return group
 
     def _reservable(self, event: Join) -> tuple[int, int] | None:
-        """The V of a group that starts now, and the latest buffer of its window with an empty entry."""
+        """The `min_version` of a group that starts now, and the latest buffer of its window with an empty entry."""
         for version in range(self._admitting(event), self.version + 1):
             window = range(self._window().start, version + self.settings.eta + 1)
             buffer = next((b for b in reversed(window) if self._entries.empty(b)), None)

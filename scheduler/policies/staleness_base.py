@@ -110,7 +110,7 @@ class StalenessRule(ABC, Generic[G]):
         return ()
 
     def version_of(self, event: Join) -> int:
-        """The V of an episode if it joined now and was admitted: what is older may not sample it. Never below its group's."""
+        """Return the `min_version` of an episode if it joined now and was admitted. It is never below its group's."""
         return self.version
 
     # A rule's decisions

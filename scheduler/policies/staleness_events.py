@@ -109,7 +109,7 @@ Event = Join | Finish | Reward | Drop | CloseGroup | Leased | Returned | Consume
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The episode may start; `version` is its group's V."""
+    """The episode may start; `version` is its group's `min_version`."""
 
     episode_id: str
     group_id: str
