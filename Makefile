@@ -197,7 +197,7 @@ bench-update: setup engine ## how long a weight update holds streams up, against
 bench-publish: setup ## how long a version takes from a step into engines, by each transport; and gloo alone (7 GB of memory)
 	$(BIN)/python -m bench.publish
 
-bench-rules: setup ## StaleFlow's rule and six others under the same load
+bench-rules: setup ## bounds on staleness under the same load
 	$(BIN)/python -m bench.rules
 
 bench-orders: setup ## orders of tasks on a simulated learner: passes and by difficulty, at equal sampled tokens

@@ -26,8 +26,8 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, number, show
-from scheduler.policies import rules
 from scheduler.policies.placement import Rule
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     BufferReady,
     Consume,
@@ -49,8 +49,8 @@ _MODEL = "model"
 _PROMPT, _SAMPLED = 2000, 3000
 _CACHED = 1500
 """Tokens of a later call that its episode's engine has."""
-_URGENCY = 64.0
-"""The default of `[routing] urgency`."""
+_LATE_CALL_WEIGHT = 64.0
+"""The default of `[routing] late_call_weight`."""
 _FILL = 1000
 """Calls that arrive at once while the program is filled."""
 
@@ -92,7 +92,7 @@ class Load:
         self._placement = self.program.placements[_MODEL]
         # It has room for every open episode
         limits = LedgerSettings(eta=15, batch=max(1, plan.calls // plan.group // 4))
-        self._rule = rules.create("staleflow", limits)
+        self._rule = StaleFlow(limits)
         self.runtime.observe(self._placement.placed, lambda _, placed: self._on_placed(placed))
         self.runtime.observe(self._placement.moves, lambda _, moves: self._on_moves(moves))
         self._random = random.Random(5)
@@ -208,7 +208,7 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """The program of one model."""
-    placement = {"rule": plan.rule, "urgency": _URGENCY if plan.rule == "gain" else 1.0}
+    placement = {"rule": plan.rule, "late_call_weight": _LATE_CALL_WEIGHT if plan.rule == "gain" else 1.0}
     return ControlProgram({"models": {_MODEL: {"placement": placement}}})
 
 

@@ -63,10 +63,6 @@ class Filled:
         """An id."""
         return f"ep-{Random(number).getrandbits(80):020x}"
 
-    def answer(self, episode_id: str) -> str:
-        """The id of the chat completion that is stored in an agent's episode."""
-        return f"chatcmpl-{episode_id}"
-
     def members(self, group: int) -> list[str]:
         """The episodes of a group."""
         return [self.episode(n) for n in range(group * GROUP, min((group + 1) * GROUP, self.episodes))]
@@ -94,18 +90,14 @@ class Filled:
             found["episodes"].append(self._episode(group, episode_id, at + place, fate, random))
             self._turns(found, group, episode_id, at + place, fate, random)
             if self.agent(group):
-                found["answers"] += self._answers(group, episode_id, at, random)
+                found["answers"] += self._answers(episode_id, at, random)
         self._decisions(found, group, at, fate)
         return found
 
-    def _answers(self, group: int, episode_id: str, at: float, random: Random) -> list[_Row]:
-        """A stored response and a stored chat completion."""
-        ids = {"responses": f"resp-{random.getrandbits(96):024x}", "chat": self.answer(episode_id)}
-        listed = self.agent(group), MODEL, ""
-        return [
-            (name, episode_id, api, MODEL, "", "[]", "[]", "{}", at, None, *listed)
-            for api, name in ids.items()
-        ]
+    def _answers(self, episode_id: str, at: float, random: Random) -> list[_Row]:
+        """Return the row of a stored response."""
+        name = f"resp-{random.getrandbits(96):024x}"
+        return [(name, episode_id, MODEL, "", "[]", "[]", "{}", at, None)]
 
     def _episode(self, group: int, episode_id: str, at: float, fate: str, random: Random) -> _Row:
         reason = {"open": "", "dropped": "zero_variance"}.get(fate, "rewarded")

@@ -99,7 +99,7 @@ class Result:
 
 
 def _open(load: Load) -> EnginePool:
-    pool = EnginePool("bench", QueueSettings(max_waiting=1_000_000), 0.0)
+    pool = EnginePool("bench", QueueSettings(max_waiting=1_000_000))
     for number_ in range(load.engines):
         slot = pool.slots[f"engine-{number_:03}"] = Slot(f"engine-{number_:03}")
         slot.confirm(0)

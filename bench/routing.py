@@ -47,10 +47,9 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
     "round_robin": _CACHED,
     "cached": _CACHED,
     "gain": {**_CACHED, "routing": _GAIN},
-    "gain_together": {"routing": _GAIN, "update": {"order": "together"}},
     "pull": {**_CACHED, "update": {"order": "pull"}},
     "gain_pull": {"routing": _GAIN, "update": {"order": "pull"}},
-    "gain_pull_v": {"routing": {**_GAIN, "admit": "engine"}, "update": {"order": "pull"}},
+    "gain_pull_v": {"routing": {**_GAIN, "group_version": "engine"}, "update": {"order": "pull"}},
 }
 """The settings of each arm; `gain_pull` has the defaults. With `pull` calls move; `_v`: V is the admitting engine's version."""
 MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
@@ -107,11 +106,16 @@ class Setup:
     def tables(self, arm: str, urls: Sequence[str]) -> str:
         """The gateway's tables for an arm. What an engine's steps cost is known, as it is of a run after its first minute."""
         step = self.costs(self.engines - 1).step
-        routing = {key: getattr(step, key) for key in ("k1", "k2", "k3", "k4")}
+        prior = {
+            "s_per_kv_token": step.k1,
+            "s_per_batch": step.k2,
+            "s_per_call": step.k3,
+            "s_per_step": step.k4,
+        }
         tables: dict[str, dict[str, Any]] = {
             "engine": self._engine(urls),
             "staleness": {"eta": self.eta, "batch": self.load.batch, "min_members": 1},
-            "routing": routing if self.launch == "fake" else {},
+            "routing": {"engine_prior": prior} if self.launch == "fake" else {},
         }
         for name, values in ARMS[arm].items():
             tables[name] = {**tables.get(name, {}), **values}

@@ -1,6 +1,6 @@
-"""StaleFlow's ledger and its competitors under the same load: what is trained per second, what is wasted, and how stale it is.
+"""Bounds on staleness under the same load: what is trained per second, what is wasted, and how stale it is.
 
-One gateway after another, each with another `[staleness] rule`, a fake engine that takes a fixed time per token, agents whose
+One gateway after another, each with another `[staleness]`, a fake engine that takes a fixed time per token, agents whose
 replies have log-normal lengths (the same tasks in the same order with the same lengths), and a trainer that takes a fixed time
 per token and does nothing else. Definitions:
 
@@ -38,8 +38,8 @@ from gateway.client.agents import FunctionAgent
 from gateway.types import Group
 from tests.harness.weights import publish
 
-RULES = {"synchronous": 0, "one_step": 1, "verl": 1, "areal": 2, "roll": 2, "slime": 2, "staleflow": 2}
-"""Each rule with the eta that it is given; what eta means to it is in `scheduler.comparison`."""
+RULES = {"synchronous": 0, "staleflow": 2, "overtake": 2}
+"""Each bound with its eta; `overtake` bounds tokens (`late_groups = "overtake"`), the others groups."""
 _LONGEST = 1500
 _TASKS = 4000
 _BLOCK = {"first": 10, "size": 64}
@@ -64,9 +64,10 @@ class Load:
 
     def config(self, rule: str, eta: int) -> str:
         """The tables of the gateway's file that are this bench's own."""
+        late = "overtake" if rule == "overtake" else "cancel"
         return (
             f"[engine]\nlaunch = 'fake'\nargs = ['--delay-s', '{self.delay_s}']\n"
-            f"[staleness]\nrule = '{rule}'\neta = {eta}\nbatch = {self.batch}\nmin_members = 1\n"
+            f"[staleness]\nlate_groups = '{late}'\neta = {eta}\nbatch = {self.batch}\nmin_members = 1\n"
         )
 
     def lengths(self) -> dict[str, Iterator[int]]:

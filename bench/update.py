@@ -44,7 +44,7 @@ _WARM_UP = 1
 """Updates that are not counted: an engine takes its time over the first batch that is as large as all streams."""
 _UPDATE_S = 300.0
 _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
-_PLAN = ("engine", "mode", "order", "transport", "clear_cache", "streams", "every_s")
+_PLAN = ("engine", "mode", "transport", "streams", "every_s")
 _TRANSPORTS = ("filesystem", "collective")
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 
@@ -55,7 +55,6 @@ class Plan:
 
     engine: str
     mode: str
-    order: str
     streams: int
     updates: int
     every_s: float
@@ -63,7 +62,6 @@ class Plan:
     delay_s: float
     python: Path
     transport: str = "filesystem"
-    clear_cache: bool = True
 
     @property
     def versions(self) -> int:
@@ -73,7 +71,7 @@ class Plan:
     @property
     def name(self) -> str:
         """The scenario's name for people."""
-        return f"{self.engine}, {self.mode}, {self.order}, {self.transport}, {self.streams} streams"
+        return f"{self.engine}, {self.mode}, {self.transport}, {self.streams} streams"
 
     def config(self, way: Way) -> str:
         """The tables of the gateway's file that are this bench's own."""
@@ -84,7 +82,7 @@ class Plan:
             engine = f"python = '{self.python}'\nargs = {json.dumps(VLLM_CPU['args'])}\nenv = {{{env}}}\n"
         return (
             f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{_lines(way.engine)}{engine}"
-            f"[update]\nmode = '{self.mode}'\norder = '{self.order}'\nclear_cache = {json.dumps(self.clear_cache)}\n"
+            f"[update]\nmode = '{self.mode}'\norder = 'rolling'\n"
             f"[weights]\n{_lines(way.weights)}"
         )
 
@@ -169,18 +167,12 @@ class Run:
 def main(
     engine: Annotated[str, typer.Option(help="`fake`, `vllm` (real, on a tiny model) or `both`.")] = "both",
     mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
-    order: Annotated[
-        str, typer.Option(help="`rolling` or `together`: with `pull` an update has no end.")
-    ] = "rolling",
     transport: Annotated[str, typer.Option(help="`filesystem` or `collective`.")] = "filesystem",
     streams: Annotated[str, typer.Option(help="Open streams: with the fake engine, with vLLM.")] = "500,32",
     updates: Annotated[
         int, typer.Option(min=1, max=VERSIONS - 1 - _WARM_UP, help="Updates in each run.")
     ] = 5,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 3.0,
-    clear_cache: Annotated[
-        bool, typer.Option(help="Whether an update clears what engines have cached ([update] clear_cache).")
-    ] = True,
     load_s: Annotated[float, typer.Option(min=0.01, help="What a load takes the fake engine.")] = 2.0,
     delay_s: Annotated[float, typer.Option(min=0.001, help="What a token takes the fake engine.")] = 0.2,
     engine_python: EnginePython = ENGINE_PYTHON,
@@ -195,17 +187,16 @@ def main(
 
       python -m bench.update --engine fake --mode keep --streams 100
 
-      python -m bench.update --engine vllm --order together
+      python -m bench.update --engine vllm --transport collective
     """
     engines, modes = _ENGINES.get(engine), _MODES.get(mode)
-    known = order in ("rolling", "together") and transport in _TRANSPORTS
-    if engines is None or modes is None or not known:
-        raise typer.BadParameter("see --help", param_hint="--engine, --mode, --order or --transport")
+    if engines is None or modes is None or transport not in _TRANSPORTS:
+        raise typer.BadParameter("see --help", param_hint="--engine, --mode or --transport")
     if "vllm" in engines:
         check_installed(engine_python)
     counts = dict(zip(("fake", "vllm"), _two_numbers(streams), strict=True))
-    rest = every_s, load_s, delay_s, engine_python.absolute(), transport, clear_cache
-    plans = [Plan(e, m, order, counts[e], updates, *rest) for e in engines for m in modes]
+    rest = every_s, load_s, delay_s, engine_python.absolute(), transport
+    plans = [Plan(e, m, counts[e], updates, *rest) for e in engines for m in modes]
     import uvloop
 
     started, before = time.monotonic(), machine()

@@ -34,7 +34,6 @@ from gateway.api import (
     peers,
     responses,
     staleness,
-    stored,
     trainer_steps,
     weights,
 )
@@ -106,7 +105,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
 def _routes() -> list[BaseRoute]:
     """The routes of every application, made once: at their first request FastAPI works out what each takes, which is slow."""
     routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
-    for module in (chat, completions, responses, messages, stored, models):
+    for module in (chat, completions, responses, messages, models):
         routes.include_router(module.router)
     # A list of episodes comes before one episode: `histogram` is no id.
     for module in (

@@ -189,7 +189,7 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         assert given.path is not None
         # Prompts are never rendered here, so what reads tokens is enough.
         reader = cast(ChatRenderer, await asyncio.to_thread(read_vocabulary, given.path))
-        pool = EnginePool(name, settings.queue, 0.0, pace)
+        pool = EnginePool(name, settings.queue, pace)
         recorder = Recorder(database, reader, name)
         models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder)
     metrics = Metrics()
@@ -198,7 +198,7 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         tool_alarm=ToolAlarm(metrics.tool_faults), refusals=Refusals(database, metrics.refused_calls),
         untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),
-        events=EventFeed(database, settings.server.max_watchers), limits=Limits(settings, models.projects),
+        events=EventFeed(database), limits=Limits(settings, models.projects),
         lengths=None, run_folders=run.folders,
     )  # fmt: skip
 

@@ -41,6 +41,10 @@ from processes.ports import url_of
 from scheduler.policies.throughput import EngineModel
 
 log = logging.getLogger(__name__)
+_RETENTION_EVERY_S = 3600.0
+"""How often old episodes are searched for: retention counts in days."""
+_KEPT_EVENTS = 100_000
+"""The newest events that are kept for `/admin/v1/events`, about 300 bytes each."""
 
 TEND_EVERY_S = 1.0
 """The interval of most duties."""
@@ -158,8 +162,8 @@ def _engines(
 
 
 def _placements(plane: DataPlane, host: ControlHost) -> dict[str, ControlPlacement]:
-    routing = plane.settings.routing
-    prior = EngineModel(routing.k1, routing.k2, routing.k3, routing.k4)
+    given = plane.settings.routing.engine_prior
+    prior = EngineModel(given.s_per_kv_token, given.s_per_batch, given.s_per_call, given.s_per_step)
     return {
         model.name: ControlPlacement(host, model.name, model.pool, plane.hub, prior) for model in plane.models
     }
@@ -213,8 +217,8 @@ def _engine_version(
     placements: Mapping[str, ControlPlacement],
     model: str,
 ) -> int | None:
-    """The version of the engine that admits a group; None where V is the newest version."""
-    if settings.routing.admit == "newest":
+    """The version of the engine that admits a group; None where `min_version` is the newest version."""
+    if settings.routing.group_version == "newest":
         return None
     rule = ledgers[model].rule
     return placements[model].reactor.admitting(max(rule.next_buffer - rule.settings.eta, 0))
@@ -256,11 +260,11 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
         ("tend-nodes", leader.nodes.tend, TEND_EVERY_S),
         *(("tend-placement", placement.read_loads, TEND_EVERY_S) for placement in leader.placements.values()),
         ("check-health", leader.host.check_health, health_s),
-        ("tend-retention", old, settings.retention.every_s),
+        ("tend-retention", old, _RETENTION_EVERY_S),
         ("tell-engines", engines.tend, TEND_EVERY_S),
         (
             "forget-events",
-            partial(retention.forget_events, database, settings.retention.keep_events),
+            partial(retention.forget_events, database, _KEPT_EVENTS),
             _FORGET_EVERY_S,
         ),
     ]

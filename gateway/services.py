@@ -118,7 +118,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         lengths = await _lengths(settings, models, database)
         if lengths is not None:
             stack.push_async_callback(lengths.close)
-        events = EventFeed(database, settings.server.max_watchers)
+        events = EventFeed(database)
         stack.push_async_callback(events.close)
         metrics = Metrics()
         yield DataPlane(
@@ -140,7 +140,7 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
 
 
 async def _models(stack: AsyncExitStack, settings: Settings, database: Database) -> Models:
-    models, pace = Models(settings), Pace(settings.calls.chunks_per_s)
+    models, pace = Models(settings), Pace()
     shared = settings.cluster.url is not None
     for name, given in settings.models.items():
         if given.upstream is not None:
@@ -156,7 +156,7 @@ async def _models(stack: AsyncExitStack, settings: Settings, database: Database)
                 log.warning(
                     "model %s: tool calls come as text, its template's form of them is not known", name
                 )
-            pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
+            pool = EnginePool(name, settings.queue, pace)
             recorder = Recorder(database, renderer, name, shared=shared)
             models.local[name] = ServedModel(name, given.path, given, renderer, pool, recorder)
     return models
@@ -166,7 +166,7 @@ def hub_of(settings: Settings, models: Models) -> Hub:
     """The links of other processes, of which there are none yet."""
     pools = {model.name: model.pool for model in models}
     apis = {name: settings.engine_of(name).api for name in pools}
-    return Hub(pools, apis, settings.cluster.ask_s)
+    return Hub(pools, apis, settings.cluster.peer_timeout_s)
 
 
 async def _lengths(settings: Settings, models: Models, database: Database) -> Lengths | None:

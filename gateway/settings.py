@@ -25,7 +25,6 @@ from gateway.sections import (
     EpisodeSettings,
     FeedSettings,
     GraderSettings,
-    ImageSettings,
     LendingSettings,
     LengthSettings,
     LimitsSettings,
@@ -35,7 +34,6 @@ from gateway.sections import (
     ProjectSettings,
     QueueSettings,
     RenderSettings,
-    RequestSettings,
     RetentionSettings,
     RewardSettings,
     RoutingSettings,
@@ -72,8 +70,6 @@ class Settings(Section):
     agents: dict[Name, AgentSettings] = Field(default_factory=dict)
     projects: dict[Name, ProjectSettings] = Field(default_factory=dict)
     limits: LimitsSettings = LimitsSettings()
-    requests: RequestSettings = RequestSettings()
-    images: ImageSettings = ImageSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()

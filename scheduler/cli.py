@@ -255,9 +255,7 @@ def _show(report: RunReport, title: str) -> None:
         at = _since(report.run, tag.time) + (f" +{tag.microstep}" if tag.microstep else "")
         typer.echo(f"{at:>14}  {name:<{width}}  {what}" + (f"\n{'':>16}{why}" if why else ""))
     if report.run.full:
-        typer.echo(
-            f"its recording ends at {_since(report.run, report.run.last.time)}: it was full ([control] recording_mb)"
-        )
+        typer.echo(f"its recording ends at {_since(report.run, report.run.last.time)}: it was full")
     if report.difference is None:
         typer.echo(f"equal: {len(report.decisions)} decisions were made again, bit for bit")
     else:
@@ -271,7 +269,7 @@ def _row(entry: Entry) -> tuple[Tag, str, str, str] | None:
         case Decision():
             triggers = ", ".join(entry.triggers)
             why = f"{entry.reaction} on {triggers}" + (f": {entry.why}" if entry.why else "")
-            return entry.tag, entry.port, _short(_plain(entry.value), _VALUE), _short(why, _WHY)
+            return entry.tag, entry.port, _short(_plain(entry.value, entry.type), _VALUE), _short(why, _WHY)
         case Failure():
             return entry.tag, entry.reaction, f"raised {entry.error}; the run ended", ""
     return None
@@ -281,13 +279,12 @@ def _since(run: Run, time: int) -> str:
     return f"{(time - run.header.start) / 1e9:.3f} s"
 
 
-def _plain(value: Any) -> str:
-    """A value for people: the class and the fields that say something."""
+def _plain(value: Any, name: str = "") -> str:
+    """Return a value for people: the `name` of its class, and the fields that are not empty."""
     if isinstance(value, list):
-        return ", ".join(_plain(item) for item in value)
+        return ", ".join(_plain(item, name) for item in value)
     if isinstance(value, dict):
-        told = [_plain(v) for name, v in value.items() if name != "type" and v not in ("", [], None)]
-        return f"{value.get('type', '')}({' '.join(told)})"
+        return f"{name}({' '.join(_plain(field) for field in value.values() if field not in ('', [], None))})"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, asked_object
+from gateway.api.context import Gateway, asked_object, body_of
 from gateway.api.generation import admitted, count_replies, generate, respond
-from gateway.api.stored import body_of
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse
@@ -21,7 +20,7 @@ async def completions(request: Request, gateway: Gateway) -> Response:
     """Continues a text, or token ids; whole or as server-sent events."""
     caller = await admitted(request, gateway, "completions")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body))
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         count_replies(request.scope, *replies_of(values))

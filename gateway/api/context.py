@@ -31,7 +31,6 @@ from gateway.peers.role import Leader, Role
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
-from gateway.sections import RequestSettings
 from gateway.settings import Settings
 from gateway.store.database import Database
 from gateway.telemetry.base import Tracing
@@ -178,10 +177,10 @@ def _rewritten(values: dict[str, Any]) -> dict[str, Any]:
     return {name: yielding(value) for name, value in values.items() if name not in _CONVERSATION}
 
 
-def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
-    """Reads a body as a JSON object that names a model and holds no more than `most`. Raises BadRequest."""
+def asked_object(body: bytes) -> dict[str, Any]:
+    """Reads a body as a JSON object that names a model and holds no more than `sizes.MOST`. Raises BadRequest."""
     values = json_object(body)
-    check_sizes(values, most)
+    check_sizes(values)
     if not isinstance(values.get("model"), str):
         fault = "must be a string" if "model" in values else "Field required"
         raise BadRequest(f"model: {fault}", code="invalid_value", param="model")
@@ -191,3 +190,20 @@ def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
 Gateway = Annotated[Services, Depends(services)]
 Number = Annotated[int, Interval(gt=-(2**53), lt=2**53)]
 """An integer as far as every reader of JSON knows them; the store, and sums with it, hold more."""
+
+
+def body_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Describes the body of a route that reads it itself."""
+    definitions = schema.get("$defs", {})
+
+    def inlined(value: Any) -> Any:  # references would resolve against the root of the whole OpenAPI document
+        if isinstance(value, list):
+            return [inlined(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(definitions[value["$ref"].removeprefix("#/$defs/")])
+        return {name: inlined(item) for name, item in value.items() if name != "$defs"}
+
+    content = {"application/json": {"schema": inlined(schema)}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -331,7 +331,6 @@ def _completion(
         CallRunner(
             *(call, pool),
             interval=interval,
-            max_failures=limits.max_failures,
             trace=trace,
             load_image=partial(load_image, gateway),
         ),

@@ -17,8 +17,14 @@ from gateway.dialects.request import GenerationRequest, Message
 from gateway.errors import BadRequest, EngineRefused, NotFound
 from gateway.render.images import names_in, parts_in
 from gateway.render.offload import offload
-from gateway.sections import ImageSettings
 from gateway.store import images as statements
+
+_PER_REQUEST = 16
+"""The most images of a conversation."""
+_MAX_BYTES = 4 * 2**20
+"""The most bytes of one image's file, which is stored as long as an episode has it."""
+_EPISODE_BYTES = 256 * 2**20
+"""The most bytes of all files that an episode has, each counted once."""
 
 router = admin_router("admin")
 
@@ -48,8 +54,8 @@ async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Imag
     """Reads the images of a request, and names them in its messages in place of their files. Raises BadRequest."""
     if not _has_images(asked.messages):
         return []
-    settings, found = gateway.settings.images, dict[str, Image]()
-    asked.messages = await offload(asked.messages, partial(_named, asked.messages, settings, found))
+    found = dict[str, Image]()
+    asked.messages = await offload(asked.messages, partial(_named, asked.messages, found))
     return list(found.values())
 
 
@@ -64,7 +70,7 @@ async def keep_images(
     if not names:
         return
     rows = [{"hash": image.hash, "media_type": image.media_type, "data": image.data} for image in new]
-    most = gateway.settings.images.episode_bytes
+    most = _EPISODE_BYTES
 
     def write(connection: Any) -> tuple[set[str], int]:
         return statements.keep(connection, episode_id, names, rows, most)
@@ -75,7 +81,7 @@ async def keep_images(
         raise BadRequest(message, code="image_gone", param="messages")
     if total > most:
         message = (
-            f"the images of this episode would have {total} bytes, and may have {most} ([images] episode_bytes):"
+            f"the images of this episode would have {total} bytes, and may have {most}:"
             " send fewer or smaller ones"
         )
         raise BadRequest(message, code="too_large", param="messages")
@@ -93,7 +99,7 @@ def _has_images(messages: Sequence[Message]) -> bool:
     return any(part.get("type") in ("image", "image_url") for part in parts_in(messages))
 
 
-def _named(messages: Sequence[Message], settings: ImageSettings, found: dict[str, Image]) -> list[Message]:
+def _named(messages: Sequence[Message], found: dict[str, Image]) -> list[Message]:
     """The messages with images by name; `found` gets the images themselves."""
     count = 0
 
@@ -102,12 +108,12 @@ def _named(messages: Sequence[Message], settings: ImageSettings, found: dict[str
         if part.get("type") not in ("image", "image_url"):
             return part
         count += 1
-        if count > settings.per_request:
-            message = f"more images than the {settings.per_request} that a request may have ([images] per_request): send fewer"
+        if count > _PER_REQUEST:
+            message = f"more images than the {_PER_REQUEST} that a request may have: send fewer"
             raise BadRequest(message, code="too_many", param=part.get("where", "messages"))
         if part["type"] == "image":
             return part
-        read = Image.of(part["image_url"]["url"], part["where"], settings.max_bytes)
+        read = Image.of(part["image_url"]["url"], part["where"], _MAX_BYTES)
         found[read.hash] = read
         return read.part
 

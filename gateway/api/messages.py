@@ -7,12 +7,11 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object
+from gateway.api.context import Gateway, Services, asked_object, body_of
 from gateway.api.errors import anthropic_error_body
 from gateway.api.generation import admitted, generate, identify, respond
 from gateway.api.images import image_support
 from gateway.api.responses import prompt_tokens
-from gateway.api.stored import body_of
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
@@ -28,7 +27,7 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway, "messages")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body))
     model = _model(gateway, caller, values["model"])
     message, asked = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(request, gateway, caller, model, asked, body)
@@ -42,7 +41,7 @@ async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         body = await request.body()
-        values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+        values = await offload_read(body, lambda: asked_object(body))
         model = _model(gateway, caller, values["model"])
         asked = await offload_read(body, lambda: parse_count(values, image_support(model)))
         return {"input_tokens": await prompt_tokens(gateway, caller, model, asked)}

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object, json_object
+from gateway.api.context import Gateway, Services, asked_object, body_of, json_object
 from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
 from gateway.api.images import image_support, take_images
-from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
@@ -33,6 +32,8 @@ from gateway.store import answers
 router = APIRouter(tags=["OpenAI"])
 
 DROPPED_TOOLS_HEADER = "x-headgate-dropped-tools"
+Order = Literal["asc", "desc"]
+Limit = Annotated[int, Query(ge=1, le=100)]
 _SCHEMA = ResponsesRequest.model_json_schema()
 _COUNTED = {**_SCHEMA, "required": []}
 
@@ -42,7 +43,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
     caller = await admitted(request, gateway, "responses")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+    values = await offload_read(body, lambda: asked_object(body))
     caller = await _continuing(gateway, caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
@@ -75,7 +76,7 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
 async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     body = await request.body()
     values = await offload_read(body, lambda: json_object(body))
-    check_sizes(values, gateway.settings.requests)
+    check_sizes(values)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
     said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
@@ -139,7 +140,7 @@ async def input_items(
 ) -> dict[str, Any]:
     """The input of a stored response, without the conversation before it."""
     row = await _response(gateway, await identify(request, gateway), response_id)
-    return page(ordered(row["input"], order, after), limit)
+    return _page(_ordered(row["input"], order, after), limit)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -167,7 +168,7 @@ async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any])
     previous = values.get("previous_response_id")
     if caller.episode is not None or not isinstance(previous, str):
         return caller
-    found = await owned(gateway, caller, previous, "responses")
+    found = await _owned(gateway, caller, previous)
     if found is None:
         return caller
     episode = await gateway.callers.reach(caller, found["episode_id"])
@@ -178,7 +179,7 @@ async def _history(gateway: Services, caller: Caller, previous: str | None) -> l
     """The conversation that ends with an answer."""
     if previous is None:
         return []
-    if await owned(gateway, caller, previous, "responses") is None:
+    if await _owned(gateway, caller, previous) is None:
         message = f"Previous response with id '{previous}' not found."
         raise NotFound(message, code="previous_response_not_found", param="previous_response_id")
     return await gateway.database.read(lambda c: answers.conversation(c, previous))
@@ -196,7 +197,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
 
 async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Item]:
     """Returns the items of a stored answer, its input's and its own, by id."""
-    found = await owned(gateway, caller, answer_id, "responses")
+    found = await _owned(gateway, caller, answer_id)
     items = [*found["input"], *found["answer"]["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}
 
@@ -222,7 +223,6 @@ def _keep(
         row = {
             "id": answer["id"],
             "episode_id": generation.episode.id,
-            "api": "responses",
             "model": generation.model.name,
             "previous": asked.previous_response_id or "",
             "messages": [*new, reply.message()],
@@ -248,8 +248,40 @@ async def prompt_tokens(
     return len(await offload((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
 
 
+async def _owned(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Any] | None:
+    """Return a stored answer, or None if the caller has none of that id. An agent's key reaches those of all its episodes."""
+    row = await gateway.database.read(lambda c: answers.answer(c, answer_id))
+    if row is None:
+        return None
+    if caller.episode is not None:
+        return row if row["episode_id"] == caller.episode.id else None
+    return row if await gateway.episodes.agent_of(row["episode_id"]) == caller.agent else None
+
+
+def _page(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return a list in OpenAI's form. What exceeds the limit only sets `has_more`."""
+    data = list(found[:limit])
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
+    return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
+
+
+def _ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) -> list[dict[str, Any]]:
+    """Return items in the requested order, starting behind the item `after`. Raise BadRequest if there is no such item."""
+    listed = list(found) if order == "asc" else list(reversed(found))
+    if after is None:
+        return listed
+    ids = [item["id"] for item in listed]
+    if after not in ids:
+        raise BadRequest(f"after: the list has no item {after!r}", code="invalid_value", param="after")
+    return listed[ids.index(after) + 1 :]
+
+
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:
-    found = await owned(gateway, caller, response_id, "responses")
+    found = await _owned(gateway, caller, response_id)
     if found is None:
         raise _no_response(response_id)
     return found

@@ -11,6 +11,9 @@ from gateway.sections import SamplingSettings, TokenBounds
 from gateway.trajectories.recorder import Prompt
 from gateway.types import Grammar, Sampling
 
+_DEFAULT_TEMPERATURE = 1.0
+"""The temperature of requests that name none, as in OpenAI's API."""
+
 
 def tools_of(asked: GenerationRequest) -> list[Tool]:
     """The tools that the model is told of."""
@@ -33,7 +36,7 @@ def sampling_of(
     bounds = limits.max_tokens if own_model and episode.mode == "train" else TokenBounds()
     wanted = _wanted(asked, bounds, model, prompt)
     _check_ids(asked, model, prompt)
-    temperature = limits.default_temperature if asked.temperature is None else asked.temperature
+    temperature = _DEFAULT_TEMPERATURE if asked.temperature is None else asked.temperature
     top_p = 1.0 if asked.top_p is None else asked.top_p
     seed = asked.seed
     if own_model:

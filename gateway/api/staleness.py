@@ -35,7 +35,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
             groups.setdefault(group.buffer, []).append(_group(group))
     return {
         "model": found.name,
-        "rule": settings.rule,
+        "late_groups": settings.late_groups,
         "eta": settings.eta,
         "batch": settings.batch,
         "version": ledger.version,

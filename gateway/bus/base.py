@@ -76,7 +76,7 @@ class Bus(Protocol):
         ...
 
     async def announce(self, process: Process) -> None:
-        """The process counts as alive for `[bus] alive_s` from now."""
+        """The process counts as alive for `[bus] heartbeat_ttl_s` from now."""
         ...
 
     async def leave(self, process: Process) -> None:

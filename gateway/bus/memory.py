@@ -47,7 +47,7 @@ class MemoryBus:
     async def announce(self, process: Process) -> None:
         now = self._clock()
         self._alive = {id: known for id, known in self._alive.items() if known[1] > now}
-        self._alive[process.id] = process.url, now + self._settings.alive_s
+        self._alive[process.id] = process.url, now + self._settings.heartbeat_ttl_s
 
     async def leave(self, process: Process) -> None:
         self._alive.pop(process.id, None)

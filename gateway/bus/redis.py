@@ -178,7 +178,7 @@ class RedisBus:
 
     @property
     def _alive_ms(self) -> int:
-        return _ms(self._settings.alive_s)
+        return _ms(self._settings.heartbeat_ttl_s)
 
     @property
     def _log_ms(self) -> int:

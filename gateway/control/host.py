@@ -28,6 +28,8 @@ from scheduler.program.nodes import Hosted, Wanted
 from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
+_RECORDING_BYTES = 1024 * 10**6
+"""A run's recording ends at this size, so that a long run does not fill the disk; a replay ends there too."""
 
 T = TypeVar("T")
 CheckLeadership = Callable[[], Awaitable[None]]
@@ -78,13 +80,13 @@ class ControlHost:
         whole = {"models": described, "lending": lending_settings(settings)}
         self.program = ControlProgram(whole)
         path = settings.control.recording
-        limit_mb = settings.control.recording_mb
-        on_full = partial(_report_full, path, limit_mb)
         self._recording = None
         if path is not None:
             on_lost = partial(_report_lost, path)
             try:
-                self._recording = Recording.open(path, whole, int(limit_mb * 1e6), on_full, on_lost)
+                self._recording = Recording.open(
+                    path, whole, _RECORDING_BYTES, partial(_report_full, path), on_lost
+                )
             except OSError as error:
                 message = f"[control] recording = {str(path)!r} cannot be written: {error.strerror}; name another file"
                 raise ConfigError(message) from error
@@ -313,10 +315,10 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
     engine, update = settings.engine_of(model), settings.update
     trained = settings.models[model].train
     return {
-        **({"ledger": {"rule": settings.staleness_of(model).rule}} if trained else {}),
+        **({"ledger": {}} if trained else {}),
         "fleet": {
             "start_s": engine.start_s + 5.0,
-            "drain_s": update.hold_s,
+            "drain_s": update.pause_timeout_s,
             "sleep_s": settings.lending.deadline_s / 2,
             "max_restarts": engine.max_restarts,
             "window_s": engine.restart_window_s,
@@ -325,10 +327,8 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
         "update": {
             "mode": "beside" if engine.transport == "lora" else update.mode,
             "order": update.order,
-            "hold_s": update.hold_s,
+            "hold_s": update.pause_timeout_s,
             "load_s": update.load_s,
-            "probe_s": update.probe_s,
-            "resume_s": update.resume_s,
         },
         "placement": placement_settings(settings),
     }
@@ -337,10 +337,16 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 def placement_settings(settings: Settings) -> dict[str, Any]:
     """The control program's settings for routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "mu", "urgency")
+    names = ("rule", "min_gain_share", "late_call_weight")
+    prior = routing.engine_prior
     return {
         **{name: getattr(routing, name) for name in names},
-        "engine": {name: getattr(routing, name) for name in ("k1", "k2", "k3", "k4")},
+        "engine": {
+            "k1": prior.s_per_kv_token,
+            "k2": prior.s_per_batch,
+            "k3": prior.s_per_call,
+            "k4": prior.s_per_step,
+        },
         "sync": {
             "running_below": routing.running_below,
             "rate_below": routing.rate_below,
@@ -358,17 +364,15 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
 
 def lending_settings(settings: Settings) -> dict[str, Any]:
     """The control program's settings for lending."""
-    return settings.lending.model_dump(exclude={"pinned_s"})
+    return settings.lending.model_dump()
 
 
 def _report_lost(path: Path, error: OSError) -> None:
     log.error("the recording %s ends here: %s ([control] recording)", path, error.strerror)
 
 
-def _report_full(path: Path | None, limit_mb: float) -> None:
-    log.warning(
-        "the recording %s ends here: this run's part has %g MB ([control] recording_mb)", path, limit_mb
-    )
+def _report_full(path: Path) -> None:
+    log.warning("the recording %s ends here: this run's part has %g MB", path, _RECORDING_BYTES / 1e6)
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

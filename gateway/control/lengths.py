@@ -25,10 +25,14 @@ from gateway.store import lengths as statements
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import Place, TokenTree
-from scheduler.lengths import Features, Prediction, Ranker, make_ranker
+from scheduler.lengths import TAIL_SHARE, Features, Prediction, Ranker, make_ranker
 from scheduler.lengths.recall import tail_recall
 
 log = logging.getLogger(__name__)
+_WARM_CALLS = 2000
+"""The newest calls in the store from which a process learns when it starts: enough for every task of a pass."""
+_WARM_S = 5.0
+"""The longest time that this may delay a start, for all models."""
 
 _WINDOW = 500
 """The newest calls of which `describe` tells."""
@@ -94,8 +98,8 @@ class Lengths:
         return self._models[model].describe() if model in self._models else None
 
     async def warm_up(self, database: Database) -> None:
-        """Learns from the newest calls in the store, for `warm_s` seconds at most."""
-        ends = time.monotonic() + self._settings.warm_s
+        """Learns from the newest calls in the store, for `_WARM_S` seconds at most."""
+        ends = time.monotonic() + _WARM_S
         for name, model in self._models.items():
             try:
                 past = await self._newest(database, name, ends)
@@ -107,7 +111,7 @@ class Lengths:
 
     async def _newest(self, database: Database, model: str, ends: float) -> list[Past]:
         """The newest calls, oldest first, as far as there is time to read them."""
-        limit = self._settings.warm_calls
+        limit = _WARM_CALLS
         episodes = await database.read(lambda c: statements.newest_episodes(c, model, limit))
         found: list[Past] = []
         for start in range(0, len(episodes), _EPISODES):
@@ -126,8 +130,8 @@ class _Model:
     """A model's ranker, and how good its recent predictions were."""
 
     def __init__(self, settings: LengthSettings, aside: Callable[[Callable[[], None]], None]) -> None:
-        self.ranker: Ranker = make_ranker(settings.ranker, settings.tail_share, settings.memory, aside)
-        self._share = settings.tail_share
+        self.ranker: Ranker = make_ranker(settings.ranker, aside=aside)
+        self._share = TAIL_SHARE
         self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
 
     def end(self, features: Features, prediction: Prediction, length: int) -> None:

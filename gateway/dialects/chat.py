@@ -79,6 +79,7 @@ class ChatRequest(EngineFields, ThinkingFields):
     verbosity: Verbosity | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None
+    """Without effect: every call is recorded, and completions cannot be retrieved."""
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
     user: str | None = None
     safety_identifier: str | None = None

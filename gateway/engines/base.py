@@ -101,9 +101,9 @@ class Engine(Protocol):
         """Samples tokens for a request."""
         ...
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Stops sampling; running requests are given back, or frozen with `keep`. `clear_cache` drops every cached prefix, and
-        frozen requests then recompute theirs. A second pause gives back what arrived since the first."""
+    async def pause(self, *, keep: bool = False) -> None:
+        """Stop sampling and drop every cached prefix. Running requests are given back; with `keep` they are frozen, and compute
+        their prefixes again. A second pause gives back what arrived since the first."""
         ...
 
     async def resume(self) -> None:

@@ -85,11 +85,10 @@ class VLLMEngine(HTTPEngine):
                 f"engine {self.name} is labelled {found!r}, and not {label!r}: it was restarted"
             )
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """vLLM clears its caches in every mode if it is told to."""
+    async def pause(self, *, keep: bool = False) -> None:
         self._images.forget()
-        mode = {"mode": "keep" if keep else "abort", "clear_cache": "true" if clear_cache else "false"}
-        await self._http.post("/pause", params=mode)
+        mode = "keep" if keep else "abort"
+        await self._http.post("/pause", params={"mode": mode, "clear_cache": "true"})
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """An empty list would mean every request to vLLM."""

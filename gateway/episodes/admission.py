@@ -33,6 +33,8 @@ _REFUSALS = {
 
 Entered = Callable[[str], None]
 """Called once an episode is stored as open, with the reason why the ledger has given it up meanwhile, if it has."""
+_MAX_WAIT_S = 300.0
+"""The longest `?wait=` of a request to open an episode: drivers ask again."""
 
 
 @dataclass(slots=True)
@@ -50,14 +52,13 @@ class Admission:
         self,
         database: Database,
         ledgers: Mapping[str, StoredLedger],
-        max_wait_s: float,
         engine_version: Callable[[str], int | None] = lambda _model: None,
     ) -> None:
-        """`engine_version`: the version of the engine that would sample a model's new call; None: V is the newest version."""
+        """`engine_version`: the version of the engine that would sample a model's new call; None: `min_version` is the newest
+        version."""
         self._database = database
         self._ledgers = ledgers
         self._engine_version = engine_version
-        self._max_wait_s = max_wait_s
         self._joining: dict[str, str] = {}
         """Episodes whose place is being committed, and why the ledger has given them up meanwhile, if it has."""
         self._entering: set[asyncio.Task[list[Command]]] = set()
@@ -93,7 +94,7 @@ class Admission:
 
         Raises Busy if there is no slot within `wait_s`, Conflict if the group takes no more members.
         """
-        until = time.monotonic() + min(wait_s, self._max_wait_s)
+        until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
         model = row["model"]
         while True:
             commands = await self._enter(self._apply(event, row, entered), row)

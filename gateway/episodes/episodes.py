@@ -60,7 +60,7 @@ class Episodes:
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
-        self._admission = Admission(database, ledgers, settings.episodes.max_wait_s, engine_version)
+        self._admission = Admission(database, ledgers, engine_version)
         self._peers = peers or NoPeers()
         self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
         self._deadlines = GroupDeadlines(settings, ledgers)

@@ -51,7 +51,7 @@ class OpenEpisode:
     grading: asyncio.Task[Outcome] | None = None
     """The task that computes the reward."""
     version: int = 0
-    """Its group's V: no older version may sample its calls of its own model."""
+    """No older version may sample its calls of its own model: its group's `min_version`."""
     sampling: EpisodeSampling = AS_REQUESTED
     """Sampling parameters of the calls to its own model."""
     sampled: Sampled | None = None

@@ -1,8 +1,8 @@
 """The stored staleness ledger: every event that changes it is stored, and a restart replays them.
 
-The pure rule decides (scheduler/policies/rules.py). An event is applied and submitted to the store without an await in between,
-so the stored order is the applied order. After the commit `apply` returns and the control program is told (`on_batch`). The same
-transaction stores the decisions (`decision_log`) and ends the leases of batches that are passed over.
+The pure rule decides (scheduler/policies/staleflow.py). An event is applied and submitted to the store without an await in
+between, so the stored order is the applied order. After the commit `apply` returns and the control program is notified
+(`on_batch`). The same transaction stores the decisions (`decision_log`) and ends the leases of batches that are passed over.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gateway.settings import ConfigError
 from gateway.store import decisions
 from gateway.store import ledger as statements
 from gateway.store.database import Database
-from scheduler.policies import rules
 from scheduler.policies.rewards import ROUNDING, SIZE
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     BufferReady,
@@ -45,7 +45,7 @@ from scheduler.policies.staleness_state import LedgerSettings
 _SETTINGS = "Settings"
 EQUALITY: Mapping[str, Any] = {"equal_within": ROUNDING, "equal_size": SIZE}
 """What equal rewards are for a new ledger. An old one, of a build that did not store a key, was begun with 0."""
-_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))} - {*EQUALITY}
+_BOUND = {field.name for field in fields(LedgerSettings)} - {*EQUALITY}
 """The keys of [staleness] on which the meaning of the stored events depends."""
 
 
@@ -177,8 +177,8 @@ async def check_settings(database: Database, settings: StalenessSettings, model:
 
 def _rule(settings: StalenessSettings, model: str, equality: Mapping[str, Any] = EQUALITY) -> StalenessRule:
     try:
-        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}), **equality)
-        return rules.create(settings.rule, limits)
+        limits = LedgerSettings(**settings.model_dump(include=_BOUND), **equality)
+        return StaleFlow(limits)
     except ValueError as error:
         raise ConfigError(f"[staleness] of {model!r}: {error}") from error
 

@@ -338,7 +338,7 @@ class Follower:
         if slot is None:
             return
         if message["do"] == "cross":
-            slot.continue_under(message["version"], message["stale_kv"])
+            slot.continue_under(message["version"])
         else:  # the message is `forget`
             slot.fail("it was removed")
             del pool.slots[slot.name]

@@ -117,7 +117,9 @@ class _Link:
 class Hub:
     """Every link of the coordinator; a process that is alone, or follows, has none. See `gateway.rollout.peers.Peers`."""
 
-    def __init__(self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float) -> None:
+    def __init__(
+        self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], peer_timeout_s: float
+    ) -> None:
         """`apis`: what each model's engines speak."""
         self.fence = 0
         """The coordinator's, which followers are told."""
@@ -128,7 +130,7 @@ class Hub:
         """Called when a follower could not reach an engine, or found something wrong with it."""
         self._pools = pools
         self._apis = apis
-        self._ask_s = ask_s
+        self._peer_timeout_s = peer_timeout_s
         self._links: dict[str, _Link] = {}
         self._serving = Serving()
         self._tables: dict[str, Table] = {}
@@ -150,8 +152,8 @@ class Hub:
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("slot", self._slot(model, slot))
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
+    def continue_under(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
+        values = {"model": model, "name": slot.name, "version": version}
         return self._ask_all("cross", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
@@ -334,7 +336,7 @@ class Hub:
         unheard: Callable[[], bool] = lambda: False,
     ) -> Awaitable[None]:
         asked = [(link, link.ask(do, values)) for link in links]
-        return _PendingRequest(asked, do, self._ask_s, unheard)
+        return _PendingRequest(asked, do, self._peer_timeout_s, unheard)
 
 
 class _PendingRequest:
@@ -344,13 +346,13 @@ class _PendingRequest:
         self,
         asked: list[tuple[_Link, asyncio.Future[None]]],
         do: str,
-        ask_s: float,
+        peer_timeout_s: float,
         unheard: Callable[[], bool],
     ) -> None:
         self._asked = asked
         self._unheard = unheard
         self._do = do
-        self._ask_s = ask_s
+        self._peer_timeout_s = peer_timeout_s
 
     def __await__(self) -> Any:
         return self._wait().__await__()
@@ -358,10 +360,15 @@ class _PendingRequest:
     async def _wait(self) -> None:
         late: set[asyncio.Future[None]] = set()
         if self._asked:
-            _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._ask_s)
+            _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._peer_timeout_s)
         if self._unheard():
             await asyncio.get_running_loop().create_future()
         for link, done in self._asked:
             if done in late:
-                log.error("%s did not do %r within %g s ([cluster] ask_s)", link.name, self._do, self._ask_s)
+                log.error(
+                    "%s did not do %r within %g s ([cluster] peer_timeout_s)",
+                    link.name,
+                    self._do,
+                    self._peer_timeout_s,
+                )
                 link.close()

@@ -30,8 +30,6 @@ class RoutingHints:
 
     preferred: str = ""
     """The engine to use if it is open; empty: any."""
-    wait_until: float = 0.0
-    """The time (by the loop's clock) until which the call waits for its preferred engine while that is being updated."""
     avoid: frozenset[str] = frozenset()
     """Engines to use only if there is no other."""
     expected: int = 0
@@ -52,7 +50,7 @@ class Call:
         hints: RoutingHints | None = None,
         images: tuple[ImageSpan, ...] = (),
     ) -> None:
-        """`min_version`: the oldest version that may sample the call (its group's V). `images`: those of the prompt."""
+        """`min_version`: the oldest version that may sample the call. `images`: those of the prompt."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
@@ -138,15 +136,15 @@ class Call:
     def redirect(self, engine: str, *, leaving: str = "") -> None:
         """Sends the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""
         avoid = frozenset({leaving}) if leaving else self._hints.avoid
-        self._hints = replace(self._hints, preferred=engine, wait_until=0.0, avoid=avoid)
+        self._hints = replace(self._hints, preferred=engine, avoid=avoid)
 
     def avoid_engine(self, engine: str) -> None:
         """Makes routing avoid `engine`, which failed the call, until the call is in another one."""
         self._hints = replace(self._hints, avoid=frozenset({engine}))
 
-    def wait_for_engine(self, engine: str, until: float) -> None:
-        """Makes the call return to `engine`, which is being updated, if it is open by `until` (the loop's clock)."""
-        self._hints = replace(self._hints, preferred=engine, wait_until=until)
+    def prefer(self, engine: str) -> None:
+        """Make the call return to `engine`, which is being updated, if that is open when the call is placed."""
+        self._hints = replace(self._hints, preferred=engine)
 
     # Sampling
 
@@ -156,16 +154,16 @@ class Call:
         if self.entered_at is None:
             self.entered_at = time.time()
         self._request_id = request_id
-        self._hints = replace(self._hints, preferred="", wait_until=0.0, avoid=frozenset())
+        self._hints = replace(self._hints, preferred="", avoid=frozenset())
         self._turn.begin_run(version)
 
     def left(self) -> None:
         """Ends the run: the call is in no engine."""
         self._engine = ""
 
-    def weights_changed(self, version: int, stale_kv: bool) -> None:
-        """The engine goes on under `version`; `stale_kv`: with the KV cache of older weights."""
-        self._turn.weights_changed(version, stale_kv)
+    def weights_changed(self, version: int) -> None:
+        """Record that the engine continues under `version`."""
+        self._turn.weights_changed(version)
 
     def take(self, chunk: TokenChunk) -> None:
         """Adds what arrived from the engine. A chunk with a finish reason is the last of its run."""

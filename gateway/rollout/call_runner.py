@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +25,8 @@ from gateway.telemetry.base import NO_TRACE, CallTrace
 from gateway.types import Grammar
 
 log = logging.getLogger(__name__)
+MAX_FAILURES = 5
+"""Failures of engines after which a call fails: the call itself may be what makes engines fail."""
 
 _ACCOUNT_S = 5.0
 """The time that a stopped call waits for its engine's labels of versions."""
@@ -44,18 +45,15 @@ class CallRunner:
         pool: EnginePool,
         *,
         interval: int = 1,
-        max_failures: int = 5,
         trace: CallTrace = NO_TRACE,
         load_image: LoadImage = no_images,
     ) -> None:
-        """`interval`: tokens per chunk. `max_failures`: with so many failures of engines the call fails. `load_image`: finds the
-        file of an image of the prompt."""
+        """`interval`: tokens per chunk. `load_image`: finds the file of an image of the prompt."""
         self._load_image = load_image
         self.call = call
         self.trace = trace
         self._pool = pool
         self._interval = interval
-        self._max_failures = max_failures
         self._listener: Callable[[], None] = _nobody
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -140,9 +138,7 @@ class CallRunner:
             self._pool.on_dispute(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
         if slot.state == "held" and not call.hints.preferred:
-            # Jitter, so that calls do not all give up at once
-            patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)
-            call.wait_for_engine(slot.name, asyncio.get_running_loop().time() + patience_s)
+            call.prefer(slot.name)
         call.check_length()
         if call.finish is None and call.pinned and not self._ending:
             raise EngineError(f"{slot.name} gave a call with {call.pinned} back")
@@ -184,7 +180,7 @@ class CallRunner:
             return
         if isinstance(error, EngineRefused):
             _name_field(error, call.sampling.grammar)
-        if isinstance(error, EngineRefused) or failures >= self._max_failures:
+        if isinstance(error, EngineRefused) or failures >= MAX_FAILURES:
             raise error
         call.avoid_engine(slot.name)
         if call.pinned and call.turn.ids:

@@ -22,6 +22,7 @@ from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, WeightsSettings
+from gateway.sections.engines import MAX_LORAS
 from gateway.weights.fan_out import fan_out
 from gateway.weights.manifest import MANIFEST, published_tensors
 from gateway.weights.mirror import Mirror
@@ -40,7 +41,6 @@ class Distribution:
         self._collective = Collective(settings) if engine.transport == "collective" else None
         self.max_lora_rank = engine.max_lora_rank if engine.transport == "lora" else None
         """The greatest rank of the adapters that versions are; None if they are whole weights."""
-        self._max_loras = engine.max_loras
         key = settings.key.get_secret_value() if settings.key else None
         limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
         self._mirror = Mirror(settings.dir / model, key, limit)
@@ -115,7 +115,7 @@ class Distribution:
         path = await self._place(slot, weights, slots)
         await check()
         if weights.adapter:
-            await load_adapter(slot, weights, path, self._max_loras)
+            await load_adapter(slot, weights, path, MAX_LORAS)
         elif self.max_lora_rank is None:
             await slot.engine.load(path)
 

@@ -247,7 +247,7 @@ class EngineSteps:
             await self._a_moment(slot)
 
     async def _freeze(self, slot: Slot, _weights: Weights) -> None:
-        await _engine(slot).pause(keep=True, clear_cache=self._update.clear_cache)
+        await _engine(slot).pause(keep=True)
 
     async def _load(self, slot: Slot, weights: Weights) -> None:
         if weights.adapter:
@@ -262,9 +262,8 @@ class EngineSteps:
         await _engine(slot).label(0 if weights.adapter else weights.version)
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
-        stale_kv = not self._update.clear_cache
-        slot.continue_under(weights.version, stale_kv)
-        await self._peers.continue_under(self._pool.model, slot, weights.version, stale_kv)
+        slot.continue_under(weights.version)
+        await self._peers.continue_under(self._pool.model, slot, weights.version)
         await _engine(slot).resume()
 
     async def _probe(self, slot: Slot, weights: Weights) -> None:

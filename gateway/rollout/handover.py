@@ -4,8 +4,8 @@ Owns this process's heartbeat, the logs of its running calls, and the taking ove
 together, shortly after they came. Invariants:
 - a stream shows only logged tokens, so whoever takes the call over continues after everything that a client has seen;
 - only its owner writes a log; a process that finds its call taken over neither shows nor records any more of it;
-- no call is taken within `[bus] alive_s` of its process's last sign of life; after that time the process asks the bus before it
-  records;
+- no call is taken within `[bus] heartbeat_ttl_s` of its process's last sign of life; after that time the process requests it
+  of the bus before it records;
 - if the bus is away or has lost its data, calls continue as if there were no bus, and are logged again when it is back.
 """
 
@@ -27,6 +27,9 @@ from gateway.trajectories.turn import Turn
 from gateway.types import ImageSpan, Int32Array
 
 log = logging.getLogger(__name__)
+_LOG_EVERY_S = 0.025
+"""How often the new tokens of all running calls are logged. A stream shows nothing that is not logged, so it is delayed by up to
+this time."""
 
 _BEAT_S = 1.0
 _ANYBODY = Process("anybody")
@@ -179,7 +182,9 @@ class Handover:
         try:
             await self._bus.leave(self.process)
         except BusAway:
-            log.info("the bus is away: others will wait for this process for %g s", self._settings.alive_s)
+            log.info(
+                "the bus is away: others will wait for this process for %g s", self._settings.heartbeat_ttl_s
+            )
 
     def follow(
         self,
@@ -277,7 +282,7 @@ class Handover:
     async def confirm(self, track: Track) -> None:
         """Checks that the log is still this process's, unless its heartbeat is recent enough to be sure."""
         alive_s = self._alive_until - asyncio.get_running_loop().time()
-        if alive_s < self._settings.alive_s / 3:
+        if alive_s < self._settings.heartbeat_ttl_s / 3:
             self._dirty[track] = None
             await self.flush()
 
@@ -310,7 +315,7 @@ class Handover:
         """Writes the next entries of calls, and applies their outcomes. Raises BusAway."""
         began = asyncio.get_running_loop().time()
         outcomes = await self._bus.write(self.process, [track.entry() for track in tracks])
-        self._alive_until = began + self._settings.alive_s
+        self._alive_until = began + self._settings.heartbeat_ttl_s
         for track, outcome in zip(tracks, outcomes, strict=True):
             self._settle(track, outcome, began)
 
@@ -343,13 +348,13 @@ class Handover:
             self._news.set()
         try:
             await self._bus.announce(self.process)
-            self._alive_until = max(self._alive_until, now + self._settings.alive_s)
+            self._alive_until = max(self._alive_until, now + self._settings.heartbeat_ttl_s)
         except BusAway:
             return  # the bus has already told this process
 
     async def _beat_forever(self) -> None:
         while True:
-            await asyncio.sleep(min(_BEAT_S, self._settings.alive_s / 3))
+            await asyncio.sleep(min(_BEAT_S, self._settings.heartbeat_ttl_s / 3))
             await self._beat()
 
     async def _write_forever(self) -> None:
@@ -358,7 +363,7 @@ class Handover:
             self._news.clear()
             entries = len(self._dirty)
             await self.flush()
-            await asyncio.sleep(max(self._settings.log_every_s, entries / _ENTRIES_PER_S))
+            await asyncio.sleep(max(_LOG_EVERY_S, entries / _ENTRIES_PER_S))
 
     def _keep(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
         self._tasks.add(task)

@@ -80,7 +80,7 @@ def head_of_refused(request_key: str, age_s: float) -> bytes:
 
 def state_of(turn: Turn, details: TurnDetails) -> bytes:
     """The part of a call's log that changes with every token."""
-    spans = [(span.version, span.count, span.newest, span.stale_kv) for span in turn.spans]
+    spans = [(span.version, span.count, span.newest) for span in turn.spans]
     values = (len(turn.ids), spans, turn.engine, turn.pauses, turn.disputed, details.first_token_s)
     return orjson.dumps(values)
 

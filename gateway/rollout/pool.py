@@ -42,12 +42,10 @@ class _Cached:
 class EnginePool:
     """Hands out open engines, and lets calls wait while none is open."""
 
-    def __init__(self, model: str, queue: QueueSettings, patience_s: float, pace: Pace | None = None) -> None:
+    def __init__(self, model: str, queue: QueueSettings, pace: Pace | None = None) -> None:
         """`pace` is shared by all pools of a process."""
         self.model = model
         self.pace = pace or Pace()
-        self.patience_s = patience_s
-        """The time that calls wait for the engine that gave them back."""
         self.slots: dict[str, Slot] = {}
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
@@ -61,8 +59,6 @@ class EnginePool:
         self._requests: dict[str, PlacementRequest] = {}
         """Calls that look for an engine, by call id."""
         self._changed = asyncio.Event()
-        self._patients: deque[asyncio.Future[None]] = deque()
-        """Wake calls that wait for their preferred engine."""
         self._turns: deque[Callable[[], bool]] = deque()
         """Callbacks that wake waiting calls, a few at each turn of the event loop; each returns True if it woke one."""
         self._waking = False
@@ -76,8 +72,6 @@ class EnginePool:
         try:
             async with asyncio.timeout(self._queue.max_wait_s):
                 while True:
-                    if call.hints.wait_until:
-                        await self._wait_for_preferred(call)
                     slot = await self._place(call)
                     if slot.state == "open" and slot.version >= call.min_version:
                         return slot
@@ -158,22 +152,6 @@ class EnginePool:
             if not request.found.done():
                 self._placer.submit(request)
 
-    async def _wait_for_preferred(self, call: Call) -> None:
-        """Waits until the call's preferred engine has been updated, or the call should use another one."""
-        loop = asyncio.get_running_loop()
-        self.waiting += 1
-        try:
-            while self._should_wait(call):
-                woken: asyncio.Future[None] = loop.create_future()
-                self._patients.append(woken)
-                try:
-                    async with asyncio.timeout_at(call.hints.wait_until):
-                        await woken
-                except TimeoutError:
-                    return
-        finally:
-            self.waiting -= 1
-
     async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits until a condition on the slots holds, or the time is up."""
         try:
@@ -193,9 +171,6 @@ class EnginePool:
         """Has waiting calls look for an engine again, a few at a time, after slots have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
-        patients, self._patients = self._patients, deque()
-        for woken in patients:
-            self._wake_in_turn(woken)
         self._placer.changed()
 
     def on_state_change(self) -> None:
@@ -238,15 +213,6 @@ class EnginePool:
         self._cached.move_to_end(call.episode_id)
         if len(self._cached) > _REMEMBERED:
             self._cached.popitem(last=False)
-
-    def _should_wait(self, call: Call) -> bool:
-        """True if the call should still wait for its preferred engine: only for a short time, and only while every other engine
-        has its share of the calls."""
-        preferred, now = self.slots.get(call.hints.preferred), asyncio.get_running_loop().time()
-        if preferred is None or preferred.state != "held" or call.hints.wait_until <= now:
-            return False
-        share = len(self.calls) / max(len(self.slots), 1)
-        return all(slot.streams >= share for slot in self.slots.values() if slot.state == "open")
 
     def cached(self, call: Call) -> tuple[str, int]:
         """The name of the engine that has most of the call's tokens cached, and how many; empty if none has any."""

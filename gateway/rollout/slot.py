@@ -159,12 +159,12 @@ class Slot:
         self._ended.clear()
         await self._ended.wait()
 
-    def continue_under(self, version: int, stale_kv: bool) -> None:
+    def continue_under(self, version: int) -> None:
         """Holds output until `confirm`: the engine continues its frozen requests under `version`."""
         self._settled.clear()
         self._weights_changed = True
         for run in self.runs.values():
-            run.call.weights_changed(version, stale_kv)
+            run.call.weights_changed(version)
 
     @property
     def settled(self) -> bool:

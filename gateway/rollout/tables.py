@@ -21,9 +21,9 @@ class CallCounts:
     """One process's calls of a model."""
 
     queued: tuple[tuple[int, int, int], ...] = ()
-    """Calls that wait for an engine: V, how many, and their tokens together."""
+    """Calls that wait for an engine: `min_version`, how many, and their tokens together."""
     held: tuple[tuple[str, int, int], ...] = ()
-    """Calls in engines: the engine, V, and how many."""
+    """Calls in engines: the engine, `min_version`, and how many."""
 
 
 @dataclass(frozen=True, slots=True)

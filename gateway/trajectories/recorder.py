@@ -399,5 +399,4 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
 
 
 def _span_flags(span: Span) -> int:
-    flags = TokenFlag.STALE_KV if span.stale_kv else TokenFlag.NONE
-    return int(flags if span.confirmed else flags | TokenFlag.UNCONFIRMED)
+    return int(TokenFlag.NONE if span.confirmed else TokenFlag.UNCONFIRMED)

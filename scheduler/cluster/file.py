@@ -11,13 +11,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.gateway_file import GatewayFile, table_of, tables_in
 from scheduler.cluster.sharing import SHARE, Memory
 from scheduler.cluster.tags import NODE_LABEL, TRAIN, Capacity, Group, Need
-from scheduler.configuration import complaints
+from scheduler.configuration import Seconds, Section, complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""
@@ -26,14 +26,7 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0
 LabelKey = Annotated[
     str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 ]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
-
-
-class Section(BaseModel):
-    """A table of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Sized(Section):

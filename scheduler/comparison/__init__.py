@@ -1,4 +1,4 @@
-"""Staleness rules of other systems, to compare StaleFlow's with: a file each, and a line in `scheduler/policies/rules.py`.
+"""Staleness rules of other systems, which the simulator compares with StaleFlow's: a file for each, and a line in `RULES`.
 
 B is `batch`. A group's staleness is the batch it is trained in less the version it started under. *Live* groups run, or wait to
 be trained. The bounds hold whatever happens.
@@ -13,10 +13,30 @@ be trained. The bounds hold whatever happens.
 | areal | max_staleness | not bounded | <= (eta + 1) B | nobody |
 | verl | staleness_threshold, in batches | not bounded | <= (eta + 1) B | nobody |
 
-Under areal and verl, `[staleness] late = "mask"` has the gateway mask tokens older than eta, so that what is trained is bounded
-token by token.
-
 With eta = 0, areal, verl and roll are synchronous in what may start, as long as version numbers are not skipped. The
-competitors refuse `Unstick` and ignore the settings that are staleflow's own (gateway/settings.py refuses those for them). What
-they have in common is in `queue.py`.
+competitors refuse `Unstick` and ignore the settings that are staleflow's own. What they have in common is in `queue.py`.
 """
+
+from __future__ import annotations
+
+import pkgutil
+
+from scheduler.policies.staleness_base import StalenessRule
+from scheduler.policies.staleness_state import LedgerSettings
+
+RULES = {
+    "staleflow": "scheduler.policies.staleflow:StaleFlow",
+    "synchronous": "scheduler.comparison.synchronous:Synchronous",
+    "one_step": "scheduler.comparison.one_step:OneStep",
+    "verl": "scheduler.comparison.verl:Verl",
+    "areal": "scheduler.comparison.areal:Areal",
+    "roll": "scheduler.comparison.roll:Roll",
+    "slime": "scheduler.comparison.slime:Slime",
+}
+"""The module and class of each rule."""
+
+
+def create(name: str, settings: LedgerSettings) -> StalenessRule:
+    """Return the rule of that name in its first state. Raise KeyError, and ValueError if the settings are not for it."""
+    rule: StalenessRule = pkgutil.resolve_name(RULES[name])(settings)
+    return rule

@@ -12,8 +12,22 @@ from scheduler.lengths.base import Prediction as Prediction
 from scheduler.lengths.base import Ranker as Ranker
 from scheduler.lengths.boosted import Aside, Boosted, at_once
 from scheduler.lengths.history import History
-from scheduler.lengths.none import NoRanker
 
+_NOTHING = Prediction()
+
+
+class NoRanker:
+    """A ranker that predicts nothing."""
+
+    def predict(self, features: Features) -> Prediction:
+        return _NOTHING
+
+    def learn(self, features: Features, length: int) -> None:
+        """Do nothing."""
+
+
+TAIL_SHARE = 0.2
+"""The share of calls, those that are expected to be longest, that are tails."""
 Make = Callable[[float, int, Aside], Ranker]
 
 RANKERS: dict[str, Make] = {
@@ -23,7 +37,9 @@ RANKERS: dict[str, Make] = {
 }
 
 
-def make_ranker(name: str, tail_share: float = 0.2, memory: int = 10_000, aside: Aside = at_once) -> Ranker:
+def make_ranker(
+    name: str, tail_share: float = TAIL_SHARE, memory: int = 10_000, aside: Aside = at_once
+) -> Ranker:
     """A ranker by its name. `tail_share`: which share of calls are tails; `memory`: tasks that it remembers.
 
     `aside` does what takes long. Raises ValueError for a name that is none, ImportError if a package of its own is not there.

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from scheduler.policies import rules
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.calls import (
     Arrived,
@@ -55,8 +55,8 @@ _AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep",
 class Knobs:
     """The settings of a gateway that the simulation varies."""
 
-    mu: float = 0.2
-    urgency: float = 64.0
+    min_gain_share: float = 0.2
+    late_call_weight: float = 64.0
     running_below: int = 2
     rate_below: float = 0.0
     pull_at_once: float = 0.25
@@ -64,8 +64,8 @@ class Knobs:
     moves: int = 8
     """The most calls that move in a second, for each engine."""
     lend: bool = True
-    lead: float = 1.0
-    """`[lending] lead`."""
+    recall_ahead_share: float = 1.0
+    """`[lending] recall_ahead_share`."""
     admit: Literal["newest", "engine"] = "newest"
     """The V of a group that starts (`[routing] admit`)."""
     share: float = 0.0
@@ -121,14 +121,14 @@ class Combined:
         self._hosting.want(self._placement.moves)
         self._hosting.observe(self._lending.roles, self._on_roles)
         self._hosting.start()
-        return rules.create("staleflow", LedgerSettings(scenario.eta, scenario.batch, min_members=1))
+        return StaleFlow(LedgerSettings(scenario.eta, scenario.batch, min_members=1))
 
     def _settings(self, scenario: Scenario) -> dict[str, Any]:
         knobs, engine = self._knobs, scenario.engine
         placement = {
             "rule": "gain",
-            "mu": knobs.mu,
-            "urgency": knobs.urgency,
+            "min_gain_share": knobs.min_gain_share,
+            "late_call_weight": knobs.late_call_weight,
             "engine": asdict(engine.model),
             "sync": {
                 "running_below": knobs.running_below,
@@ -143,9 +143,9 @@ class Combined:
         model = {
             "update": {"order": "pull", "mode": "abort"},
             "placement": placement,
-            "ledger": {"rule": "staleflow"},
+            "ledger": {},
         }
-        return {"models": {MODEL: model}, "lending": {"lead": knobs.lead}}
+        return {"models": {MODEL: model}, "lending": {"recall_ahead_share": knobs.recall_ahead_share}}
 
     def close(self) -> None:
         """Ends the recording."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol
 
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Command,

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from scheduler.reactor.recording import Decision, Event, Run
+from scheduler.reactor.recording import Decision, Event, Run, objects
 from scheduler.timeline.intervals import Kind, Step, Timeline
 from scheduler.timeline.nodes import Moment, Nodes
 
@@ -112,10 +112,9 @@ def _recorded(runs: Sequence[Run], slugs: Mapping[str, str]) -> Iterator[Moment]
                 continue
             source = entry.action if isinstance(entry, Event) else entry.port
             model = models.get(source.rpartition(".")[0].partition("_")[2])
-            values: list[Any] = entry.value if isinstance(entry.value, list) else [entry.value]
-            for value in values or [{}]:
-                yield Moment(at, value if isinstance(value, dict) else {}, model)
-                if isinstance(value, dict) and value.get("type") == "Filling":
+            for value in objects(entry) or [{}]:
+                yield Moment(at, value, model)
+                if value.get("type") == "Filling":
                     yield from batches.changed(at, value)
         yield Moment(run.last.time / _NS, {"type": "Stops"})
 

@@ -21,8 +21,8 @@ KNOWN: tuple[Known, ...] = (
     Known(
         _OWN,
         "",
-        "there is no stored chat completion",
-        _MOCK + "nothing is stored under `completion_id` here.",
+        "/v1/chat/completions(: this route has POST|/.*: there is no such route)",
+        "Chat completions are recorded, and not stored for their clients.",
     ),
     Known(_OWN, "", "Response with id .* not found", _MOCK + "no response was stored under this id here."),
     Known(

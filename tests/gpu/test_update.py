@@ -32,7 +32,6 @@ async def test_the_probe_tells_versions_apart(tmp_path: Path) -> None:
         "python": python,
         "args": ["--dtype", "bfloat16", "--enforce-eager", "--gpu-memory-utilization", "0.2"],
         "start_s": 900.0,
-        "restart_window_s": 3600.0,
     }
     async with run_gateway(settings_for(a, tmp_path, engine=engine), in_process=False) as gateway:
         right = await gateway.admin.publish(

@@ -130,7 +130,7 @@ async def test_parameters_that_ask_for_nothing_are_taken(scripted: Scripted) -> 
         "logit_bias": {},
         "response_format": {"type": "text"},
         "parallel_tool_calls": True,
-        "store": False,
+        "store": True,
         "user": "u",
         "metadata": {"a": "b"},
         "service_tier": "flex",

@@ -27,14 +27,14 @@ FAULTS = st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordin
 CALLS = st.tuples(st.integers(0, 3), st.sampled_from([3, 12, 40, 150]), st.sampled_from([False, False, True]))
 
 
-def settings_of(mode: str, order: str, patience_s: float, engines: int) -> Settings:
+def settings_of(mode: str, order: str, engines: int) -> Settings:
     urls = [f"http://e{i}" for i in range(engines)]
     engine = {"launch": "external", "urls": urls, "start_s": 60, "stall_s": 600}
     return Settings.parse(
         {
             "models": {"m": {"path": "/nowhere/0"}},
             "engine": engine,
-            "update": {"mode": mode, "order": order, "hold_s": 30, "patience_s": patience_s},
+            "update": {"mode": mode, "order": order},
             "queue": {"max_wait_s": 900},
             "store": {"url": "postgresql://nowhere/headgate"},
             "bus": {"url": "redis://nowhere"},
@@ -42,9 +42,9 @@ def settings_of(mode: str, order: str, patience_s: float, engines: int) -> Setti
                 "url": "http://nowhere",
                 "key": "the-key-of-the-cluster",
                 "lease_s": LEASE_S,
-                "ask_s": ASK_S,
+                "peer_timeout_s": ASK_S,
             },
-            "calls": {"max_failures": 100, "grace_s": GRACE_S},
+            "calls": {"grace_s": GRACE_S},
             "episodes": {"idle_s": 80_000, "total_s": 80_000},
         }
     )
@@ -58,15 +58,14 @@ class LinkMachine(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(["abort", "keep"]),
-        order=st.sampled_from(["rolling", "together", "pull"]),
+        order=st.sampled_from(["rolling", "pull"]),
         engines=st.integers(1, 2),
-        patience_s=st.sampled_from([0.0, 2.0]),
     )
-    def start(self, mode: str, order: str, engines: int, patience_s: float) -> None:
-        self.begin(mode, order, engines, patience_s, accounts=True)
+    def start(self, mode: str, order: str, engines: int) -> None:
+        self.begin(mode, order, engines, accounts=True)
 
-    def begin(self, mode: str, order: str, engines: int, patience_s: float, *, accounts: bool) -> None:
-        settings = settings_of(mode, order, patience_s, engines)
+    def begin(self, mode: str, order: str, engines: int, *, accounts: bool) -> None:
+        settings = settings_of(mode, order, engines)
         self.cluster = Cluster(settings, engines, 3, accounts=accounts, tally=self.tally)
 
     @property

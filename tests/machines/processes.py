@@ -186,7 +186,7 @@ class Process:
         self.context: Context = copy_context()
         self.context.run(HERE.set, name)
         self.database = ProcessDatabase(cluster)
-        self.pool = EnginePool(MODEL, cluster.settings.queue, cluster.settings.update.patience_s)
+        self.pool = EnginePool(MODEL, cluster.settings.queue)
         self._services: Services | None = None
         """None: the process has just been started."""
         self._stop = asyncio.Event()
@@ -210,7 +210,7 @@ class Process:
             untrained=UntrainedNotice(),
             bus=bus,
             hub=hub_of(settings, models),
-            events=EventFeed(self.database, 1),
+            events=EventFeed(self.database),
             limits=Limits(settings, models.projects),
             lengths=None,
             tracing=NoTracing(),
@@ -329,10 +329,10 @@ class WatchedEngine(Adapter):
             await asyncio.Event().wait()
         await super()._do(work)
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         """A coordinator that begins to change an engine has told everybody who is linked."""
         self.process.cluster.controlled.add((self.process.fence, self.name))
-        await super().pause(keep=keep, clear_cache=clear_cache)
+        await super().pause(keep=keep)
 
     async def frees_memory(self) -> bool:
         return False

@@ -436,7 +436,7 @@ async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
 
 
 async def test_calls_of_a_process_of_an_older_build_are_counted_and_it_is_sent_no_table() -> None:
-    pool = EnginePool("m", QueueSettings(), 0.0)
+    pool = EnginePool("m", QueueSettings())
     for name, version in (("a", 3), ("b", 4)):
         pool.slots[name] = Slot(name)
         pool.slots[name].confirm(version)

@@ -19,7 +19,7 @@ export interface Buffer {
 }
 
 export interface Ledger {
-  rule: string;
+  late_groups: string;
   eta: number;
   batch: number;
   version: number;

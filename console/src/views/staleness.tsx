@@ -28,7 +28,7 @@ export function StalenessView() {
 function Shown({ ledger }: { ledger: Ledger }) {
   const waiting = Object.entries(ledger.waiting);
   const facts: [string, string][] = [
-    ["Rule", ledger.rule],
+    ["Late groups", ledger.late_groups],
     ["Bound (eta)", plural(ledger.eta, "version")],
     ["Batch", plural(ledger.batch, "group")],
     ["Newest version", String(ledger.version)],

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from scheduler.policies import rules
-from scheduler.policies.rules import StalenessRule
+from scheduler import comparison
 from scheduler.policies.staleflow import LedgerSettings
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.simulate.entities import Layout
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Plain:
 
     def rule(self, scenario: Scenario) -> StalenessRule:
         """The rule of `rule_name`, under the scenario's bound; every group is trained as it is."""
-        return rules.create(
+        return comparison.create(
             self.rule_name, LedgerSettings(eta=scenario.eta, batch=scenario.batch, min_members=1)
         )
 

@@ -18,7 +18,7 @@ from scheduler.simulate.baselines.verl_async import window
 from scheduler.simulate.entities import Layout
 
 if TYPE_CHECKING:
-    from scheduler.policies.rules import StalenessRule
+    from scheduler.policies.staleness_base import StalenessRule
     from scheduler.simulate.scenario import Scenario
     from scheduler.simulate.world import World
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from scheduler.comparison.verl import Verl
-from scheduler.policies.rules import StalenessRule
 from scheduler.policies.staleflow import LedgerSettings
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.simulate.baselines.plain import Plain
 
 if TYPE_CHECKING:

@@ -80,7 +80,6 @@ def test_every_arm_of_the_routing_bench_is_a_gateway_that_there_can_be(arm: str,
     settings = Settings.parse({"models": {"bench": {"path": "/m"}}, **tables})
     assert settings.engine.launch == ("external" if launch == "fake" else "vllm")
     assert settings.routing.rule == ("gain" if "gain" in arm else "cached")
-    orders = [order for order in ("pull", "together") if order in arm]
-    assert settings.update.order == (orders[0] if orders else "rolling")
-    assert settings.routing.admit == ("engine" if arm.endswith("_v") else "newest")
-    assert (settings.routing.k4 == 0.0044 * 20) == (launch == "fake")
+    assert settings.update.order == ("pull" if "pull" in arm else "rolling")
+    assert settings.routing.group_version == ("engine" if arm.endswith("_v") else "newest")
+    assert (settings.routing.engine_prior.s_per_step == 0.0044 * 20) == (launch == "fake")

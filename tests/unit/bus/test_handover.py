@@ -26,7 +26,7 @@ from tests.harness.waiting import until
 PLACE = "ep", "request"
 PROMPT = np.asarray([1, 2, 3], np.int32)
 DETAILS = TurnDetails("chat", True, {}, Sampling(max_tokens=100), 12.5, None, request_key="name" + "body")
-SETTINGS = BusSettings(alive_s=60, log_every_s=1, log_s=60)
+SETTINGS = BusSettings(heartbeat_ttl_s=60, log_s=60)
 """Nothing is over but when a test says so."""
 
 

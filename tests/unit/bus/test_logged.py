@@ -27,7 +27,7 @@ def turn_of(ids: list[int]) -> Turn:
     turn.begin_run(3)
     turn.append(ids[:half], [-0.5] * half)
     turn.begin_run(4)
-    turn.weights_changed(5, True)
+    turn.weights_changed(5)
     turn.append(ids[half:], [-0.25] * (len(ids) - half))
     return turn
 

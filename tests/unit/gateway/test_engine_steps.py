@@ -43,7 +43,7 @@ class Engine:
     async def frees_memory(self) -> bool:
         return self.frees
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         self.told.append("pause")
         self.slot.runs.clear()
 
@@ -80,7 +80,7 @@ class Engine:
 
 def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> EngineSteps:
     """The steps of an engine that others have started."""
-    pool = EnginePool("demo", QueueSettings(), 10.0)
+    pool = EnginePool("demo", QueueSettings())
     pool.slots["e"] = engine.slot
     model = ModelSettings.model_validate({"path": "weights"})
     external = EngineSettings.model_validate({"launch": "external", "url": "http://e", **settings})

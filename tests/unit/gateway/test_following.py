@@ -29,11 +29,13 @@ ROOM_FOR_3 = EngineModel(0.0, 1.0, 0.5, 1.0)
 
 @pytest.fixture
 async def pool() -> EnginePool:
-    return EnginePool("demo", QueueSettings(max_waiting=9), 0.0)
+    return EnginePool("demo", QueueSettings(max_waiting=9))
 
 
 def follows(pool: EnginePool, rule: str = "cached", **given: Any) -> FollowerPlacement:
-    return FollowerPlacement("demo", pool, PlacementSettings.of({"rule": rule, "mu": 0.3, **given}))
+    return FollowerPlacement(
+        "demo", pool, PlacementSettings.of({"rule": rule, "min_gain_share": 0.3, **given})
+    )
 
 
 def table(*held: Held, queued: tuple[Queued, ...] = (), **given: Any) -> Table:

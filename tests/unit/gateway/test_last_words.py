@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.engines.last_words import last_words
+from gateway.engines.process import last_words
 
 VLLM = """
 (APIServer pid=41) INFO 11-22 21:00:00 [api_server.py:1772] vLLM API server version 0.32.0

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @pytest.fixture
 async def pool() -> EnginePool:
-    return EnginePool("demo", QueueSettings(max_waiting=2), 0.0)
+    return EnginePool("demo", QueueSettings(max_waiting=2))
 
 
 async def test_a_call_goes_where_least_runs_of_what_may_sample_it(pool: EnginePool) -> None:

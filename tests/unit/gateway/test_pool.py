@@ -35,7 +35,7 @@ class Wrong(SlotPlacer):
 
 
 async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> None:
-    pool = EnginePool("demo", QueueSettings(max_wait_s=60.0), 0.0)
+    pool = EnginePool("demo", QueueSettings(max_wait_s=60.0))
     pool.slots["e"] = Slot("e")
     wrong = Wrong(pool)
     placer: Placer = wrong
@@ -87,7 +87,7 @@ class Busy:
 
 
 async def test_where_a_call_runs_is_known_without_looking_through_those_beside_it() -> None:
-    pool = EnginePool("demo", QueueSettings(), 0.0)
+    pool = EnginePool("demo", QueueSettings())
     slot = pool.slots["e"] = Slot("e")
     engine = Busy()
     slot.engine = engine  # type: ignore[assignment]
@@ -108,7 +108,7 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
 
 
 async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goes_on_elsewhere() -> None:
-    pool, now = EnginePool("demo", QueueSettings(), 0.0), asyncio.get_running_loop().time()
+    pool, now = EnginePool("demo", QueueSettings()), asyncio.get_running_loop().time()
     runs = {}
     for name in ("silent", "held", "idle", "stalled"):
         slot = pool.slots[name] = Slot(name)
@@ -127,7 +127,7 @@ async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goe
 
 def test_a_pool_remembers_the_episodes_that_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.rollout.pool._REMEMBERED", 2)
-    pool = EnginePool("demo", QueueSettings(), 0.0)
+    pool = EnginePool("demo", QueueSettings())
     engine = opened(pool, "e")
     a, b, c = (call(name) for name in "abc")
     for one in (a, b, a, c):

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.policies import rules
-from scheduler.policies.rules import StalenessRule
-from scheduler.policies.staleness_base import DROPPED_KEPT
+from scheduler import comparison
+from scheduler.policies.staleness_base import DROPPED_KEPT, StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     Admit,
@@ -68,7 +67,7 @@ def follow(rule: StalenessRule, trace: Trace) -> None:
 
 
 def new(name: str, eta: int, batch: int = 2, min_members: int = 2) -> StalenessRule:
-    return rules.create(name, LedgerSettings(eta, batch, min_members))
+    return comparison.create(name, LedgerSettings(eta, batch, min_members))
 
 
 def test_synchronous() -> None:

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from scheduler.policies import rules
-from scheduler.policies.rules import StalenessRule
+from scheduler import comparison
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import (
     Admit,
     CloseGroup,
@@ -43,7 +43,7 @@ class RuleMachine(RuleBasedStateMachine):
     @initialize(eta=st.integers(0, 3), batch=st.integers(1, 3), members=st.integers(1, 3))
     def start(self, eta: int, batch: int, members: int) -> None:
         self.limits = LedgerSettings(max(eta, 1) if self.name == "slime" else eta, batch, members)
-        self.rule = rules.create(self.name, self.limits)
+        self.rule = comparison.create(self.name, self.limits)
         self.model = QueueModel(self.name, self.limits)
         self.events: list[Event] = []
         self.names = 0
@@ -210,7 +210,7 @@ class RuleMachine(RuleBasedStateMachine):
             self.drain()
         assert not self.pending()
         assert self.model.fates == Counter(self.model.admitted)
-        replayed = rules.create(self.name, self.limits)
+        replayed = comparison.create(self.name, self.limits)
         for value in json.loads(json.dumps([event_to_json(event) for event in self.events])):
             replayed.apply(event_from_json(value))
         assert state_of(replayed) == state_of(self.rule)

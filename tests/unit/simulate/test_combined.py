@@ -23,7 +23,13 @@ SHAPES: list[dict[str, Any]] = [
     {"slots": 4, "batch": 16, "lengths": {"kind": "tail", "median": 300, "longest": 8000}},
 ]
 ETAS = [0, 1, 3]
-KNOBS = [Knobs(), Knobs(lend=False), Knobs(lead=0.0), Knobs(mu=0.6, migrate=False), Knobs(admit="engine")]
+KNOBS = [
+    Knobs(),
+    Knobs(lend=False),
+    Knobs(recall_ahead_share=0.0),
+    Knobs(min_gain_share=0.6, migrate=False),
+    Knobs(admit="engine"),
+]
 
 
 def combinations() -> Iterator[Any]:
@@ -89,7 +95,9 @@ def test_nodes_are_lent_while_the_trainer_waits_and_given_back_before_it_trains(
 def test_the_trainer_claims_its_nodes_before_the_batch_is_whole_if_it_is_told_to_lead() -> None:
     """Most of the batch is computed when the last group arrives."""
     given = scenario(batch=64, eta=1, lengths={"kind": "tail", "median": 1000, "longest": 28000})
-    late, early = (run(given, policy=Combined(knobs=Knobs(lead=lead)))[1].ends[-1] for lead in (0.0, 1.0))
+    late, early = (
+        run(given, policy=Combined(knobs=Knobs(recall_ahead_share=lead)))[1].ends[-1] for lead in (0.0, 1.0)
+    )
     assert early < late
 
 
