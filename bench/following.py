@@ -102,6 +102,7 @@ def _open(load: Load) -> EnginePool:
     pool = EnginePool("bench", QueueSettings(max_waiting=1_000_000), 0.0)
     for number_ in range(load.engines):
         slot = pool.slots[f"engine-{number_:03}"] = Slot(f"engine-{number_:03}")
+        slot.hold()
         slot.confirm(0)
     pool.notify()
     return pool

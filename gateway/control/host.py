@@ -164,9 +164,7 @@ class ControlHost:
         slot = self.models[model].pool.slots[engine]
         reason = "a person has paused it" if paused else "a person has resumed it"
         self.inject(self.program.fleets[model].asked, Wanted(engine, awake=not paused, reason=reason))
-        slot.paused = paused
-        if slot.state == "asleep":
-            slot.reason = slot.why_asleep
+        slot.set_paused(paused)
 
     def publish(self, model: str, version: int) -> asyncio.Future[Ended]:
         """Every engine of a model shall come to `version`, which its steps know; done when the update has ended."""

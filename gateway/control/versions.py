@@ -81,11 +81,11 @@ class Versions:
         for i, url in enumerate(settings.places):
             name = f"{self.model}-{i}"
             slot = known.pop(name) if name in known else Slot(name, url)
-            slot.mirror = settings.mirrors[i] if settings.mirrors else ""
+            slot.adopt(mirror=settings.mirrors[i] if settings.mirrors else "")
             self._host.add(self.model, slot)
         for slot in on_nodes:
             before = known.pop(slot.name, slot)
-            before.node = slot.node
+            before.adopt(node=slot.node)
             self._host.add(self.model, before)
         for slot in known.values():
             self._host.add(self.model, slot)

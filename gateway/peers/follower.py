@@ -360,12 +360,10 @@ class Follower:
         slot = pool.slots.get(shown["name"])
         if slot is None:
             slot = pool.slots[shown["name"]] = Slot(shown["name"], shown["url"])
-        slot.owned = not shown["external"]
-        if shown["url"] is not None and (slot.engine is None or slot.external_url != shown["url"]):
-            slot.external_url = shown["url"]
-            slot.engine = connect(slot.name, shown["url"], shown["api"])
-        apply(slot, shown["state"], shown["reason"], shown["version"])
-        slot.generation = shown["generation"]
+        slot.follow(shown["url"], owned=not shown["external"])
+        if slot.engine is None and shown["url"] is not None:
+            slot.attach(connect(slot.name, shown["url"], shown["api"]))
+        slot.mirror_state(shown["state"], shown["reason"], shown["version"], shown["generation"])
         pool.notify()
 
     async def _end(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
@@ -409,18 +407,6 @@ class Follower:
         """Answers on the link that asked, or not at all: the next link gives the same numbers to other requests."""
         if outbox is self._outbox:
             outbox.put_nowait({"done": message["id"], **self._report()})
-
-
-def apply(slot: Slot, state: str, reason: str, version: int) -> None:
-    """Makes a mirror of an engine as the coordinator shows it."""
-    if state == "quarantined":
-        slot.fail(reason)
-    elif state == "open":
-        slot.confirm(version)
-    else:
-        if state in ("starting", "draining", "asleep"):
-            slot.evict(reason or f"the engine is {state}")
-        slot.state, slot.reason = state, reason  # type: ignore[assignment]
 
 
 class _LinkLost(Exception):

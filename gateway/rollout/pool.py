@@ -187,7 +187,7 @@ class EnginePool:
         """Holds every open engine, because there is no coordinator: none gets a new run."""
         for slot in self.slots.values():
             if slot.state == "open":
-                slot.state, slot.reason = "held", reason
+                slot.hold(reason)
 
     def notify(self) -> None:
         """Has waiting calls look for an engine again, a few at a time, after slots have changed."""

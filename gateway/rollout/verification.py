@@ -89,7 +89,7 @@ class Verifier:
                 slot.name,
                 proof.why,
             )
-        slot.proof = known
+        slot.record_proof(known)
         return proof
 
     async def _probe(self, engine: Engine, weights: Weights, probe: Probe, report: UpdateReport) -> None:

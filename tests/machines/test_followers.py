@@ -439,7 +439,7 @@ async def test_calls_of_a_process_of_an_older_build_are_counted_and_it_is_sent_n
     pool = EnginePool("m", QueueSettings(), 0.0)
     for name, version in (("a", 3), ("b", 4)):
         pool.slots[name] = Slot(name)
-        pool.slots[name].confirm(version)
+        pool.slots[name].mirror_state("open", "", version, 0)
     hub, old = (
         Hub({"m": pool}, {"m": "vllm"}, 0.05),
         Silent(runs={"m": {"a": [2, 1], "b": [0, 0], "gone": [5, 0]}}),

@@ -52,6 +52,7 @@ class Pool(EnginePool):
         for name, engine in zip("abc", engines, strict=False):
             slot = self.slots[name] = Slot(name, url)
             slot.engine = engine  # type: ignore[assignment]
+            slot.hold()
             slot.confirm(3)
 
     def runner(self, max_failures: int = 5, **sampling: object) -> CallRunner:
@@ -102,6 +103,8 @@ async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> 
         while not pool.waiting:
             assert not runner._over.is_set()
             await turns(1)
+        pool.slots["a"].start()
+        pool.slots["a"].hold()
         pool.slots["a"].confirm(3)
         pool.notify()
         await runner.wait()
@@ -176,7 +179,7 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
 
     def hold() -> None:
         if call.turn.ids == [1]:
-            slot.state = "held"
+            slot.hold()
 
     runner = pool.runner()
     call = runner.call
@@ -195,7 +198,7 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
 
 async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
     pool = Pool(Scripted())
-    pool.slots["a"].state = "held"
+    pool.slots["a"].hold()
     runner = pool.runner()
     runner.start(lambda: None)
     waiting = asyncio.create_task(runner.wait(), name="waiting")

@@ -35,7 +35,8 @@ class Engine:
         self.name = "e"
         self.told: list[Any] = []
         self.slot = Slot("e", "http://e")
-        self.slot.engine = cast(Any, self)
+        self.slot.attach(cast(Any, self))
+        self.slot.hold()
         self.scores: list[float] | EngineError = []
         self.frees = False
         self.holdings: list[Holding] | NotComparable = NotComparable("e cannot compare")
@@ -227,7 +228,8 @@ async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_to
     step: Step, state: str
 ) -> None:
     engine, heard, placer = Engine(), [], Mock(SlotPlacer)
-    steps, engine.slot.state = steps_of(engine), "open"
+    steps = steps_of(engine)
+    engine.slot.mirror_state("open", "", 3, 0)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     steps._pool.set_placer(placer)
     placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.told]))
