@@ -15,7 +15,7 @@ from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models
 from gateway.dialects.sizes import check_sizes
-from gateway.episodes.callers import Callers
+from gateway.episodes.callers import AgentCalls, Directory
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
@@ -24,7 +24,6 @@ from gateway.feed.events import EventFeed
 from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
-from gateway.peers.callers import RemoteCallers
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Alone, Membership
 from gateway.peers.role import Leader, Role
@@ -96,9 +95,14 @@ class Services(DataPlane):
         return self.role
 
     @property
-    def callers(self) -> Callers | RemoteCallers:
+    def callers(self) -> Directory:
         """Resolves keys to callers."""
         return self.role.callers
+
+    @property
+    def agents(self) -> AgentCalls:
+        """Opens episodes for agents' keys. Raise Unavailable if this process is not the coordinator."""
+        return self.leader.callers
 
     async def alone(self, episode_id: str) -> bool:
         """True if no other process serves an episode that this one serves. False if that is not known."""

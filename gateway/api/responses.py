@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object, json_object
 from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
-from gateway.api.images import image_support, take_images
+from gateway.api.images import image_support, read_images
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -58,7 +58,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
     generation = await generate(request, gateway, caller, model, whole, body)
-    new = whole.messages[len(whole.messages) - len(new) :]  # images are only named by now
+    new = generation.messages[len(generation.messages) - len(new) :]  # with images by name
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
     return respond(gateway, generation, answer, asked.stream, answer.failure, _left_out(gateway, toolbox))
@@ -236,16 +236,16 @@ def _keep(
 
 
 async def prompt_tokens(
-    gateway: Services, caller: Caller, model: ServedModel, asked: GenerationRequest
+    gateway: Services, caller: Caller, model: ServedModel, parsed: GenerationRequest
 ) -> int:
-    """The number of tokens of the prompt: in the caller's episode, if there is one."""
-    await take_images(gateway, asked)
-    tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
+    """Return the number of tokens of the prompt: in the caller's episode, if there is one."""
+    parsed, _ = await read_images(gateway, parsed)
+    tools, switches = tools_of(parsed), model.renderer.switches(parsed.effort, parsed.thinking)
     if caller.episode is not None:
-        prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)
+        prompt = await model.recorder.prepare(caller.episode.id, parsed.messages, tools, switches)
         return len(prompt.ids)
     renderer = model.renderer.switched(switches)
-    return len(await offload((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
+    return len(await offload((parsed.messages, tools), lambda: renderer.render(parsed.messages, tools)))
 
 
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:

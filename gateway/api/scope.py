@@ -7,7 +7,7 @@ from typing import cast
 
 from starlette.types import Scope
 
-from gateway.episodes.refusals import AskedCall
+from gateway.episodes.refusals import RequestedCall
 from gateway.tenancy.limits import Ticket
 
 PREFIX = "/e/"
@@ -29,12 +29,12 @@ def keep_ticket(scope: Scope, ticket: Ticket) -> None:
     scope[_TICKET] = cast(ExitStack, scope[_HELD]).enter_context(ticket)
 
 
-def keep_call(scope: Scope, call: AskedCall) -> None:
+def keep_call(scope: Scope, call: RequestedCall) -> None:
     """Keep the call that a request asks for; a refusal of the request is then a part of the call's episode."""
     scope[_CALL] = call
 
 
-def call_of(scope: Scope) -> AskedCall | None:
+def call_of(scope: Scope) -> RequestedCall | None:
     """Return the call that the request asks for; None if it asks for none, or its caller is not known."""
     return scope.get(_CALL)
 

@@ -155,8 +155,8 @@ async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, cho
             async with scope:
                 await work()
                 done = True
-            if choices is not None:
-                choices.delivered = not gone
+            if choices is not None and not gone:
+                choices.mark_delivered()
         except TimeoutError:
             if not gone:
                 raise

@@ -49,7 +49,10 @@ async def relay(
     gateway: Services, caller: Caller, model: Upstream, path: str, asked: dict[str, Any]
 ) -> Response:
     """The upstream's own answer."""
-    episode = await gateway.callers.standalone(caller)
+    if caller.episode is not None:
+        episode = await gateway.callers.still_open(caller.episode, caller.attempt)
+    else:
+        episode = await gateway.agents.standalone(caller)
     call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, asked, time.time())
 
     async def answer() -> Response:

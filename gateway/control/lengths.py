@@ -71,13 +71,16 @@ class Lengths:
 
     def begin(
         self, model: str, episode: Episode, call: Call, messages: Sequence[Any], tools: Sequence[Any]
-    ) -> Callable[[int], None]:
-        """Predicts the length of a call that begins. Returns the function to call with its length once it is over."""
+    ) -> PredictedCall | None:
+        """Predict the length of a call that begins; None for a model that is not trained."""
         found = self._models.get(model)
         if found is None:
-            return _nothing
+            return None
         features = Features(
-            *(call.call_id, episode.task_id, episode.group_id, episode.id),
+            call=call.call_id,
+            task=episode.task_id,
+            group=episode.group_id,
+            episode=episode.id,
             turn=sum(message.get("role") == "assistant" for message in messages),
             prompt=call.prompt,
             messages=len(messages),
@@ -87,7 +90,7 @@ class Lengths:
         prediction = found.ranker.predict(features)
         if prediction.known:
             call.predicted(round(prediction.expected))
-        return partial(found.end, features, prediction)
+        return PredictedCall(found, features, prediction)
 
     def describe(self, model: str) -> dict[str, Any] | None:
         """The quality of the newest predictions; None for a model that is not trained."""
@@ -120,6 +123,19 @@ class Lengths:
     def _submit(self, work: Callable[[], None]) -> None:
         if not self._closed:
             self._threads.submit(work).add_done_callback(_report)
+
+
+class PredictedCall:
+    """A call whose length was predicted. Its true length is learned once it is complete."""
+
+    def __init__(self, model: _Model, features: Features, prediction: Prediction) -> None:
+        self._model = model
+        self._features = features
+        self._prediction = prediction
+
+    def completed(self, tokens: int) -> None:
+        """Learn the number of sampled tokens."""
+        self._model.end(self._features, self._prediction, tokens)
 
 
 class _Model:
@@ -173,10 +189,6 @@ def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
             return i
         ranker.learn(features, length)
     return len(past)
-
-
-def _nothing(_length: int) -> None:
-    """Learns nothing: for calls to models that are not trained."""
 
 
 def _report(work: Future[None]) -> None:

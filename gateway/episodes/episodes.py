@@ -107,7 +107,7 @@ class Episodes:
         """Calls that this process has begun for another coordinator go on in the same episodes."""
         for before in followed:
             if live := self._live.get(before.id):
-                live.calls, live.seen_at = before.calls, max(live.seen_at, before.seen_at)
+                live.adopt(before)
             else:
                 self._closing.stop_stray(before)
 
@@ -189,7 +189,7 @@ class Episodes:
     async def keyed(self, hashed: str) -> OpenEpisode:
         """The same, by the key's hash."""
         if live := self._by_key.get(hashed):
-            live.seen_at = time.monotonic()
+            live.touch()
             return live
         row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
         if row is None:
@@ -197,18 +197,18 @@ class Episodes:
             raise NotAuthenticated(message, code="invalid_api_key")
         live = await self._open(row["id"])
         live.key_hash, self._by_key[hashed] = hashed, live
-        live.seen_at = time.monotonic()
+        live.touch()
         return live
 
     def seen(self, episode_id: str, ago_s: float) -> None:
         """Another process served a call of an open episode so long ago."""
         if live := self._live.get(episode_id):
-            live.seen_at = max(live.seen_at, time.monotonic() - ago_s)
+            live.touch(ago_s)
 
     async def named(self, episode_id: str) -> OpenEpisode:
         """An open episode by its id. Raises NotFound; Conflict if its run is over; Unavailable if another process has it."""
         live = await self._open(episode_id)
-        live.seen_at = time.monotonic()
+        live.touch()
         return live
 
     async def agent_of(self, episode_id: str) -> str:
@@ -233,12 +233,12 @@ class Episodes:
             return await self._use(episode_id)
         live = await self._open(episode_id)
         self._check_reward(reward, reward + sum(live.call_rewards.values()))
-        live.seen_at = time.monotonic()
+        live.touch()
         if final:
             await self._end(live, live.rewarded(reward, components))
             return await self._use(episode_id)
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
-        live.posted, live.components = reward, components
+        live.post(reward, components)
         await stored
         return None
 
@@ -250,7 +250,7 @@ class Episodes:
         live = await self._open(episode_id)  # it may have been closed while we waited
         others = sum({**live.call_rewards, call_id: reward}.values())
         self._check_reward(reward, (live.posted or 0.0) + others)
-        live.seen_at = time.monotonic()
+        live.touch()
         stored = self._database.submit(lambda c: turns.set_reward(c, episode_id, call_id, reward))
         live.call_rewards[call_id] = reward
         await stored
@@ -268,7 +268,7 @@ class Episodes:
         if not attempt:
             raise closed(episode_id, "it was closed meanwhile")
         live.forsake(attempt)
-        live.seen_at = time.monotonic()
+        live.touch()
         # A request of the old attempt may have begun in another process until this was committed.
         await self._peers.end_episode(episode_id, reason)
         return attempt
@@ -299,7 +299,7 @@ class Episodes:
         limits, now = self._settings.episodes, time.monotonic()
         for live in list(self._live.values()):
             if live.calls:
-                live.seen_at = now
+                live.touch()
             idle, total = now - live.seen_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")

@@ -108,7 +108,7 @@ class Follower:
     async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode:
         """The open episode of a key. Raises what the coordinator says, or Unavailable if there is none within `wait_s`."""
         if (live := self._by_key.get(key_hash)) and self.linked.is_set():
-            live.seen_at = time.monotonic()
+            live.touch()
             return live
         live = await self._ask({"key_hash": key_hash}, wait_s)
         live.key_hash, self._by_key[key_hash] = key_hash, live
@@ -117,7 +117,7 @@ class Follower:
     async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
         """An open episode by its id; raises as `keyed` does."""
         if (live := self.episodes.get(episode_id)) and self.linked.is_set():
-            live.seen_at = time.monotonic()
+            live.touch()
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
@@ -323,7 +323,7 @@ class Follower:
             )
         live.begin_attempt(values.get("attempt", 1))
         self.episodes[live.id] = live
-        live.seen_at = now
+        live.touch()
         if message.get("alone"):  # a coordinator of an older build does not know
             self._alone.add(live.id)
         if answer is not None and not answer.done():

@@ -1,6 +1,6 @@
-"""Makes one reply, from a prompt to a committed turn.
+"""Generates one reply, from a prompt to a committed turn.
 
-One task makes the reply; clients read it (`reply.Reader`) and may come and go. Invariants (design, R2, R3 and R5):
+One task generates the reply; clients read it (`reply.Reader`) and may come and go. Invariants:
 - every delivered token is recorded, once and in order;
 - the last pieces of a reply are delivered only after its turn is committed, and it is committed only while a client reads;
 - while no client reads, no engine works. A client that returns within the grace period gets the reply from its beginning, and
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from gateway.errors import Conflict, GatewayError
 from gateway.metrics import Metrics
@@ -28,7 +29,7 @@ from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.handover import Handover, Track, superseded
 from gateway.rollout.logged import LoggedCall
-from gateway.rollout.reply import Delivery, Reply
+from gateway.rollout.reply import Delivery, Reply, ReplyListener
 from gateway.rollout.traced import COMMIT, answered
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
@@ -40,8 +41,20 @@ Segment = Callable[[Int32Array], Segmenter]
 """Makes a new segmenter for what follows a prompt."""
 
 
-def _nothing(_tokens: int) -> None:
-    """The callback of replies without one."""
+class TokenAccount(Protocol):
+    """What a reply's tokens are charged to."""
+
+    def draw(self, tokens: int) -> None:
+        """Charge tokens. Called once, with those of the prompt and the sampled ones."""
+        ...
+
+
+class LengthListener(Protocol):
+    """What learns from the lengths of replies."""
+
+    def completed(self, tokens: int) -> None:
+        """Learn a reply's number of sampled tokens. Called once, if the reply is complete and recorded."""
+        ...
 
 
 class _NoReaders(GatewayError):
@@ -49,7 +62,7 @@ class _NoReaders(GatewayError):
 
 
 class Completion:
-    """Makes a reply in a task of its own. `start` it, then read its `reply`, or `stop` it."""
+    """Generates a reply in a task of its own. `start` it, then read its `reply`, or `stop` it."""
 
     def __init__(
         self,
@@ -62,14 +75,13 @@ class Completion:
         metrics: Metrics,
         tool_alarm: ToolAlarm,
         grace_s: float,
+        account: TokenAccount | None = None,
+        lengths: LengthListener | None = None,
     ) -> None:
         self.details = details
-        self.reply = _reply(runner.call.call_id, details, len(prompt.ids))
-        self.reply.on_no_readers = self._stop_engine
-        self.charge: Callable[[int], None] = _nothing
-        """Called once, with the number of tokens that the reply took: those of the prompt and the sampled ones."""
-        self.finished: Callable[[int], None] = _nothing
-        """Called once, with the number of sampled tokens, if the reply is complete and recorded."""
+        self.reply = _reply(runner.call.call_id, details, len(prompt.ids), self)
+        self._account = account
+        self._lengths = lengths
         self._runner = runner
         self._prompt = prompt
         self._segment = segment
@@ -103,8 +115,7 @@ class Completion:
         self._epoch = logged.log.epoch + 1
         self._restarts = self.call.restarts
         self.details = details
-        self.reply = _reply(self.call.call_id, details, len(logged.prompt))
-        self.reply.on_no_readers = self._stop_engine
+        self.reply = _reply(self.call.call_id, details, len(logged.prompt), self)
         self._segmenter = self._segment(logged.prompt)
 
     @property
@@ -160,10 +171,11 @@ class Completion:
 
     def _release(self) -> None:
         """Breaks reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
-        self.reply.on_no_readers = None
+        self.reply.detach()
         self._runner.detach()
         prompt_tokens = len(self._prompt.ids)
-        self.charge(prompt_tokens + len(self.call.turn.ids))
+        if self._account is not None:
+            self._account.draw(prompt_tokens + len(self.call.turn.ids))
         facts = partial(answered, self.call, self.details, prompt_tokens)
         self._runner.trace.end(facts, self.reply.failure)
 
@@ -268,9 +280,9 @@ class Completion:
                 await self._abandon()
             raise superseded() if error.code in ("recorded_elsewhere", "asked_again") else error from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
-        self.finished(len(self.call.turn.ids))
-        self.reply.seconds = self.details.seconds
-        self.reply.matched_stop = self._segmenter.matched_stop
+        if self._lengths is not None:
+            self._lengths.completed(len(self.call.turn.ids))
+        self.reply.complete(self.details.seconds, self._segmenter.matched_stop)
         self.show()
         self.reply.deliver(last)
         self.reply.end(self.details.finish_reason)
@@ -323,12 +335,18 @@ class Completion:
                 if not reply.readers:
                     return
 
-    async def _stop_engine(self) -> None:
-        """Stops the engine when the last reader has left; the tokens are kept if the call can be continued."""
+    async def no_readers(self) -> None:
+        """Stop the engine when the last reader has left; the tokens are kept if the call can be continued."""
         self._given_up = bool(self.call.pinned) and not self._whole
-        await self._runner.stop(_NoReaders("nobody reads the reply"))
+        await self._runner.stop(_NoReaders("no client reads the reply"))
 
 
-def _reply(call_id: str, details: TurnDetails, prompt_tokens: int) -> Reply:
-    used = details.used
-    return Reply(call_id, details.received_at, prompt_tokens, temperature=used.temperature, top_p=used.top_p)
+def _reply(call_id: str, details: TurnDetails, prompt_tokens: int, listener: ReplyListener) -> Reply:
+    return Reply(
+        call_id,
+        details.received_at,
+        prompt_tokens,
+        temperature=details.used.temperature,
+        top_p=details.used.top_p,
+        listener=listener,
+    )

@@ -1,4 +1,4 @@
-"""Finds or makes the reply to a request: one in progress (here or in another process), a recorded one, or a new one (design, R4).
+"""Finds the reply to a request: one in progress (here or in another process), a recorded one, or the place of a new one.
 
 Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
 come again. Invariants:
@@ -14,7 +14,8 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -82,16 +83,29 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, and how a reply to it is made."""
+    """A request, the calls of its episode, and how a recorded reply to it is read."""
 
     key: RequestKey
     calls: RunningCalls
-    begin: Callable[[], Awaitable[Completion]]
     segment: Segment
 
 
 _Source = Completion | LoggedCall | None
 """The source of an earlier request's reply: its maker in this process, its log in the bus, or (None) the record."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """One request's place: `reader` reads the reply that exists already; without one, `Replies.start` starts a new reply."""
+
+    request: _Request
+    reader: Reader | None = None
+    refused: EarlierRequest[_Source] | None = None
+    """The refused request that a new reply replaces."""
+    log: LoggedCall | None = None
+    """The call of a dead process, which a new reply continues; this process has taken its log over."""
+    asks_store: bool = False
+    """True if the store may have the reply after all, because the bus may have lost the call."""
 
 
 class Replies:
@@ -110,103 +124,107 @@ class Replies:
         self._replaced: set[str] = set()
         """Calls that are ending, in whose place retries have begun already."""
 
-    async def open(
-        self,
-        key: RequestKey,
-        calls: RunningCalls,
-        begin: Callable[[], Awaitable[Completion]],
-        segment: Segment,
-    ) -> Reader:
-        """Opens the request's reply for reading. `begin` makes a new reply, which stays in `calls` while it is made.
+    @asynccontextmanager
+    async def claim(self, key: RequestKey, calls: RunningCalls, segment: Segment) -> AsyncIterator[Claim]:
+        """Find the request's reply, or reserve the place of a new one: until the context ends, retries of the request wait.
 
-        Raises Unprocessable if another request used the idempotency key, Elsewhere if another process makes the reply, and what
-        `begin` raises.
+        A new reply stays in `calls` while it is generated. `segment` reads the tokens of a recorded one. Raises Unprocessable if
+        another request used the idempotency key, Elsewhere if another process generates the reply.
         """
-        request = _Request(key, calls, begin, segment)
+        request = _Request(key, calls, segment)
         if not key.retry:
-            return self._orphan(key) or await self._first(request)
+            if reader := self._orphan(key):
+                yield Claim(request, reader)
+                return
+            with self._first(key.place):
+                yield Claim(request)
+            return
         async with self._locks.setdefault(key.place, asyncio.Lock()):
             if underway := self._beginning.get(key.place):
                 await asyncio.wait(underway)
-            return await self._retry(request)
+            claim = await self._retry(request)
+            try:
+                yield claim
+            finally:
+                if claim.log is not None and self._handover is not None:
+                    await self._handover.drop(claim.log)
 
     def refused(self, key: RequestKey) -> None:
         """Records that a request was refused and may come again. A retry needs no record: its first request has one."""
         if not key.retry:
             self._refused.expect(key.place, key.stored, secrets.token_hex(8), time.monotonic())
 
-    async def _first(self, request: _Request) -> Reader:
-        key = request.key
-        done = asyncio.get_running_loop().create_future()
-        together = self._beginning.setdefault(key.place, set())
-        together.add(done)
+    @contextmanager
+    def _first(self, place: tuple[str, str]) -> Iterator[None]:
+        """Let the retries of a first request wait while its reply is being started."""
+        started = asyncio.get_running_loop().create_future()
+        starting = self._beginning.setdefault(place, set())
+        starting.add(started)
         try:
-            return self._start(request, await request.begin())
+            yield
         finally:
-            done.set_result(None)
-            together.discard(done)
-            if not together:
-                del self._beginning[key.place]
+            started.set_result(None)
+            starting.discard(started)
+            if not starting:
+                del self._beginning[place]
 
-    async def _retry(self, request: _Request) -> Reader:
+    async def _retry(self, request: _Request) -> Claim:
         earlier: list[EarlierRequest[_Source]] = []
         for _ in range(_TRIES):
             earlier = await self._earlier(request.key)
+            asks_store = request.key.exact or len(earlier) < 2
             found = find_repeated(earlier, exact=request.key.exact)
             if found is None:
-                break
+                return Claim(request, asks_store=asks_store)
             source = found.source
             if isinstance(source, LoggedCall) and self._is_reachable(source):
                 raise self._elsewhere(source)
             if found.state in (RequestState.REFUSED, RequestState.ELSEWHERE):
-                return await self._begin_new(request, earlier, found)
+                refused = found if found.state is RequestState.REFUSED else None
+                return Claim(request, refused=refused, asks_store=asks_store)
             if isinstance(source, Completion):
-                return source.reply.read()
+                return Claim(request, source.reply.read())
             if source is None:
                 reader = await self._recorded(request, found.call_id)
+                claim = Claim(request, reader) if reader is not None else None
             else:
-                reader = await self._resumed(request, source, alone=len(earlier) == 1)
-            if reader is not None:
-                return reader
-        return await self._begin_new(request, earlier, None)
+                claim = await self._taken_over(request, source, asks_store=asks_store)
+            if claim is not None:
+                return claim
+        return Claim(request, asks_store=request.key.exact or len(earlier) < 2)
 
-    async def _begin_new(
-        self,
-        request: _Request,
-        earlier: Sequence[EarlierRequest[_Source]],
-        instead: EarlierRequest[_Source] | None,
-    ) -> Reader:
-        """Begins a new reply; `instead`: the refused or failed request that it answers."""
-        completion, reader = await request.begin(), None
-        if instead is not None and instead.state is RequestState.REFUSED:
-            await self._replace_refused(request.key.place, instead)
-        if request.key.exact or len(earlier) < 2:
-            reader = await self._answered(request, completion)
-        return reader or self._start(request, completion)
+    async def _taken_over(self, request: _Request, logged: LoggedCall, *, asks_store: bool) -> Claim | None:
+        """Take over the call of a dead process, or read its reply from the record if that process recorded it.
 
-    async def _resumed(self, request: _Request, logged: LoggedCall, *, alone: bool) -> Reader | None:
-        """Continues the reply of a dead process, or reads it from the record if that process recorded it.
-
-        None: another process was faster, or the reply was given up. `alone`: there is no other equal request.
+        None: another process was faster, or the reply was given up.
         """
         assert self._handover is not None
         episode_id, call_id = request.key.episode_id, logged.log.call
         if not await self._handover.take(logged):
             return None
         try:
-            if await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
-                await self._handover.drop(logged)
-                return await self._recorded(request, call_id)
-            completion = await request.begin()
-            completion.resume(logged)
-            answered = await self._answered(request, completion) if alone or request.key.exact else None
+            recorded = await self._database.read(lambda c: turns.has_call(c, episode_id, call_id))
         except BaseException:
             await self._handover.drop(logged)
             raise
-        if answered:
-            await self._handover.drop(logged)
-            return answered
-        log.info("call %s goes on here after %d tokens", call_id, len(logged.turn.ids))
+        if not recorded:
+            return Claim(request, log=logged, asks_store=asks_store)
+        await self._handover.drop(logged)
+        reader = await self._recorded(request, call_id)
+        return Claim(request, reader) if reader is not None else None
+
+    async def start(self, claim: Claim, completion: Completion) -> Reader:
+        """Start a new reply, or continue the one of a dead process; return a recorded reply if there is one after all."""
+        request = claim.request
+        if claim.log is not None:
+            completion.resume(claim.log)
+        if claim.refused is not None:
+            await self._replace_refused(request.key.place, claim.refused)
+        if claim.asks_store and (reader := await self._answered(request, completion)):
+            return reader
+        if claim.log is not None:
+            log.info("call %s continues here after %d tokens", claim.log.log.call, len(claim.log.turn.ids))
+            claim.log = None  # the reply owns it now
         return self._start(request, completion)
 
     async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
@@ -361,9 +379,8 @@ def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     reply = Reply(
         call["id"], call["received_at"], prompt, temperature=used["temperature"], top_p=used["top_p"]
     )
-    reply.seconds = call["seconds"]
     pieces = [*segmenter.push(ids), *segmenter.finish()]
-    reply.matched_stop = segmenter.matched_stop
+    reply.complete(call["seconds"], segmenter.matched_stop)
     reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))
     reply.end(call["finish_reason"])
     return reply

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gateway.api.context import DataPlane, Services
-from gateway.api.generation import _completion
+from gateway.api.generation import new_call, new_completion
 from gateway.bus.base import Bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.open_episode import OpenEpisode
@@ -161,7 +161,7 @@ class Work:
             async with choices:
                 async for news in choices:
                     got += [token for _, delivery in news for token in delivery.ids]
-                choices.delivered = True
+                choices.mark_delivered()
         except GatewayError as error:
             cluster.refused(f"{self.process.name}: {self.call.call_id}", error, self.process, self.episode_id)
         finally:
@@ -288,7 +288,9 @@ class Process:
         """A client calls here, with the key of an episode."""
         try:
             callers = self.services.callers
-            live = await callers.standalone(await callers.identify(episode.key, ""))
+            caller = await callers.identify(episode.key, "")
+            assert caller.episode is not None
+            live = await callers.still_open(caller.episode, caller.attempt)
         except GatewayError as error:
             self.cluster.refused(f"{self.name}: a call of {episode.id}", error, self, episode.id)
         else:
@@ -298,20 +300,18 @@ class Process:
         """A call begins whose episode has just been found."""
         cluster = self.cluster
         cluster.calls += 1
-        name, made = f"c{cluster.calls}", list[Completion]()
+        name = f"c{cluster.calls}"
         key = RequestKey.of(live.id, name.encode(), "", 0)
         sampling = Sampling(max_tokens=tokens, seed=1 if pinned else None)
-
-        async def begin() -> Completion:
+        segment, replies = cast(Any, PlainSegmenter), self.services.replies
+        async with replies.claim(key, live.calls, segment) as claim:
             prompt = Prompt(np.zeros(PROMPT, np.int32), None)
-            details = TurnDetails("chat", True, {}, sampling, time.time())
-            details.request_key = key.stored
-            model, segment = self.services.models.local[MODEL], cast(Any, PlainSegmenter)
-            made.append(_completion(self.services, model, live, name, prompt, details, segment, {}))
-            return made[0]
-
-        reader = await self.services.replies.open(key, live.calls, begin, cast(Any, PlainSegmenter))
-        self.works.append(Work(self, live.id, reader, made[0]))
+            details = TurnDetails("chat", True, {}, sampling, time.time(), request_key=key.stored)
+            model = self.services.models.local[MODEL]
+            call = new_call(name, model, live, prompt, sampling)
+            made = new_completion(self.services, model, call, prompt, details, segment, headers={})
+            reader = await replies.start(claim, made)
+        self.works.append(Work(self, live.id, reader, made))
 
 
 class WatchedEngine(Adapter):
