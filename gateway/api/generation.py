@@ -12,23 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
-from fastapi import Request, Response
-from starlette.types import Scope
-
-from gateway.api.context import Services, check_placed, credentials, json_object
+from gateway.api.admission import EPISODE_HEADER, Admission
+from gateway.api.context import Services
 from gateway.api.images import load_image, read_images, store_images
 from gateway.api.sampling import nth_seed, sampling_of, tools_of
-from gateway.api.scope import EPISODE, call_of, keep_call, keep_ticket, ticket_of
-from gateway.api.stream import KEEP_ALIVE, Answer, EventStream, Failure, WholeAnswer, openai_failure
 from gateway.control.models import ServedModel
-from gateway.dialects.request import GenerationRequest, Message, replies_of
+from gateway.dialects.request import GenerationRequest, Message
 from gateway.engines.process import api_of
 from gateway.engines.used import used
-from gateway.episodes.callers import Caller
-from gateway.episodes.open_episode import OpenEpisode, OtherAttempt
-from gateway.episodes.refusals import RequestedCall
-from gateway.errors import BadRequest, Busy, GatewayError
+from gateway.episodes.open_episode import OpenEpisode
 from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import ReplyFormat
@@ -39,15 +33,11 @@ from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.completion import Completion, LengthListener, Segment, TokenAccount
 from gateway.rollout.replies import RequestKey
 from gateway.rollout.reply import Choices, Reader
-from gateway.tenancy.limits import Ticket
 from gateway.trajectories.recorder import Prompt, TurnDetails
 from gateway.types import Sampling
 
 WHOLE_INTERVAL = 16
 """Tokens per chunk from the engine for replies that are not streamed."""
-EPISODE_HEADER = "x-headgate-episode"
-_EXPECTED = 2048
-"""The most replies of one refused request that are expected back: its body was not validated, and may ask for any number."""
 _PREFIXES = {"chat": "chatcmpl-", "completions": "cmpl-", "responses": "resp_", "messages": "msg_"}
 
 
@@ -58,7 +48,7 @@ class Generation:
     choices: Choices
     episode: OpenEpisode
     model: ServedModel
-    messages: Sequence[Message]
+    messages: list[Message]
     """The conversation, with its images by name."""
 
     @property
@@ -67,94 +57,21 @@ class Generation:
         return {EPISODE_HEADER: self.episode.id}
 
 
-async def identify(request: Request, gateway: Services) -> Caller:
-    """Identifies the caller. Raises NotAuthenticated, NotFound or Conflict, and BadRequest if two episodes are named."""
-    prefix, header = request.scope.get(EPISODE, ""), request.headers.get(EPISODE_HEADER, "")
-    if prefix and header and prefix != header:
-        message = f"the path names the episode {prefix!r}, and the header {EPISODE_HEADER} another"
-        raise BadRequest(message, code="invalid_value", param=EPISODE_HEADER)
-    if not (key := credentials(request)):
-        check_placed(request)
-    return await gateway.callers.identify(key, prefix or header)
-
-
-async def admitted(request: Request, gateway: Services, api: str) -> Caller:
-    """Identifies the caller and reserves a place for its request, until it has been answered. Raises Busy, and as `identify`."""
-    received_at = time.time()
-    try:
-        caller = await identify(request, gateway)
-    except OtherAttempt as other:
-        keep_call(request.scope, RequestedCall(api, received_at, other.episode))
-        raise
-    keep_call(request.scope, RequestedCall(api, received_at, caller.episode))
-    try:
-        gateway.database.check()  # refuse now: the sampled tokens could not be recorded
-        keep_ticket(request.scope, gateway.limits.admit(caller))
-    except Busy:
-        body = await request.body()
-        sent = await offload_read(body, lambda: _request_key(request, body))
-        replies, _ = await offload_read(body, lambda: replies_of(json_object(body)))
-        _expect_retry(gateway, caller, sent, min(replies, _EXPECTED))
-        raise
-    return caller
-
-
-def count_replies(scope: Scope, replies: int, param: str) -> None:
-    """Each reply that a request asks for is a call. Raises Busy or BadRequest if its key may not have so many at once."""
-    if (ticket := ticket_of(scope)) is not None:
-        ticket.widen(replies, param)
-
-
-def _expect_retry(gateway: Services, caller: Caller, sent: RequestKey, choices: int) -> None:
-    """Record that a call was refused before its episode was known, so that its retry gets no other call's reply."""
-    if caller.episode is None:
-        gateway.agents.refused(caller, sent)
-        return
-    key = replace(sent, episode_id=caller.episode.id)
-    for index in range(choices):
-        gateway.replies.refused(key.choice(index))
-
-
-def respond(
-    gateway: Services,
-    generation: Generation,
-    answer: Answer,
-    stream: bool | None,
-    failure: Failure = openai_failure,
-    headers: Mapping[str, str] | None = None,
-    keep_alive: bytes = KEEP_ALIVE,
-) -> Response:
-    """The response with a dialect's answer, as server-sent events or whole. `headers`: beside the generation's."""
-    headers = {**generation.headers, **(headers or {})}
-    if not stream:
-        return WholeAnswer(answer.whole, generation.choices, headers)
-    keep_alive_s = gateway.settings.server.keep_alive_s
-    return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
-
-
 async def generate(
-    request: Request,
-    gateway: Services,
-    caller: Caller,
-    model: ServedModel,
-    parsed: GenerationRequest,
-    body: bytes,
+    admission: Admission, model: ServedModel, parsed: GenerationRequest, body: bytes
 ) -> Generation:
     """Open a reply for each choice. Raise BadRequest, Busy, Unavailable or Conflict before anything is sampled."""
-    received_at, arrived = time.time(), time.monotonic()
-    sent = await offload_read(body, lambda: _request_key(request, body))
-    _admit_replies(request.scope, gateway, caller, model, parsed, sent)
+    arrival = Arrival(time.time(), time.monotonic())
+    gateway, key = admission.gateway, await admission.key(body)
+    admission.reserve(model, parsed, key)
     parsed, images = await read_images(gateway, parsed)
-    episode = await _episode(gateway, caller, model, parsed, body, sent)
-    if (call := call_of(request.scope)) is not None:
-        call.found(episode, model.name)
-    key = replace(sent, episode_id=episode.id)
+    episode = await _episode(admission, model, parsed, body, key)
+    key = replace(key, episode_id=episode.id)
     readers: list[Reader] = []
     try:
         await store_images(gateway, episode.id, parsed.messages, images)
         segment = await offload(parsed.stop, lambda: _format(parsed, model.renderer))
-        origin = _Origin(received_at, arrived, request.headers, ticket_of(request.scope))
-        preparation = _Preparation(gateway, caller, episode, model, parsed, segment, origin)
+        preparation = _Preparation(admission, arrival, episode, model, parsed, segment)
         if len(parsed.prompts) > 1:
             await preparation.check()
         for index in range(parsed.choices):
@@ -169,56 +86,31 @@ async def generate(
             gateway.replies.refused(key.choice(index))
         for reader in readers:
             await reader.leave(False)
-        if caller.agent:
+        if admission.caller.agent:
             await gateway.agents.failed(episode)
         raise
     return Generation(Choices(readers), episode, model, parsed.messages)
 
 
-def _admit_replies(
-    scope: Scope,
-    gateway: Services,
-    caller: Caller,
-    model: ServedModel,
-    parsed: GenerationRequest,
-    sent: RequestKey,
-) -> None:
-    """Raise BadRequest, Busy or Unavailable if the request has more replies than its key may have, or than may wait."""
-    param = "prompt" if len(parsed.prompts) > 1 else "n"
-    try:
-        count_replies(scope, parsed.choices, param)
-        if parsed.choices > 1 and not sent.retry:  # a retry may find replies that are complete already
-            model.pool.check_room(parsed.choices, param)
-    except GatewayError:
-        _expect_retry(gateway, caller, sent, parsed.choices)
-        raise
-
-
 async def _episode(
-    gateway: Services,
-    caller: Caller,
-    model: ServedModel,
-    parsed: GenerationRequest,
-    body: bytes,
-    sent: RequestKey,
+    admission: Admission, model: ServedModel, parsed: GenerationRequest, body: bytes, key: RequestKey
 ) -> OpenEpisode:
     """Return the caller's episode, or under an agent's key the one of the conversation. Raise Conflict if it is over."""
+    caller, gateway = admission.caller, admission.gateway
     if caller.episode is not None:
-        return await gateway.callers.still_open(caller.episode, caller.attempt)
-    messages = parsed.messages or await offload_read(body, lambda: _as_messages(parsed.prompts))
-    return await gateway.agents.episode(caller, messages, parsed.tools, sent, model.name)
+        episode = await gateway.callers.still_open(caller.episode, caller.attempt)
+    else:
+        messages = parsed.messages or await offload_read(body, lambda: _as_messages(parsed.prompts))
+        episode = await gateway.agents.episode(caller, messages, parsed.tools, key, model.name)
+    admission.call.found(episode, model.name)
+    return episode
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """The request that a reply is for."""
+class Arrival(NamedTuple):
+    """The moment at which a request had arrived whole."""
 
-    received_at: float
-    arrived: float
-    """The same moment by the monotonic clock."""
-    headers: Mapping[str, str]
-    """They may name the trace that the calls belong to."""
-    ticket: Ticket | None
+    at: float
+    monotonic: float
 
 
 class _Preparation:
@@ -226,21 +118,20 @@ class _Preparation:
 
     def __init__(
         self,
-        gateway: Services,
-        caller: Caller,
+        admission: Admission,
+        arrival: Arrival,
         episode: OpenEpisode,
         model: ServedModel,
         parsed: GenerationRequest,
         segment: Segment,
-        origin: _Origin,
     ) -> None:
-        self._gateway = gateway
-        self._caller = caller
+        self._admission = admission
+        self._gateway = admission.gateway
+        self._arrival = arrival
         self._episode = episode
         self._model = model
         self._parsed = parsed
         self._segment = segment
-        self._origin = origin
         self._prompts: dict[int, Prompt] = {}
         self._samplings: dict[int, Sampling] = {}
         self._id = f"{_PREFIXES[parsed.api]}{secrets.token_hex(12)}"
@@ -261,10 +152,10 @@ class _Preparation:
             self._parsed.stream,
             self._parsed.recorded,
             sampling,
-            self._origin.received_at,
+            self._arrival.at,
             mask_reason=self._model.mask_reason(self._episode.model),
             request_key=key.stored,
-            arrived=self._origin.arrived,
+            arrived=self._arrival.monotonic,
         )
         return new_completion(
             self._gateway,
@@ -273,8 +164,8 @@ class _Preparation:
             prompt,
             details,
             self._segment,
-            headers=self._origin.headers,
-            account=self._origin.ticket,
+            headers=self._admission.headers,
+            account=self._admission.ticket,
             lengths=self._predict(call),
         )
 
@@ -317,7 +208,7 @@ class _Preparation:
                     self._episode.id, parsed.messages, tools_of(parsed), switches
                 )
             try:
-                await self._gateway.callers.still_open(self._episode, self._caller.attempt)
+                await self._gateway.callers.still_open(self._episode, self._admission.caller.attempt)
             except BaseException:  # the episode's end dropped its token tree, and this read loaded it again
                 recorder.forget(self._episode.id)
                 raise
@@ -327,15 +218,6 @@ class _Preparation:
 def _as_messages(prompts: Sequence[str | list[int]]) -> list[Message]:
     """Prompts as messages, by which an agent's key finds or opens an episode."""
     return [{"role": "user", "content": str(prompt)} for prompt in prompts]
-
-
-def _request_key(request: Request, body: bytes) -> RequestKey:
-    """Returns the key of a request, in whatever episode. An invalid retry count counts as zero."""
-    try:
-        retries = int(request.headers.get("x-stainless-retry-count", "0"))
-    except ValueError:
-        retries = 0
-    return RequestKey.of("", body, request.headers.get("idempotency-key", ""), retries)
 
 
 def _format(parsed: GenerationRequest, renderer: ChatRenderer) -> ReplyFormat:

@@ -13,10 +13,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.api.admission import admit, identify
 from gateway.api.context import Gateway, Services, asked_object, json_object
-from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
+from gateway.api.generation import Generation, generate
 from gateway.api.images import image_support, read_images
+from gateway.api.sampling import tools_of
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
+from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
@@ -40,10 +43,10 @@ _COUNTED = {**_SCHEMA, "required": []}
 @router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
 async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway, "responses")
+    admission = await admit(request, gateway, "responses")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
-    caller = await _continuing(gateway, caller, values)
+    caller = await _continuing(gateway, admission.caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         return await relay(gateway, caller, model, "responses", values)
@@ -57,7 +60,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     whole = await offload_read(
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
-    generation = await generate(request, gateway, caller, model, whole, body)
+    generation = await generate(replace(admission, caller=caller), model, whole, body)
     new = generation.messages[len(generation.messages) - len(new) :]  # with images by name
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)

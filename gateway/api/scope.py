@@ -15,7 +15,6 @@ PREFIX = "/e/"
 EPISODE = "headgate.episode"
 """The id of the episode that the path names."""
 _HELD = "headgate.held"
-_TICKET = "headgate.ticket"
 _CALL = "headgate.call"
 
 
@@ -25,8 +24,8 @@ def hold(scope: Scope, held: ExitStack) -> Scope:
 
 
 def keep_ticket(scope: Scope, ticket: Ticket) -> None:
-    """Makes a ticket the request's: it is released when the request has been answered, however that ends."""
-    scope[_TICKET] = cast(ExitStack, scope[_HELD]).enter_context(ticket)
+    """Release the ticket when the request has been answered, however that ends."""
+    cast(ExitStack, scope[_HELD]).enter_context(ticket)
 
 
 def keep_call(scope: Scope, call: RequestedCall) -> None:
@@ -37,8 +36,3 @@ def keep_call(scope: Scope, call: RequestedCall) -> None:
 def call_of(scope: Scope) -> RequestedCall | None:
     """Return the call that the request asks for; None if it asks for none, or its caller is not known."""
     return scope.get(_CALL)
-
-
-def ticket_of(scope: Scope) -> Ticket | None:
-    """The request's ticket; None before it was admitted."""
-    return scope.get(_TICKET)

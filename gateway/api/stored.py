@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.api.admission import identify
 from gateway.api.context import Gateway, Services, json_object
-from gateway.api.generation import Generation, identify
+from gateway.api.generation import Generation
 from gateway.dialects.chat import MAX_METADATA, ChatAnswer, ChatRequest, Metadata
 from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, NotFound, validation_error

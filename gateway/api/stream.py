@@ -12,7 +12,9 @@ import orjson
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.context import Services
 from gateway.api.errors import error_body
+from gateway.api.generation import Generation
 from gateway.errors import GatewayError
 from gateway.rollout.reply import Choices
 
@@ -128,6 +130,23 @@ class EventStream(Response):
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self._sse_headers})
         await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+def respond(
+    gateway: Services,
+    generation: Generation,
+    answer: Answer,
+    stream: bool | None,
+    failure: Failure = openai_failure,
+    headers: Mapping[str, str] | None = None,
+    keep_alive: bytes = KEEP_ALIVE,
+) -> Response:
+    """Return the response with a dialect's answer, as server-sent events or whole. `headers`: in addition to the generation's."""
+    headers = {**generation.headers, **(headers or {})}
+    if not stream:
+        return WholeAnswer(answer.whole, generation.choices, headers)
+    keep_alive_s = gateway.settings.server.keep_alive_s
+    return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
 
 
 def _as_gateway_error(error: Exception) -> GatewayError:

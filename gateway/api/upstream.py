@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.admission import EPISODE_HEADER
 from gateway.api.context import Services
-from gateway.api.generation import EPISODE_HEADER
 from gateway.api.stream import EventStream, WholeAnswer, openai_failure
 from gateway.dialects.responses_answer import error_event
 from gateway.episodes.callers import Caller
