@@ -75,7 +75,6 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
                 app.state.refusal = error
                 raise
             app.state.services = services
-            services.database.on_commit = services.metrics.committed
             services.metrics.registry.register(Figures(services, drain))
             # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
             gc.collect()

@@ -48,6 +48,7 @@ from gateway.feed.ledger import EQUALITY
 from gateway.leading import open_reader
 from gateway.metrics import Metrics
 from gateway.peers.membership import Alone
+from gateway.peers.role import CurrentRole
 from gateway.render.checkpoint import Checkpoint
 from gateway.render.control import ControlTokens
 from gateway.render.pieces import TextStream, TokenTexts
@@ -158,7 +159,8 @@ async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
         settings = Settings.parse(values, "the run's store", environment=False)
         plane = await _plane(settings, database, run)
         try:
-            yield Services.of(plane, await open_reader(plane), Alone())
+            plane.current_role.enter(await open_reader(plane))
+            yield Services.of(plane, Alone())
         finally:
             await plane.events.close()
     finally:
@@ -194,7 +196,8 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder)
     metrics = Metrics()
     return DataPlane(
-        settings=settings, database=database, models=models, replies=Replies(database, None), metrics=metrics,
+        settings=settings, database=database, models=models, current_role=CurrentRole(),
+        replies=Replies(database, None), metrics=metrics,
         tool_alarm=ToolAlarm(metrics.tool_faults), refusals=Refusals(database, metrics.refused_calls),
         untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),

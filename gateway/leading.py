@@ -34,7 +34,6 @@ from gateway.peers import snapshot
 from gateway.peers.role import Leader
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
-from gateway.rollout.slot import Slot
 from gateway.settings import Settings
 from gateway.store.database import Database
 from processes.ports import url_of
@@ -75,7 +74,7 @@ async def open_leader(
             placement.begin()
             stack.push_async_callback(placement.close)
         nodes.begin()
-        plane.hub.on_trouble = partial(_look_into, host)
+        plane.hub.set_monitor(host)
         opened = [
             await _open_model(
                 settings, model, database, host, ledgers.get(model.name), distributions[model.name]
@@ -89,7 +88,7 @@ async def open_leader(
         openings = AutoOpen(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
         models = LeaderModels(plane.models, opened)
-        leader = Leader(fence, host, models, episodes, callers, nodes, placements)
+        leader = Leader(fence, host, models, episodes, callers, nodes, placements, plane.hub)
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
         stack.push_async_callback(host.close)
@@ -120,7 +119,7 @@ async def open_reader(plane: DataPlane) -> Leader:
         Conversations(database),
         AutoOpen(settings, database, episodes, ledgers),
     )
-    return Leader(0, host, LeaderModels(plane.models, opened), episodes, callers, nodes, {})
+    return Leader(0, host, LeaderModels(plane.models, opened), episodes, callers, nodes, {}, plane.hub)
 
 
 async def _nobody_leads() -> None:
@@ -288,13 +287,3 @@ async def tend(duty: Duty, every_s: float) -> None:
             log.warning("%s: %s", getattr(duty, "__qualname__", duty), error)
         except Exception:
             log.exception("%s failed; it is tried again", getattr(duty, "__qualname__", duty))
-
-
-def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
-    """A follower has trouble with an engine: it could not reach it (no reason), or it knows what is wrong."""
-    if reason and slot.state == "open":
-        host.report_lost(model, slot.name, reason)
-    elif reason:
-        return  # reported already
-    else:
-        host.check_now(model, slot)

@@ -36,7 +36,7 @@ from gateway.peers.election import Election
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Alone, Membership
-from gateway.peers.role import Leader
+from gateway.peers.role import CurrentRole, Leader
 from gateway.render.renderer import check_model, load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.handover import Handover
@@ -103,9 +103,10 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         tracing = open_tracing(settings.telemetry, _process_name())
         stack.push_async_callback(tracing.close)
         stack.enter_context(held(settings.store.url))
-        database = await Database.open(settings.store)
+        metrics, current_role = Metrics(), CurrentRole()
+        database = await Database.open(settings.store, on_commit=metrics.committed)
         stack.push_async_callback(database.close)
-        models = await _models(stack, settings, database)
+        models = await _models(stack, settings, database, current_role)
         stack.push_async_callback(_stop_engines, models)
         bus, handover = open_bus(settings.bus), None
         stack.push_async_callback(bus.close)
@@ -120,11 +121,11 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
             stack.push_async_callback(lengths.close)
         events = EventFeed(database, settings.server.max_watchers)
         stack.push_async_callback(events.close)
-        metrics = Metrics()
         yield DataPlane(
             settings=settings,
             database=database,
             models=models,
+            current_role=current_role,
             replies=replies,
             metrics=metrics,
             tool_alarm=ToolAlarm(metrics.tool_faults),
@@ -139,9 +140,11 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         )
 
 
-async def _models(stack: AsyncExitStack, settings: Settings, database: Database) -> Models:
+async def _models(
+    stack: AsyncExitStack, settings: Settings, database: Database, current_role: CurrentRole
+) -> Models:
     models, pace = Models(settings), Pace(settings.calls.chunks_per_s)
-    shared = settings.cluster.url is not None
+    exclusivity = current_role if settings.cluster.url is not None else None
     for name, given in settings.models.items():
         if given.upstream is not None:
             from gateway.rollout.upstream import Upstream  # httpx brings rich and pygments with it
@@ -157,7 +160,7 @@ async def _models(stack: AsyncExitStack, settings: Settings, database: Database)
                     "model %s: tool calls come as text, its template's form of them is not known", name
                 )
             pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
-            recorder = Recorder(database, renderer, name, shared=shared)
+            recorder = Recorder(database, renderer, name, exclusivity)
             models.local[name] = ServedModel(name, given.path, given, renderer, pool, recorder)
     return models
 
@@ -185,7 +188,8 @@ async def _alone(plane: DataPlane) -> AsyncIterator[Services]:
     election = Election(plane.database, plane.settings.cluster, _process_name(), plane.settings.server.url)
     fence, place = await election.seize(), Alone()
     async with open_leader(plane, fence, place.check_leadership, alone=True) as leader:
-        yield Services.of(plane, leader, place)
+        plane.current_role.enter(leader)
+        yield Services.of(plane, place)
 
 
 @asynccontextmanager
@@ -198,15 +202,13 @@ async def joined(
     recorders = [model.recorder for model in plane.models]
     routing = PlacementSettings.of(placement_settings(settings))
     follower = Follower(name, member.url, member.key, pools, recorders, wait_s, routing)
-    for model, pool in pools.items():
-        pool.on_trouble = partial(follower.trouble, model)
-        pool.on_dispute = partial(follower.trouble, model)
+    for pool in pools.values():
+        pool.set_monitor(follower)
     membership = Membership(
         Election(plane.database, settings.cluster, name, member.url), follower, plane.bus, wait_s
     )
-    services = Services.of(plane, follower, membership)
-    for recorder in recorders:
-        recorder.alone = services.alone
+    plane.current_role.enter(follower)
+    services = Services.of(plane, membership)
     membership.start(partial(_lead, services, membership, follower), lost)
     report = partial(_report_stalls, services, follower)
     stalls = asyncio.create_task(tend(report, TEND_EVERY_S), name="tend-stalls")
@@ -230,7 +232,7 @@ async def _lead(
             # Wait for followers to link, so that their calls that cannot move are known
             await asyncio.sleep(_GATHER_S)
         async with open_leader(services, fence, membership.check_leadership, alone=False) as leader:
-            services.role = leader
+            services.current_role.enter(leader)
             leader.episodes.adopt(follower.retire())
             hub.opened(leader.episodes)
             try:
@@ -238,7 +240,7 @@ async def _lead(
             finally:
                 for model in services.models:
                     model.pool.hold("this process is not the coordinator any more")
-                services.role = follower
+                services.current_role.enter(follower)
     finally:
         hub.close()
 
@@ -250,7 +252,7 @@ async def _report_stalls(services: Services, follower: Follower) -> None:
     for model in services.models:
         stall_s = services.settings.engine_of(model.name).stall_s
         for slot in model.pool.silent(stall_s):
-            follower.trouble(model.name, slot, f"no token for {stall_s:g} s ([engine] stall_s)")
+            follower.disputed(model.name, slot, f"no token for {stall_s:g} s ([engine] stall_s)")
 
 
 async def _stop_engines(models: Models) -> None:

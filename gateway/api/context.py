@@ -26,7 +26,7 @@ from gateway.metrics import Metrics
 from gateway.peers import snapshot
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Alone, Membership
-from gateway.peers.role import Leader, Role
+from gateway.peers.role import CurrentRole, Leader, Role
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
@@ -48,6 +48,7 @@ class DataPlane:
     settings: Settings
     database: Database
     models: Models
+    current_role: CurrentRole
     replies: Replies
     metrics: Metrics
     tool_alarm: ToolAlarm
@@ -77,14 +78,18 @@ class DataPlane:
 class Services(DataPlane):
     """A gateway process: what every one has, its role, and its place among the others."""
 
-    role: Role
     membership: Membership | Alone
 
     @classmethod
-    def of(cls, plane: DataPlane, role: Role, membership: Membership | Alone) -> Services:
-        """A process with the same parts, in a role."""
+    def of(cls, plane: DataPlane, membership: Membership | Alone) -> Services:
+        """Return a process with the same parts and a place in the cluster."""
         parts = {part.name: getattr(plane, part.name) for part in fields(plane)}
-        return cls(**parts, role=role, membership=membership)
+        return cls(**parts, membership=membership)
+
+    @property
+    def role(self) -> Role:
+        """The role that this process has now."""
+        return self.current_role.get()
 
     @property
     def leader(self) -> Leader:
@@ -103,10 +108,6 @@ class Services(DataPlane):
     def agents(self) -> AgentCalls:
         """Opens episodes for agents' keys. Raise Unavailable if this process is not the coordinator."""
         return self.leader.callers
-
-    async def alone(self, episode_id: str) -> bool:
-        """True if no other process serves an episode that this one serves. False if that is not known."""
-        return await (self.hub if isinstance(self.role, Leader) else self.role).alone(episode_id)
 
     @property
     def host(self) -> ControlHost:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gateway.errors import EngineError, Unavailable, WeightsMissed
 from gateway.rollout.engine_steps import EngineSteps
@@ -35,6 +35,14 @@ _SICK_AFTER = 3
 _FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 
 
+class UpdateListener(Protocol):
+    """What records the outcome of a model's updates."""
+
+    def ended_late(self, ended: Ended) -> None:
+        """An engine runs a version after all whose update had failed, or the version is found to be bad."""
+        ...
+
+
 @dataclass(slots=True)
 class ModelEngines:
     """One model's engines, and who waits for its updates to end."""
@@ -43,8 +51,7 @@ class ModelEngines:
     steps: EngineSteps
     settings: EngineSettings
     ended: dict[int, asyncio.Future[Ended]] = field(default_factory=dict)
-    on_late_end: Callable[[Ended], None] = lambda _ended: None
-    """Called for a version that had failed, once an engine runs it after all, or it is found to be bad."""
+    late_ends: UpdateListener | None = None
     tasks: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
     """The present step of each engine, and earlier ones that were cancelled and have not ended."""
     checks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -91,11 +98,14 @@ class ControlHost:
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
-            model.pool.on_trouble = partial(self.check_now, name)
-            model.pool.on_dispute = partial(self._disown, name)
+            model.pool.set_monitor(self)
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
             self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
+
+    def set_update_listener(self, model: str, listener: UpdateListener) -> None:
+        """Set what records the late outcomes of a model's updates."""
+        self.models[model].late_ends = listener
 
     # Other reactors of the program
 
@@ -211,17 +221,18 @@ class ControlHost:
         if sick[slot.name] >= patience and slot.state == "open" and slot.engine is engine:
             self.report_lost(name, slot.name, f"no answer to {sick[slot.name]} health checks")
 
-    def check_now(self, name: str, slot: Slot) -> None:
-        """Checks an engine that a request could not reach at once; one failed check is enough."""
-        checks = self.models[name].checks
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """Check an engine that a request of any process could not reach immediately; one failed check is enough."""
+        checks = self.models[model].checks
         if slot.state == "open" and (slot.name not in checks or checks[slot.name].done()):
-            check = asyncio.create_task(self._check(name, slot, 1), name=f"check-{slot.name}")
+            check = asyncio.create_task(self._check(model, slot, 1), name=f"check-{slot.name}")
             check.add_done_callback(_report_death)
             checks[slot.name] = check
 
-    def _disown(self, name: str, slot: Slot, reason: str) -> None:
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """Stop using an engine that a process reports to be of no use."""
         if slot.state == "open":  # otherwise it was reported already
-            self.report_lost(name, slot.name, reason)
+            self.report_lost(model, slot.name, reason)
 
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
         """Reports the end of a child process that nobody stopped as the engine's death."""
@@ -243,8 +254,8 @@ class ControlHost:
             future = self.models[name].ended.pop(ended.version, None)
             if future is not None and not future.done():
                 future.set_result(ended)
-            elif ended.live or ended.bad:
-                self.models[name].on_late_end(ended)
+            elif (ended.live or ended.bad) and (listener := self.models[name].late_ends) is not None:
+                listener.ended_late(ended)
 
         return settle
 

@@ -12,12 +12,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, get_args
 
 from gateway.control.host import ControlHost
 from gateway.errors import Conflict, NotFound
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -77,7 +76,7 @@ class TrainedBatch:
     """With all else, waiting apart."""
 
 
-class Nodes:
+class Nodes(LedgerListener):
     """All nodes. Make it before the host starts, and call `begin` after that."""
 
     def __init__(
@@ -101,8 +100,8 @@ class Nodes:
     def begin(self) -> None:
         """The nodes of the configuration are there, and so are the batches."""
         for model, ledger in self._ledgers.items():
-            ledger.on_batch = partial(self._on_batch, model)
-            self._on_batch(model)
+            ledger.subscribe(self)
+            self.batch_changed(model)
         for name, given in self._settings.nodes.items():
             self.add(name, given)
 
@@ -199,8 +198,8 @@ class Nodes:
             for model in self._host.models:
                 self._host.inject(self._host.program.lending.filling, self._filling(model))
 
-    def _on_batch(self, model: str) -> None:
-        """A batch was leased, is whole, or is over: that is not left to the next second."""
+    def batch_changed(self, model: str) -> None:
+        """Report how full the batch is immediately, and not with the next second."""
         if self._host.running:  # the ledger goes on when the program has ended
             self._tell(self._host.program.lending.filling, self._filling(model))
 

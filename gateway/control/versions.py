@@ -66,7 +66,7 @@ class Versions:
         self._offers: dict[tuple[int, Path], asyncio.Task[None]] = {}
         self._updates: dict[int, asyncio.Task[None]] = {}
         self._late_ends: dict[int, asyncio.Task[None]] = {}
-        self._engines.on_late_end = self._on_late_end
+        host.set_update_listener(model, self)
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
         """Starts the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
@@ -259,8 +259,8 @@ class Versions:
             log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
         await self._set_failed(number, report, ended.bad)
 
-    def _on_late_end(self, ended: Ended) -> None:
-        """An engine that was given up has come back, with a version that had failed or because it is bad."""
+    def ended_late(self, ended: Ended) -> None:
+        """Record that a version which had failed is live after all, or bad: an engine that was given up has returned."""
         number = ended.version
         if number not in self._late_ends:
             task = asyncio.create_task(self._end_late(ended), name=f"{self.model}-ends-{number}")

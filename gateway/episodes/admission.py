@@ -9,13 +9,12 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from gateway.errors import Busy, Conflict, jittered
 from gateway.feed.full import no_slot
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
@@ -43,7 +42,7 @@ class _Waiting:
     members: int = 0
 
 
-class Admission:
+class Admission(LedgerListener):
     """The way into the ledgers; `ledgers`: of each trained model."""
 
     def __init__(
@@ -62,8 +61,8 @@ class Admission:
         """Episodes whose place is being committed, and why the ledger has given them up meanwhile, if it has."""
         self._entering: set[asyncio.Task[list[Command]]] = set()
         self._waiting: dict[str, dict[str, _Waiting]] = {model: {} for model in ledgers}
-        for model, ledger in ledgers.items():
-            ledger.on_change = partial(self._wake, model)
+        for ledger in ledgers.values():
+            ledger.subscribe(self)
 
     async def close(self) -> None:
         """Stops waiting for commits."""
@@ -160,7 +159,7 @@ class Admission:
             if not waiting.members and queue.get(group_id) is waiting:
                 del queue[group_id]
 
-    def _wake(self, model: str) -> None:
+    def ledger_changed(self, model: str) -> None:
         """Wakes as many groups as there are slots, and no more: every one would ask the ledger again."""
         queue = self._waiting[model]
         for group_id in list(islice(queue, self._ledgers[model].rule.free_slots())):

@@ -24,7 +24,7 @@ from gateway.episodes.open_episode import CALLS, closed, crashed, graded
 from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
 from gateway.episodes.worth import RewardTaken, taken
 from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_hash, split_attempt
 from gateway.rollout.peers import NoPeers, Peers
@@ -41,7 +41,7 @@ from scheduler.policies.staleness_events import Join
 log = logging.getLogger(__name__)
 
 
-class Episodes:
+class Episodes(LedgerListener):
     """Every open episode."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Episodes:
         self._opening: dict[str, asyncio.Future[None]] = {}
         """Episodes that a repeatable request opened, by the hash of its key."""
         for ledger in ledgers.values():
-            ledger.on_abort = self._abort
+            ledger.subscribe(self)
 
     async def load(self) -> None:
         """Takes over the episodes that were not closed when the gateway stopped.
@@ -147,7 +147,7 @@ class Episodes:
         for recorder in self._recorders:
             recorder.begin(live.id)
         if given_up:
-            self._abort(live.id, given_up)
+            self.episode_aborted(live.id, given_up)
 
     async def open_once(self, key: str, request: EpisodeRequest, wait_s: float) -> EpisodeOpened:
         """Opens an episode under a key that is derived from the request (`key_of`), so that a repeated request gets the same
@@ -386,8 +386,8 @@ class Episodes:
         self._forget(live)
         await self._closing.end(live, outcome)
 
-    def _abort(self, episode_id: str, reason: str) -> None:
-        """The ledger gave the episode's group up."""
+    def episode_aborted(self, episode_id: str, reason: str) -> None:
+        """End an episode whose group the ledger has given up."""
         live = self._live.get(episode_id) or self._closing.over.get(episode_id)
         if live is None:
             self._admission.abort(episode_id, reason)

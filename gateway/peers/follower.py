@@ -121,7 +121,7 @@ class Follower:
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
-    async def alone(self, episode_id: str) -> bool:
+    async def serves_exclusively(self, episode_id: str) -> bool:
         """True if no other process serves an episode that this one serves."""
         return episode_id in self._alone
 
@@ -136,9 +136,12 @@ class Follower:
         known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
         return known
 
-    def trouble(self, model: str, slot: Slot, reason: str = "") -> None:
-        """Reports trouble with an engine to the coordinator: it cannot be reached (empty reason), or something is wrong
-        with it."""
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """Report to the coordinator that an engine cannot be reached."""
+        self._trouble.append((model, slot.name, ""))
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """Report to the coordinator that something is wrong with an engine."""
         self._trouble.append((model, slot.name, reason))
 
     async def _ask(self, values: Message, wait_s: float) -> OpenEpisode:

@@ -29,7 +29,7 @@ from gateway.peers.messages import (
     unpack,
 )
 from gateway.peers.serving import Serving
-from gateway.rollout.pool import EnginePool
+from gateway.rollout.pool import EngineMonitor, EnginePool, NoMonitor
 from gateway.rollout.slot import Slot
 from gateway.rollout.tables import CallCounts, Table, others_of
 from scheduler.program.calls import Others
@@ -124,8 +124,7 @@ class Hub:
         self.leads = False
         """True while followers may link: already while the coordinator's parts are opened."""
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
-        self.on_trouble: Callable[[str, Slot, str], None] = lambda _model, _slot, _reason: None
-        """Called when a follower could not reach an engine, or found something wrong with it."""
+        self._monitor: EngineMonitor = NoMonitor()
         self._pools = pools
         self._apis = apis
         self._ask_s = ask_s
@@ -140,6 +139,10 @@ class Hub:
     def lead(self, fence: int) -> None:
         """Begins to accept links from followers."""
         self.fence, self.leads = fence, True
+
+    def set_monitor(self, monitor: EngineMonitor) -> None:
+        """Set what is informed when a follower could not reach an engine, or found something wrong with it."""
+        self._monitor = monitor
 
     def opened(self, episodes: Episodes) -> None:
         """Begins to answer followers' questions about episodes."""
@@ -163,7 +166,7 @@ class Hub:
     def open_episode(self, episode_id: str) -> None:
         self._serving.opened(episode_id)
 
-    async def alone(self, episode_id: str) -> bool:
+    async def serves_exclusively(self, episode_id: str) -> bool:
         """True if no follower serves an episode that this process serves."""
         return await self._join(episode_id, _THIS)
 
@@ -289,7 +292,10 @@ class Hub:
             link.calls[model] = counts_from_json(counts)
         for model, name, reason in message.get("trouble", ()):
             if slot := self._pools[model].slots.get(name):
-                self.on_trouble(model, slot, reason)
+                if reason:
+                    self._monitor.disputed(model, slot, reason)
+                else:
+                    self._monitor.unreachable(model, slot)
         for episode_id, ago_s in message.get("seen", {}).items():
             if self._episodes.done():
                 self._episodes.result().seen(episode_id, ago_s)

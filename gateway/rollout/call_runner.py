@@ -137,7 +137,7 @@ class CallRunner:
         call = self.call
         await slot.run(call, self._request(slot), self._take)
         if call.turn.disputed and slot.external_url is not None:
-            self._pool.on_dispute(slot, f"it reports that it does not run version {slot.version}")
+            self._pool.report_disputed(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
         if slot.state == "held" and not call.hints.preferred:
             # Jitter, so that calls do not all give up at once
@@ -177,9 +177,9 @@ class CallRunner:
         call = self.call
         log.warning("call %s: %s failed after %d tokens: %s", *self._names(), len(call.turn.ids), error)
         if isinstance(error, EngineUnreachable):
-            self._pool.on_trouble(slot)
+            self._pool.report_unreachable(slot)
         if isinstance(error, EngineReplaced) and slot.state == "open" and version == slot.version:
-            self._pool.on_dispute(slot, error.message)
+            self._pool.report_disputed(slot, error.message)
         if self._ending:
             return
         if isinstance(error, EngineRefused):

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.call import Call
@@ -28,6 +28,28 @@ _REMEMBERED = 10_000
 """Episodes whose last engine is remembered."""
 _WOKEN_AT_ONCE = 4
 """Hundreds of calls that continue at the same moment would delay reading those that run."""
+
+
+class EngineMonitor(Protocol):
+    """What is informed of engines that fail the calls of this process."""
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """A request could not reach the engine, or lost it."""
+        ...
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """The engine is of no use: it reports another version than it should have, or it is silent."""
+        ...
+
+
+class NoMonitor:
+    """No component is informed."""
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        pass
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +74,8 @@ class EnginePool:
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
         self.waiting = 0
-        self.on_trouble: Callable[[Slot], None] = lambda _slot: None
-        """Called when a request could not reach an engine, or lost it."""
-        self.on_dispute: Callable[[Slot, str], None] = lambda _slot, _reason: None
-        """Called when an external engine reports another version than it should have: it was restarted."""
         self._queue = queue
+        self._monitor: EngineMonitor = NoMonitor()
         self._placer: Placer = SlotPlacer(self)
         self._requests: dict[str, PlacementRequest] = {}
         """Calls that look for an engine, by call id."""
@@ -149,6 +168,18 @@ class EnginePool:
             self.in_turn(go_on)
         else:
             go_on()
+
+    def set_monitor(self, monitor: EngineMonitor) -> None:
+        """Set what is informed of engines in trouble: it depends on the role of this process."""
+        self._monitor = monitor
+
+    def report_unreachable(self, slot: Slot) -> None:
+        """Report that a request could not reach an engine, or lost it."""
+        self._monitor.unreachable(self.model, slot)
+
+    def report_disputed(self, slot: Slot, reason: str) -> None:
+        """Report that an external engine has another version than it should have: it was restarted."""
+        self._monitor.disputed(self.model, slot, reason)
 
     def set_placer(self, placer: Placer | None) -> None:
         """Sets what chooses engines; None for this process by itself."""

@@ -7,10 +7,10 @@ the store without an await in between, so the tree's order is the store's order;
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from sqlalchemy import Connection
@@ -136,16 +136,26 @@ class _EpisodeTree:
         return meant[-1] if meant else replies[-1].place
 
 
+class Exclusivity(Protocol):
+    """What knows which processes serve an episode."""
+
+    async def serves_exclusively(self, episode_id: str) -> bool:
+        """True if no other process serves the episode. False if that is not known."""
+        ...
+
+
 class Recorder:
     """Every open episode's trajectory, as far as one model has a part in it."""
 
     def __init__(
-        self, database: Database, renderer: ChatRenderer, model: str, *, shared: bool = False
+        self,
+        database: Database,
+        renderer: ChatRenderer,
+        model: str,
+        exclusivity: Exclusivity | None = None,
     ) -> None:
-        """`shared`: other processes record turns of the same episodes."""
-        self.alone: Callable[[str], Awaitable[bool]] = _unknown
-        """True if no other process serves an episode. Asked before its tree is read, so that no later turn is missed."""
-        self._shared = shared
+        """`exclusivity`: where other processes record turns of the same episodes, what knows which of them no other serves."""
+        self._exclusivity = exclusivity
         self._database = database
         self._renderer = renderer
         self._model = model
@@ -227,7 +237,7 @@ class Recorder:
             lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         write = Rows(turns.insert_turns, (nodes, row))
-        if self._shared:
+        if self._exclusivity is not None:
             write = Rows(_insert, (lineage, ((nodes, row), details.arrived)))
         lineage.pending += 1
         try:
@@ -248,7 +258,11 @@ class Recorder:
 
     async def _lineage(self, episode_id: str, *, fresh: bool = True) -> _EpisodeTree:
         """The episode's tree; a fresh one has what other processes have added to it."""
-        known = not (fresh and self._shared) or await self.alone(episode_id)
+        known = not fresh or self._exclusivity is None
+        if (
+            not known and self._exclusivity is not None
+        ):  # before the tree is read, so that no later turn is missed
+            known = await self._exclusivity.serves_exclusively(episode_id)
         while lineage := self._lineages.get(episode_id):
             if not known:
                 await self._refresh(episode_id, lineage)
@@ -341,11 +355,6 @@ def _array(ids: Sequence[int]) -> Int32Array:
     """Ids as an array, a part at a time: to convert a long list at once keeps Python's lock from the event loop."""
     parts = [np.asarray(ids[start : start + _PART], np.int32) for start in range(0, len(ids), _PART)]
     return np.concatenate(parts) if parts else _EMPTY_IDS
-
-
-async def _unknown(_episode_id: str) -> bool:
-    """The answer while nobody knows which processes serve an episode."""
-    return False
 
 
 class _TreeChanged(Exception):

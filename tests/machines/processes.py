@@ -26,7 +26,7 @@ from gateway.feed.events import EventFeed
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
-from gateway.peers.role import Leader
+from gateway.peers.role import CurrentRole, Leader
 from gateway.render.segmenter import Piece
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.completion import Completion
@@ -37,7 +37,7 @@ from gateway.sections import ClusterMember
 from gateway.services import hub_of, joined
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
-from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
+from gateway.trajectories.recorder import Exclusivity, Prompt, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Sampling
 from tests.machines.engines import Adapter, Server
@@ -94,8 +94,8 @@ class ProcessDatabase(HandDatabase):
 class WatchedRecorder(Recorder):
     """Takes as long as the cluster says, and tells the cluster what was recorded."""
 
-    def __init__(self, process: Process) -> None:
-        super().__init__(process.database, cast(Any, None), MODEL, shared=True)
+    def __init__(self, process: Process, exclusivity: Exclusivity) -> None:
+        super().__init__(process.database, cast(Any, None), MODEL, exclusivity)
         self._process = process
 
     async def record(
@@ -195,7 +195,8 @@ class Process:
     def _plane(self, bus: Bus) -> DataPlane:
         settings = self.cluster.settings
         models = Models(settings)
-        recorder = WatchedRecorder(self)
+        current_role = CurrentRole()
+        recorder = WatchedRecorder(self, current_role)
         given = settings.models[MODEL]
         assert given.path is not None
         models.local[MODEL] = ServedModel(MODEL, given.path, given, cast(Any, None), self.pool, recorder)
@@ -203,6 +204,7 @@ class Process:
             settings=settings,
             database=self.database,
             models=models,
+            current_role=current_role,
             replies=Replies(self.database),
             metrics=self.cluster.metrics,
             tool_alarm=ToolAlarm(self.cluster.metrics.tool_faults),

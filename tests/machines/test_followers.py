@@ -366,7 +366,7 @@ def served_by(machine: LinkMachine, process: Process) -> Opened:
 
 def is_alone(machine: LinkMachine, process: Process, name: str) -> bool:
     """True if a process takes it that it alone serves an episode."""
-    return bool(machine.c.loop.run(process.services.alone(name), 5.0))
+    return bool(machine.c.loop.run(process.services.current_role.serves_exclusively(name), 5.0))
 
 
 def test_a_process_serves_an_episode_alone_until_another_one_does() -> None:
@@ -386,7 +386,10 @@ def test_a_follower_that_the_coordinator_joins_is_alone_no_more_and_neither_is_t
         opened = served_by(machine, follower)
         (link,) = [link for link in machine.c.network.live() if link.follower == follower.name]
         link.down.lag_s = 1.0
-        asking = [machine.alive()[0].spawn(machine.alive()[0].services.alone(opened.id)) for _ in range(2)]
+        asking = [
+            machine.alive()[0].spawn(machine.alive()[0].services.current_role.serves_exclusively(opened.id))
+            for _ in range(2)
+        ]
         machine.advance(0.5)
         assert not any(task.done() for task in asking), "both wait until the follower knows"
         machine.advance(3.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
@@ -14,7 +14,7 @@ from gateway.peers.messages import episode_to_json, error_to_json
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.completion import Completion
 from gateway.store.database import Database
-from gateway.trajectories.recorder import Recorder
+from gateway.trajectories.recorder import Exclusivity, Recorder
 from scheduler.program.placement import PlacementSettings
 
 
@@ -22,7 +22,9 @@ class Trees(Recorder):
     """A recorder whose trees are counted as they come and go."""
 
     def __init__(self) -> None:
-        super().__init__(create_autospec(Database), create_autospec(ChatRenderer), "m", shared=True)
+        super().__init__(
+            create_autospec(Database), create_autospec(ChatRenderer), "m", AsyncMock(Exclusivity)
+        )
         self.held: set[str] = set()
 
     def begin(self, episode_id: str) -> None:
