@@ -82,7 +82,13 @@ class Episodes(LedgerListener):
         rewards = await self._database.read(turns.unfinished_rewards)
         for row in await self._database.read(statements.unfinished):
             live = OpenEpisode(
-                *(row["id"], row["task_id"], row["group_id"], row["mode"], row["model"], now, now),
+                id=row["id"],
+                task_id=row["task_id"],
+                group_id=row["group_id"],
+                mode=row["mode"],
+                model=row["model"],
+                opened_at=now,
+                seen_at=now,
                 posted=row["reward"],
                 components=row["components"],
                 call_rewards=rewards.get(row["id"], {}),
@@ -139,9 +145,20 @@ class Episodes(LedgerListener):
     def _begin(self, row: dict[str, Any], request: EpisodeRequest, given_up: str) -> None:
         """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
-        place = row["id"], request.task_id, row["group_id"], request.mode, request.model
-        live = OpenEpisode(*place, now, now, row["key_hash"], agent=request.agent, opening=request.opening)
-        live.version, live.sampling = row["version"], request.sampling
+        live = OpenEpisode(
+            id=row["id"],
+            task_id=request.task_id,
+            group_id=row["group_id"],
+            mode=request.mode,
+            model=request.model,
+            opened_at=now,
+            seen_at=now,
+            key_hash=row["key_hash"],
+            agent=request.agent,
+            opening=request.opening,
+            version=row["version"],
+            sampling=request.sampling,
+        )
         self._live[live.id] = self._by_key[live.key_hash] = live
         self._peers.open_episode(live.id)
         for recorder in self._recorders:

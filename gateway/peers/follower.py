@@ -27,8 +27,11 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import EngineError, GatewayError, Unavailable
 from gateway.peers.callers import RemoteCallers
 from gateway.peers.messages import (
+    EpisodeMessage,
     Message,
+    SlotMessage,
     counts_to_json,
+    episode_from_json,
     error_from_json,
     pack,
     runs_to_json,
@@ -38,7 +41,6 @@ from gateway.peers.messages import (
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.trajectories.recorder import Recorder
-from gateway.types import EpisodeSampling
 from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)
@@ -170,14 +172,7 @@ class Follower:
 
     async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox = asyncio.Queue()
-        hello = {
-            "hello": True,
-            "name": self._name,
-            "url": self._url,
-            "shares": True,
-            "plans": True,
-            "episodes": list(self.episodes),
-        }
+        hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
         await wire.send_str(pack({**hello, **self._report()}))
         speaker = asyncio.create_task(self._speak(wire), name="link-speaks")
         reporter = asyncio.create_task(self._report_forever(), name="link-reports")
@@ -314,27 +309,21 @@ class Follower:
             if answer is not None and not answer.done():
                 answer.set_exception(error_from_json(message))
             return
-        now, values = time.monotonic(), message["episode"]
+        values: EpisodeMessage = message["episode"]
         live = self._known.get(values["id"])
         if live is None:
-            place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
-            live = self._known[values["id"]] = OpenEpisode(
-                *(*place, now, now),
-                version=values["version"],
-                # A coordinator of an older build sets none.
-                sampling=EpisodeSampling(**values.get("sampling", {})),
-            )
-        live.begin_attempt(values.get("attempt", 1))
+            live = self._known[values["id"]] = episode_from_json(values, time.monotonic())
+        live.begin_attempt(values["attempt"])
         self.episodes[live.id] = live
         live.touch()
-        if message.get("alone"):  # a coordinator of an older build does not know
+        if message["exclusive"]:
             self._alone.add(live.id)
         if answer is not None and not answer.done():
             answer.set_result(live)
 
     def _slot(self, message: Message) -> None:
         if message["do"] == "slot":
-            self._show(message)
+            self._show(message["slot"])
             return
         pool = self._pools[message["model"]]
         slot = pool.slots.get(message["name"])
@@ -347,7 +336,7 @@ class Follower:
             del pool.slots[slot.name]
             pool.notify()
 
-    def _compare(self, shown: Message) -> None:
+    def _compare(self, shown: SlotMessage) -> None:
         """Compares an engine's state with the one before the link broke, to decide whether its held output can be taken."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
@@ -358,7 +347,7 @@ class Follower:
         else:
             slot.evict("its weights changed while this process had no coordinator")
 
-    def _show(self, shown: Message) -> None:
+    def _show(self, shown: SlotMessage) -> None:
         pool = self._pools[shown["model"]]
         slot = pool.slots.get(shown["name"])
         if slot is None:

@@ -20,6 +20,7 @@ from gateway.errors import GatewayError
 from gateway.peers.messages import (
     Message,
     Runs,
+    SlotMessage,
     counts_from_json,
     episode_to_json,
     error_to_json,
@@ -55,15 +56,11 @@ class Wire(Protocol):
 class _Link:
     """One follower."""
 
-    def __init__(self, name: str, url: str, *, shares: bool, plans: bool) -> None:
-        """`shares`: it can be told that it serves an episode alone no more; `plans`: it places calls by tables. An older build
-        cannot."""
+    def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
-        self.shares = shares
-        self.plans = plans
         self.calls: dict[str, CallCounts] = {}
-        """Its calls, by model; see `counts`."""
+        """Its calls, by model."""
         self.runs: dict[str, Runs] = {}
         """The runs in its engines, by model."""
         self.waiting: dict[str, int] = {}
@@ -75,12 +72,8 @@ class _Link:
         self._asked: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
 
     def counts(self, pool: EnginePool) -> CallCounts:
-        """Its calls of a model. An older build says how many are in each engine: of what version they are is guessed."""
-        if self.plans:
-            return self.calls.get(pool.model, CallCounts())
-        runs = self.runs.get(pool.model, {})
-        held = ((name, slot.version, runs[name][0]) for name, slot in pool.slots.items() if name in runs)
-        return CallCounts((), tuple(one for one in held if one[2]))
+        """Return its calls of a model."""
+        return self.calls.get(pool.model, CallCounts())
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
         """Sends a request to the follower; the future is done when the follower has answered or is gone."""
@@ -151,7 +144,7 @@ class Hub:
     # Requests of the control half (`Peers`)
 
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
-        return self._ask_all("slot", self._slot(model, slot))
+        return self._ask_all("slot", {"slot": self._slot(model, slot)})
 
     def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
@@ -197,8 +190,6 @@ class Hub:
             self._send_table(link, model, table)
 
     def _send_table(self, link: _Link, model: str, table: Table | None) -> None:
-        if not link.plans:
-            return
         if table is None:
             link.outbox.put_nowait({"table": model, "over": True})
             return
@@ -220,8 +211,7 @@ class Hub:
     async def serve(self, wire: Wire) -> None:
         """A follower's link, to its end."""
         hello = unpack(await wire.receive_text())
-        shares, plans = hello.get("shares", False), hello.get("plans", False)
-        link = _Link(hello["name"], hello["url"], shares=shares, plans=plans)
+        link = _Link(hello["name"], hello["url"])
         self._report(link, hello)
         link.episodes.update(hello["episodes"])
         before, self._links[link.name] = self._links.get(link.name), link
@@ -311,14 +301,16 @@ class Hub:
             link.outbox.put_nowait({"answer": message["ask"], **error_to_json(error)})
             return
         link.episodes.add(live.id)
-        alone = await self._join(live.id, link.name) and link.shares
-        link.outbox.put_nowait({"answer": message["ask"], "episode": episode_to_json(live), "alone": alone})
+        alone = await self._join(live.id, link.name)
+        link.outbox.put_nowait(
+            {"answer": message["ask"], "episode": episode_to_json(live), "exclusive": alone}
+        )
 
     async def _join(self, episode_id: str, process: str) -> bool:
         """True if a process that serves an episode is alone; otherwise every other one knows that it is not."""
         alone, before = self._serving.join(episode_id, process)
         link = self._links.get(before)
-        if link is not None and link.shares:
+        if link is not None:
             told = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
             told.add_done_callback(lambda _: self._sharing.pop(episode_id))
             self._sharing[episode_id] = told
@@ -326,7 +318,7 @@ class Hub:
             await asyncio.shield(underway)
         return alone
 
-    def _slot(self, model: str, slot: Slot) -> Message:
+    def _slot(self, model: str, slot: Slot) -> SlotMessage:
         return slot_to_json(model, slot, self._apis[model])
 
     def _ask_all(self, do: str, values: Message) -> Awaitable[None]:

@@ -7,7 +7,7 @@ tables (`table`), by which a follower places its calls.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
@@ -16,11 +16,44 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Busy, GatewayError
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
+from gateway.rollout.slot_state import SlotState
 from gateway.rollout.tables import CallCounts, Table
+from gateway.types import EpisodeMode, EpisodeSampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
 
 Message = dict[str, Any]
+"""A message of any kind, as it is read."""
+
+
+class SlotMessage(TypedDict):
+    """An engine, as the coordinator reports it to followers."""
+
+    model: str
+    name: str
+    url: str | None
+    api: str
+    external: bool
+    state: SlotState
+    reason: str
+    version: int
+    generation: int
+    settled: bool
+
+
+class EpisodeMessage(TypedDict):
+    """An open episode, as the coordinator reports it to followers."""
+
+    id: str
+    task_id: str
+    group_id: str
+    mode: EpisodeMode
+    model: str
+    version: int
+    sampling: dict[str, Any]
+    attempt: int
+
+
 Runs = dict[str, list[int]]
 """Requests in each engine, and how many of them cannot move."""
 
@@ -36,7 +69,7 @@ def unpack(text: str | bytes) -> Message:
     return found
 
 
-def slot_to_json(model: str, slot: Slot, api: str) -> Message:
+def slot_to_json(model: str, slot: Slot, api: str) -> SlotMessage:
     """An engine as a follower needs to know it."""
     return {
         "model": model,
@@ -93,7 +126,7 @@ def table_from_json(values: Message) -> Table:
     )
 
 
-def episode_to_json(live: OpenEpisode) -> Message:
+def episode_to_json(live: OpenEpisode) -> EpisodeMessage:
     """An open episode as a follower needs to know it."""
     return {
         "id": live.id,
@@ -105,6 +138,21 @@ def episode_to_json(live: OpenEpisode) -> Message:
         "sampling": live.sampling.stored() or {},
         "attempt": live.attempt,
     }
+
+
+def episode_from_json(values: EpisodeMessage, now: float) -> OpenEpisode:
+    """Return an open episode that the coordinator reports."""
+    return OpenEpisode(
+        id=values["id"],
+        task_id=values["task_id"],
+        group_id=values["group_id"],
+        mode=values["mode"],
+        model=values["model"],
+        opened_at=now,
+        seen_at=now,
+        version=values["version"],
+        sampling=EpisodeSampling(**values["sampling"]),
+    )
 
 
 def error_to_json(error: GatewayError) -> Message:

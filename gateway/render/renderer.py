@@ -149,7 +149,9 @@ class ChatRenderer:
                 "images = true: images are put into the checkpoint's own template: say family = 'template'"
             )
         made = cls(
-            *(tokenizer, renderer, control),
+            tokenizer,
+            renderer,
+            control,
             thinking=model.thinking,
             keeping=keeping,
             family=model.family,
@@ -193,7 +195,9 @@ class ChatRenderer:
         turn = recorded.read(history, sampled_from, self.marks, self.decode)
         return self._guarded(
             lambda: self._bridge.extend(
-                *(history, sampled_from, turn),
+                history,
+                sampled_from,
+                turn,
                 self._systems.placed(plain(new, self._marks), begins=False),
                 tools,
                 system=system,

@@ -206,7 +206,9 @@ class Call:
         assert logged.details is not None
         turn, sampling = logged.turn, logged.details.used
         call = Call(
-            *(turn.call_id, logged.prompt, sampling),
+            turn.call_id,
+            logged.prompt,
+            sampling,
             episode_id=self.episode_id,
             min_version=self.min_version,
             hints=self._hints,

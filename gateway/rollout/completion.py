@@ -126,7 +126,12 @@ class Completion:
     def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
         """Before `start`: has the sampled tokens logged, so that another process can continue the call."""
         self._track = handover.follow(
-            *(place, self, self.call.turn, self._prompt.ids, self.details, self._epoch),
+            place,
+            self,
+            self.call.turn,
+            self._prompt.ids,
+            self.details,
+            self._epoch,
             images=self._prompt.images,
         )
 

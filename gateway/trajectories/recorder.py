@@ -394,7 +394,10 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
         flags[unusable] |= int(TokenFlag.INVALID_LOGPROB)
     unconfirmed = any(not span.confirmed for span in turn.spans)
     return Node(
-        *(index, parent, at, True),
+        index=index,
+        parent=parent,
+        at=at,
+        sampled=True,
         ids=np.asarray(turn.ids, np.int32),
         logprobs=logprobs,
         versions=per_token([span.version for span in turn.spans], np.int32),

@@ -17,7 +17,6 @@ from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack, table_from_json, unpack
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
 from gateway.rollout.tables import Table
 from gateway.sections import QueueSettings
 from scheduler.program.calls import Held, Others, Plan, Queued
@@ -438,23 +437,17 @@ async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
     assert hub.describe() == []
 
 
-async def test_calls_of_a_process_of_an_older_build_are_counted_and_it_is_sent_no_table() -> None:
+async def test_a_table_has_the_calls_of_every_other_process_and_not_the_receivers_own() -> None:
     pool = EnginePool("m", QueueSettings(), 0.0)
-    for name, version in (("a", 3), ("b", 4)):
-        pool.slots[name] = Slot(name)
-        pool.slots[name].mirror_state("open", "", version, 0)
-    hub, old = (
-        Hub({"m": pool}, {"m": "vllm"}, 0.05),
-        Silent(runs={"m": {"a": [2, 1], "b": [0, 0], "gone": [5, 0]}}),
-    )
-    new = Silent(name="q", plans=True, calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
-    serving = [asyncio.create_task(hub.serve(one)) for one in (old, new)]
+    hub = Hub({"m": pool}, {"m": "vllm"}, 0.05)
+    first = Silent(calls={"m": {"queued": [], "held": [["a", 3, 2]]}})
+    second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
+    serving = [asyncio.create_task(hub.serve(one)) for one in (first, second)]
     await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
     assert hub.others("m") == Others(3, (Queued(4, 1, 30),), (Held("a", 3, 2), Held("b", 4, 1)))
     hub.send_table("m", Table((), Plan(4)))
-    await until(lambda: len(new.sent) == 2, "one has a welcome and a table", every_s=0)
-    table = table_from_json(unpack(new.sent[1]))
+    await until(lambda: len(second.sent) == 2, "it has a welcome and a table", every_s=0)
+    table = table_from_json(unpack(second.sent[1]))
     assert table.others == Others(3, (), (Held("a", 3, 2),)), "its own are not in it"
-    assert len(old.sent) == 1
     hub.close()
     await asyncio.gather(*serving)

@@ -49,7 +49,7 @@ class Link:
         asking = asyncio.create_task(self.follower.named(episode_id, 5.0))
         asked: dict[str, Any] = await self.follower._outbox.get()
         live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
-        self.follower._take({"answer": asked["ask"], "episode": episode_to_json(live)})
+        self.follower._take({"answer": asked["ask"], "episode": episode_to_json(live), "exclusive": False})
         self.trees.begin(episode_id)
         return await asking
 
