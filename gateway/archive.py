@@ -40,14 +40,14 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
+from gateway.coordinator import open_reader
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
 from gateway.errors import WrongMethod
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import EQUALITY
-from gateway.leading import open_reader
 from gateway.metrics import Metrics
-from gateway.peers.membership import Alone
+from gateway.peers.membership import SingleProcess
 from gateway.peers.role import CurrentRole
 from gateway.render.checkpoint import Checkpoint
 from gateway.render.control import ControlTokens
@@ -160,7 +160,7 @@ async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
         plane = await _plane(settings, database, run)
         try:
             plane.current_role.enter(await open_reader(plane))
-            yield Services.of(plane, Alone())
+            yield Services.of(plane, SingleProcess())
         finally:
             await plane.events.close()
     finally:

@@ -29,15 +29,15 @@ class Access:
     @property
     def models(self) -> list[LocalModel]:
         """Models on engines. Raises Unavailable in a process that follows."""
-        return [model for model in self.gateway.leader.models if self.reach.has(model.name)]
+        return [model for model in self.gateway.coordinator.models if self.reach.has(model.name)]
 
     def one(self, name: str | None) -> LocalModel:
         """A model on engines; without a name the first trained one. Raises NotFound."""
-        return self.gateway.leader.models.one(name, self.reach)
+        return self.gateway.coordinator.models.one(name, self.reach)
 
     def trained(self, name: str | None) -> TrainedModel:
         """A trained model; without a name the first. Raises NotFound or BadRequest."""
-        return self.gateway.leader.models.one_trained(name, self.reach)
+        return self.gateway.coordinator.models.one_trained(name, self.reach)
 
     def called(self, name: str, own: str) -> ServedModel:
         """A model on engines that episodes of the model `own` may have called. Raises NotFound."""

@@ -25,8 +25,8 @@ from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
 from gateway.peers.hub import Hub
-from gateway.peers.membership import Alone, Membership
-from gateway.peers.role import CurrentRole, Leader, Role
+from gateway.peers.membership import Membership, SingleProcess
+from gateway.peers.role import Coordinator, CurrentRole, Role
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
@@ -78,10 +78,10 @@ class DataPlane:
 class Services(DataPlane):
     """A gateway process: what every one has, its role, and its place among the others."""
 
-    membership: Membership | Alone
+    membership: Membership | SingleProcess
 
     @classmethod
-    def of(cls, plane: DataPlane, membership: Membership | Alone) -> Services:
+    def of(cls, plane: DataPlane, membership: Membership | SingleProcess) -> Services:
         """Return a process with the same parts and a place in the cluster."""
         parts = {part.name: getattr(plane, part.name) for part in fields(plane)}
         return cls(**parts, membership=membership)
@@ -92,9 +92,9 @@ class Services(DataPlane):
         return self.current_role.get()
 
     @property
-    def leader(self) -> Leader:
+    def coordinator(self) -> Coordinator:
         """The parts that only the coordinator has. Raises Unavailable in another process."""
-        if not isinstance(self.role, Leader):
+        if not isinstance(self.role, Coordinator):
             message = "this gateway process is not the coordinator"
             raise Unavailable(message, retry_after=1.0, code="no_coordinator")
         return self.role
@@ -107,17 +107,17 @@ class Services(DataPlane):
     @property
     def agents(self) -> AgentCalls:
         """Opens episodes for agents' keys. Raise Unavailable if this process is not the coordinator."""
-        return self.leader.callers
+        return self.coordinator.callers
 
     @property
     def host(self) -> ControlHost:
         """The control program. Raises Unavailable if it is elsewhere."""
-        return self.leader.host
+        return self.coordinator.host
 
     @property
     def episodes(self) -> Episodes:
         """Every open episode. Raises Unavailable if they are elsewhere."""
-        return self.leader.episodes
+        return self.coordinator.episodes
 
 
 async def services(request: Request) -> Services:

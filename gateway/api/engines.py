@@ -60,7 +60,7 @@ async def get_engine(name: str, access: Admin) -> dict[str, Any]:
 
 
 def _described(access: Access, model: LocalModel, slot: Slot) -> dict[str, Any]:
-    speeds = access.gateway.leader.placements[model.name].describe()
+    speeds = access.gateway.coordinator.placements[model.name].describe()
     return {**slot.describe(model.name), "speed": speeds.get(slot.name)}
 
 
@@ -145,7 +145,7 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
             raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
     engine = settings.engine_of(model.name)
     if body.node is not None:
-        tags = access.gateway.leader.nodes.one(body.node).given.tags
+        tags = access.gateway.coordinator.nodes.one(body.node).given.tags
         if "rollout" not in tags:
             message = f"the node {body.node!r} lacks the tag 'rollout' (its tags: {', '.join(tags)})"
             raise Conflict(message, code="node_not_for_rollout")

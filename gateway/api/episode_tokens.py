@@ -77,7 +77,7 @@ def _read(connection: Connection, model: str, episode_id: str) -> tuple[Sequence
 
 def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Sequence[Node]:
     """The nodes with the flags that are only known now."""
-    local = next((each for each in access.gateway.leader.models.trained if each.name == model), None)
+    local = next((each for each in access.gateway.coordinator.models.trained if each.name == model), None)
     if local is None:
         return nodes
     return local.batches.reader.marked(nodes, -1 if step is None else step["buffer"])

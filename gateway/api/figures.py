@@ -22,7 +22,7 @@ from gateway.control.nodes import ROLES, Nodes
 from gateway.control.placement import ControlPlacement
 from gateway.feed.ledger import StoredLedger
 from gateway.peers.follower import Follower
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 from gateway.render.tool_faults import TOOL_FAULTS
 
 
@@ -117,12 +117,12 @@ class Figures(Collector):
         """Yields the metrics, for prometheus_client."""
         yield from self._process()
         yield from self._engines()
-        if isinstance(leader := self._services.role, Leader):
-            yield from self._leader(leader)
-            yield from _nodes(leader.nodes)
-            yield from _speeds(leader.placements)
-            yield from _versions(list(leader.models))
-            yield from _ledgers(leader.models.trained)
+        if isinstance(coordinator := self._services.role, Coordinator):
+            yield from self._coordinator(coordinator)
+            yield from _nodes(coordinator.nodes)
+            yield from _speeds(coordinator.placements)
+            yield from _versions(list(coordinator.models))
+            yield from _ledgers(coordinator.models.trained)
 
     def _process(self) -> Iterator[Metric]:
         services, database = self._services, self._services.database
@@ -151,15 +151,15 @@ class Figures(Collector):
                 f"engine_{value}", [((model, slot.name), getattr(slot, value)) for model, slot in slots]
             )
 
-    def _leader(self, leader: Leader) -> Iterator[Metric]:
-        yield _one("fence", leader.fence)
-        yield _one("open_episodes", leader.episodes.open_count)
+    def _coordinator(self, coordinator: Coordinator) -> Iterator[Metric]:
+        yield _one("fence", coordinator.fence)
+        yield _one("open_episodes", coordinator.episodes.open_count)
         if self._services.membership.role != "alone":
             followers = self._services.hub.describe()
             yield _one("followers", len(followers))
         waiting = [
-            ((model.name,), sum(leader.episodes.waiting(model.name).values()))
-            for model in leader.models.trained
+            ((model.name,), sum(coordinator.episodes.waiting(model.name).values()))
+            for model in coordinator.models.trained
         ]
         yield _figure("waiting_episodes", waiting)
 

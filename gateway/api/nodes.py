@@ -108,4 +108,4 @@ def _nodes(access: Access) -> Nodes:
     """Nodes are shared by all models, so they are the root key's. Raises NotFound for a project's."""
     if not access.reach.everything:
         raise NotFound("there is no such route", code="not_found")
-    return access.gateway.leader.nodes
+    return access.gateway.coordinator.nodes

@@ -62,7 +62,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     newest, bad = await found.versions.newest(), await found.versions.bad()
     ledger, pools = found.ledger.rule, [m.pool for m in access.models]
     of = None if reach.everything else reach.models
-    trained = gateway.leader.nodes.batches.get(found.name)
+    trained = gateway.coordinator.nodes.batches.get(found.name)
     return {
         "model": found.name,
         "models": list(reach.models),

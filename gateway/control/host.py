@@ -30,7 +30,7 @@ from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, W
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-CheckLeadership = Callable[[], Awaitable[None]]
+CheckCoordinator = Callable[[], Awaitable[None]]
 _SICK_AFTER = 3
 _FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 
@@ -75,11 +75,11 @@ class ControlHost:
         settings: Settings,
         models: dict[str, ModelEngines],
         peers: Peers,
-        check_leadership: CheckLeadership,
+        check_coordinator: CheckCoordinator,
     ) -> None:
-        """`check_leadership` is asked before every step, and raises if this process may not be the coordinator any more."""
+        """`check_coordinator` is asked before every step, and raises if this process may not be the coordinator any more."""
         self.models = models
-        self._check_leadership = check_leadership
+        self._check_coordinator = check_coordinator
         self._peers = peers
         described = {name: program_settings(settings, name) for name in models}
         whole = {"models": described, "lending": lending_settings(settings)}
@@ -195,7 +195,7 @@ class ControlHost:
 
     async def tend(self) -> None:
         """Looks once for engines that say nothing any more."""
-        await self._check_leadership()  # after a long suspension of this process every engine looks silent
+        await self._check_coordinator()  # after a long suspension of this process every engine looks silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
                 self.report_lost(
@@ -204,7 +204,7 @@ class ControlHost:
 
     async def check_health(self) -> None:
         """Checks every open engine; several checks in a row without an answer count as its death."""
-        await self._check_leadership()
+        await self._check_coordinator()
         checks = [
             self._check(name, slot, _SICK_AFTER)
             for name, model in self.models.items()
@@ -299,7 +299,7 @@ class ControlHost:
         model = self.models[name]
         ok, detail, excused = True, "", False
         try:
-            await self._check_leadership()
+            await self._check_coordinator()
             await model.steps.run(do)
         except EngineError as error:
             ok, detail, excused = False, error.message, isinstance(error, WeightsMissed)

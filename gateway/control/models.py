@@ -100,7 +100,7 @@ class Models:
         return [name for name, model in self._names.items() if name != "*" and seen(model)]
 
 
-class LeaderModels:
+class CoordinatorModels:
     """Every model on engines as the coordinator has it, by name."""
 
     def __init__(self, models: Models, found: Iterable[LocalModel]) -> None:

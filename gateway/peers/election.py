@@ -3,7 +3,7 @@
 A process claims the role at once if the last coordinator has resigned. Otherwise it waits until it has seen an expired lease
 twice, with a pause in between: after an outage of the database, the coordinator can renew first. A coordinator that learns of a
 successor raises Fenced and must end. Engines have no fence, so a coordinator whose last renewal is older than the lease must
-renew it before it commands them (`check_leadership`).
+renew it before it commands them (`check_coordinator`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Election:
             except Unavailable as error:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
-    async def check_leadership(self, fence: int) -> None:
+    async def check_coordinator(self, fence: int) -> None:
         """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)

@@ -5,7 +5,7 @@ Owns the link, and mirrors of the coordinator's engines (in the pools) and of th
 - tokens that arrive while the link is down are held. They are taken if the next welcome says that the engine's weights did not
   change meanwhile; otherwise they are dropped and the call continues elsewhere;
 - the coordinator's requests are done in order, and each is answered when it is done;
-- calls are placed by the newest table of this link; before there is one, by what this process knows alone;
+- calls are placed by the newest table of this link; before there is one, by what this process itself knows;
 - an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
 """
 
@@ -85,8 +85,8 @@ class Follower:
         self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
         """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
         """
-        self._alone: set[str] = set()
-        """Episodes that no other process serves, as the coordinator says."""
+        self._exclusive: set[str] = set()
+        """Episodes that no other process serves, as the coordinator reports."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[OpenEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -125,15 +125,15 @@ class Follower:
 
     async def serves_exclusively(self, episode_id: str) -> bool:
         """True if no other process serves an episode that this one serves."""
-        return episode_id in self._alone
+        return episode_id in self._exclusive
 
     def retire(self) -> list[OpenEpisode]:
         """Ends following, because this process is the coordinator now; returns the episodes that are known here.
 
-        Leaves the engines alone: the leader's parts own them now, and they may be open already.
+        Leaves the engines alone: the coordinator's parts own them now, and they may be open already.
         """
         self._retired = True
-        self._alone.clear()
+        self._exclusive.clear()
         self.linked.set()  # everybody who waits for an answer gets the error
         known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
         return known
@@ -219,7 +219,7 @@ class Follower:
     def _unlink(self) -> None:
         """Holds engines and output, and drops episodes without calls, until the next link says what is allowed."""
         self.linked.clear()
-        self._alone.clear()
+        self._exclusive.clear()
         for pool in self._pools.values():
             pool.hold(_NO_LINK)
             for slot in pool.slots.values():
@@ -243,7 +243,7 @@ class Follower:
         elif "table" in message:
             self._plan(message)
         elif message["do"] == "share":
-            self._alone.discard(message["episode"])
+            self._exclusive.discard(message["episode"])
             self._done(message, self._outbox)
         elif message["do"] == "end":
             self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
@@ -270,7 +270,7 @@ class Follower:
             for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
                 slot.fail("the coordinator knows no such engine")
                 del pool.slots[slot.name]
-            self._choose_alone(name)  # the calls that run, and who decides, may be others than before
+            self._place_locally(name)  # the calls that run, and who decides, may be others than before
         self.followed = True
         self.linked.set()
         for shown in message["slots"]:
@@ -283,14 +283,14 @@ class Follower:
         """Places this process's calls by what the coordinator's program knows and has decided."""
         name = message["table"]
         if message.get("over"):
-            self._choose_alone(name)
+            self._place_locally(name)
             return
         placement = self._placements.get(name)
         if placement is None:
             placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._routing)
         placement.take(table_from_json(message))
 
-    def _choose_alone(self, name: str) -> None:
+    def _place_locally(self, name: str) -> None:
         """The calls of a model go by what this process knows, until there is a table."""
         if self._placements.pop(name, None) is not None:
             self._pools[name].set_placer(None)
@@ -317,7 +317,7 @@ class Follower:
         self.episodes[live.id] = live
         live.touch()
         if message["exclusive"]:
-            self._alone.add(live.id)
+            self._exclusive.add(live.id)
         if answer is not None and not answer.done():
             answer.set_result(live)
 
@@ -367,7 +367,7 @@ class Follower:
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return
-        self._alone.discard(episode_id)
+        self._exclusive.discard(episode_id)
         live = self.episodes.pop(episode_id, None)
         if live is None:
             return

@@ -108,13 +108,13 @@ class _Link:
 
 
 class Hub:
-    """Every link of the coordinator; a process that is alone, or follows, has none. See `gateway.rollout.peers.Peers`."""
+    """Every link of the coordinator; a single process, or a follower, has none. See `gateway.rollout.peers.Peers`."""
 
     def __init__(self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float) -> None:
         """`apis`: what each model's engines speak."""
         self.fence = 0
         """The coordinator's, which followers are told."""
-        self.leads = False
+        self.coordinates = False
         """True while followers may link: already while the coordinator's parts are opened."""
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
         self._monitor: EngineMonitor = NoMonitor()
@@ -126,12 +126,12 @@ class Hub:
         self._tables: dict[str, Table] = {}
         """The newest of each model."""
         self._sharing: dict[str, asyncio.Future[None]] = {}
-        """Done once the process that served an episode alone knows that it is alone no more."""
+        """Done once the process that served an episode exclusively knows that it does not any more."""
         self._leaving = False
 
-    def lead(self, fence: int) -> None:
-        """Begins to accept links from followers."""
-        self.fence, self.leads = fence, True
+    def coordinate(self, fence: int) -> None:
+        """Begin to accept links from followers."""
+        self.fence, self.coordinates = fence, True
 
     def set_monitor(self, monitor: EngineMonitor) -> None:
         """Set what is informed when a follower could not reach an engine, or found something wrong with it."""
@@ -240,7 +240,7 @@ class Hub:
 
         Pending requests to all followers wait until they are cancelled.
         """
-        self.leads, self._leaving = False, True
+        self.coordinates, self._leaving = False, True
         for link in list(self._links.values()):
             self._drop(link)
 
@@ -301,14 +301,14 @@ class Hub:
             link.outbox.put_nowait({"answer": message["ask"], **error_to_json(error)})
             return
         link.episodes.add(live.id)
-        alone = await self._join(live.id, link.name)
+        exclusive = await self._join(live.id, link.name)
         link.outbox.put_nowait(
-            {"answer": message["ask"], "episode": episode_to_json(live), "exclusive": alone}
+            {"answer": message["ask"], "episode": episode_to_json(live), "exclusive": exclusive}
         )
 
     async def _join(self, episode_id: str, process: str) -> bool:
-        """True if a process that serves an episode is alone; otherwise every other one knows that it is not."""
-        alone, before = self._serving.join(episode_id, process)
+        """True if a process serves an episode exclusively; otherwise every other one knows that it does not."""
+        exclusive, before = self._serving.join(episode_id, process)
         link = self._links.get(before)
         if link is not None:
             told = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
@@ -316,7 +316,7 @@ class Hub:
             self._sharing[episode_id] = told
         if underway := self._sharing.get(episode_id):
             await asyncio.shield(underway)
-        return alone
+        return exclusive
 
     def _slot(self, model: str, slot: Slot) -> SlotMessage:
         return slot_to_json(model, slot, self._apis[model])

@@ -1,4 +1,4 @@
-"""The role of a gateway process: leader (it is the coordinator) or follower. One value, replaced whole when the role changes.
+"""The role of a gateway process: coordinator or follower. One value, replaced whole when the role changes.
 
 `gateway.api.context.DataPlane` has what every process has, whatever its role.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.control.host import ControlHost
-from gateway.control.models import LeaderModels
+from gateway.control.models import CoordinatorModels
 from gateway.control.nodes import Nodes
 from gateway.control.placement import ControlPlacement
 from gateway.episodes.callers import Callers
@@ -19,12 +19,12 @@ from gateway.peers.hub import Hub
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class Coordinator:
     """The parts that only the coordinator has."""
 
     fence: int
     host: ControlHost
-    models: LeaderModels
+    models: CoordinatorModels
     episodes: Episodes
     callers: Callers
     nodes: Nodes
@@ -38,7 +38,7 @@ class Leader:
         return await self.peers.serves_exclusively(episode_id)
 
 
-Role = Leader | Follower
+Role = Coordinator | Follower
 
 
 class CurrentRole:

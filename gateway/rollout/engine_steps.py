@@ -44,16 +44,16 @@ class EngineSteps:
         update: UpdateSettings,
         peers: Peers,
         distribution: Distribution,
-        check_leadership: Callable[[], Awaitable[None]],
+        check_coordinator: Callable[[], Awaitable[None]],
         pinned_s: float,
         patient: bool,
     ) -> None:
         """`peers`: the other gateway processes. `patient`: wait for external engines that start after the gateway.
 
-        `check_leadership` raises if this process may no longer be the coordinator; steps of several commands call it in between.
+        `check_coordinator` raises if this process may no longer be the coordinator; steps of several commands call it in between.
         `pinned_s`: how long requests that cannot move may continue in an engine that is put to sleep.
         """
-        self._check_leadership = check_leadership
+        self._check_coordinator = check_coordinator
         self._pool = pool
         self._patient = patient
         self._peers = peers
@@ -154,7 +154,7 @@ class EngineSteps:
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
             for step in (self._freeze, self._load, self._label, self._resume):
-                await self._check_leadership()
+                await self._check_coordinator()
                 await step(slot, weights)
             return
         await (engine.pause() if await self._level(engine) is None else engine.wake())
@@ -165,7 +165,7 @@ class EngineSteps:
 
     async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
         """Loads weights into a paused engine without requests, and resumes it."""
-        await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_leadership)
+        await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_coordinator)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await self._label(slot, weights)
         await engine.resume()
@@ -197,7 +197,7 @@ class EngineSteps:
         await engine.pause()
         await self._settle(slot, weights)
         if (level := await self._level(engine)) is not None:
-            await self._check_leadership()
+            await self._check_coordinator()
             await engine.sleep(level)
         self._pool.notify()  # people may wait until it samples nothing
 

@@ -83,7 +83,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         agents, done = await start_held(gateway, 4, 2)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
-        gateway.services.leader.host.report_lost("demo", new.name, "a test says so")
+        gateway.services.coordinator.host.report_lost("demo", new.name, "a test says so")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
         await until(lambda: old.version == 1, "it has pulled")
         await release(gateway, old)
@@ -130,7 +130,7 @@ async def test_calls_go_on_when_nobody_decides_any_more(
         _, headers = await gateway.open(mode="eval")
         waiting = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="waiting")
         await until(lambda: gateway.model.pool.waiting == 1, "it waits")
-        driver = gateway.services.leader.host._driver
+        driver = gateway.services.coordinator.host._driver
         driver.cancel()
         await asyncio.wait({driver})
         second.confirm(0)

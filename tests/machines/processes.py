@@ -26,7 +26,7 @@ from gateway.feed.events import EventFeed
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
-from gateway.peers.role import CurrentRole, Leader
+from gateway.peers.role import Coordinator, CurrentRole
 from gateway.render.segmenter import Piece
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.completion import Completion
@@ -34,7 +34,7 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies, RequestKey
 from gateway.rollout.reply import Choices, Reader
 from gateway.sections import ClusterMember
-from gateway.services import hub_of, joined
+from gateway.services import hub_of, open_cluster_member
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Exclusivity, Prompt, Recorder, TurnDetails
@@ -221,7 +221,7 @@ class Process:
     async def _live(self) -> None:
         """Opens the parts in the order of `gateway.services.open_services`."""
         plane = self._plane(self.cluster.bus)
-        async with joined(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
+        async with open_cluster_member(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
             await self._stop.wait()
         await plane.replies.close()
         self.database.die()
@@ -262,13 +262,13 @@ class Process:
     def hub(self) -> Hub | None:
         """The hub that followers link to."""
         links = None if self.dead or self._services is None else self._services.hub
-        return links if links is not None and links.leads else None
+        return links if links is not None and links.coordinates else None
 
     @property
-    def control(self) -> Leader | None:
+    def control(self) -> Coordinator | None:
         """The parts that only the coordinator has."""
         role = None if self.dead or self._services is None else self._services.role
-        return role if isinstance(role, Leader) else None
+        return role if isinstance(role, Coordinator) else None
 
     @property
     def follower(self) -> Follower:

@@ -76,7 +76,7 @@ def test_what_arrives_is_not_taken_if_the_link_comes_back_in_the_middle_of_an_up
         hubs = alone(machine)
         machine.c.servers[0].work_s = 1.0
         machine.publish()
-        slot = next(iter(machine.c.leader.pool.slots.values()))  # type: ignore[union-attr]
+        slot = next(iter(machine.c.coordinator.pool.slots.values()))  # type: ignore[union-attr]
         while slot.settled:
             machine.advance(0.1)
         machine.c.network.hubs.update(hubs)
@@ -114,7 +114,7 @@ def test_an_episode_that_ended_while_there_was_no_link_ends_when_it_is_back() ->
 def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
     """Each link numbers its requests from 1: an end that was asked on the last one must not pass for another one's end."""
     with links("abort") as machine:
-        leader, follower = machine.alive()[0], machine.alive()[1]
+        coordinator, follower = machine.alive()[0], machine.alive()[1]
         for _ in range(2):
             opened = machine.c.open_episode()
             assert opened is not None
@@ -125,7 +125,7 @@ def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
             machine.advance(1.0)
             machine.end_episode(0)
             machine.advance(0.5)
-            assert list(leader.hub._links[follower.name]._asked) == [1]
+            assert list(coordinator.hub._links[follower.name]._asked) == [1]
         machine.advance(8.0)
         assert [work.recorded for work in follower.works] == [True, True]
 
@@ -135,7 +135,7 @@ def coordinator_next(machine: LinkMachine) -> Process:
     machine.kill(machine.alive()[2])
     machine.the_coordinator_dies(0.0)
     machine.another_follows()
-    process = machine.c.leader
+    process = machine.c.coordinator
     assert process is not None
     assert machine.alive() == [process]
     return process
@@ -179,15 +179,15 @@ def test_requests_of_followers_are_given_back_but_for_those_that_cannot_move() -
         machine.call(1, 150, False, True)
         machine.call(1, 150, True, False)
         machine.advance(0.5)
-        leader, follower = machine.alive()[0], machine.alive()[1]
-        (shown,) = leader.pool.slots.values()
+        coordinator, follower = machine.alive()[0], machine.alive()[1]
+        (shown,) = coordinator.pool.slots.values()
         (slot,) = follower.pool.slots.values()
         before = set(slot.runs)
         assert (slot.streams, slot.pinned) == (2, 1)
         pinned = {name for name, run in slot.runs.items() if run.pinned}
 
         async def give_back() -> None:
-            await leader.hub.give_back("m", shown)
+            await coordinator.hub.give_back("m", shown)
 
         machine.c.loop.run(give_back(), 5.0)
         machine.advance(0.2)
@@ -199,16 +199,16 @@ def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_c
         machine.call(1, 150, False, True)
         machine.call(1, 150, True, False)
         machine.advance(1.0)
-        leader = machine.alive()[0]
+        coordinator = machine.alive()[0]
         (name,) = machine.c.open
-        (slot,) = leader.pool.slots
-        found = [leader.hub.count_runs("m", slot)]
+        (slot,) = coordinator.pool.slots
+        found = [coordinator.hub.count_runs("m", slot)]
 
         async def end() -> None:
             del machine.c.open[name]
             machine.c.over.add(name)
-            await leader.control.episodes.abandon(name, "over")
-            found.append(leader.hub.count_runs("m", slot))
+            await coordinator.control.episodes.abandon(name, "over")
+            found.append(coordinator.hub.count_runs("m", slot))
 
         machine.c.loop.run(end(), 5.0)
         assert found == [(2, 1), (0, 0)]
@@ -318,12 +318,12 @@ def streams(process: Process) -> list[int]:
 
 
 def test_a_follower_places_its_calls_beside_those_of_every_other_process() -> None:
-    with two_engines() as (machine, leader, first):
+    with two_engines() as (machine, coordinator, first):
         second = machine.alive()[2]
-        calls_of(machine, leader, 1)
+        calls_of(machine, coordinator, 1)
         calls_of(machine, second, 2)
         machine.advance(2.5)
-        assert (streams(leader), streams(second)) == ([1, 0], [1, 1])
+        assert (streams(coordinator), streams(second)) == ([1, 0], [1, 1])
         calls_of(machine, first, 1)
         assert streams(first) == [0, 1], "it had none in either, and took the first"
 
@@ -333,21 +333,21 @@ def test_a_follower_goes_on_by_the_tables_of_the_next_coordinator() -> None:
         machine.the_coordinator_dies(0.0)
         machine.another_follows()
         machine.advance(5.0)
-        leader = machine.c.leader
-        assert leader is not None
-        (follower,) = [process for process in machine.alive() if process is not leader]
-        calls_of(machine, leader, 1)
+        coordinator = machine.c.coordinator
+        assert coordinator is not None
+        (follower,) = [process for process in machine.alive() if process is not coordinator]
+        calls_of(machine, coordinator, 1)
         machine.advance(2.5)
         calls_of(machine, follower, 1)
-        assert (streams(leader), streams(follower)) == ([1, 0], [0, 1])
+        assert (streams(coordinator), streams(follower)) == ([1, 0], [0, 1])
 
 
 def test_a_follower_chooses_alone_when_its_coordinators_program_has_stopped() -> None:
-    with two_engines() as (machine, leader, first):
-        calls_of(machine, leader, 1)
+    with two_engines() as (machine, coordinator, first):
+        calls_of(machine, coordinator, 1)
         machine.advance(2.5)
-        assert leader.control is not None
-        driver = leader.control.host._driver
+        assert coordinator.control is not None
+        driver = coordinator.control.host._driver
         assert driver is not None
         driver.cancel()
         machine.advance(2.5)

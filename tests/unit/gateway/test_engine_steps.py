@@ -92,7 +92,7 @@ def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> Eng
         UpdateSettings(),
         peers or NoPeers(),
         Distribution("demo", WeightsSettings(), EngineSettings(), Path("base")),
-        check_leadership=AsyncMock(),
+        check_coordinator=AsyncMock(),
         pinned_s=5.0,
         patient=peers is not None,
     )

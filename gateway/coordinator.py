@@ -1,6 +1,6 @@
-"""Opens what only the process that leads has: control program, versions, episodes, leases; and keeps its periodic duties.
+"""Opens what only the coordinator has: control program, versions, episodes, leases; and keeps its periodic duties.
 
-All of it works under the fence that SQL gave the process, beside the parts that every process has.
+All of it works under the fence that SQL gave the process, in addition to the parts that every process has.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import partial
 
 from gateway.api.context import DataPlane
 from gateway.control.engine_events import EngineEvents
-from gateway.control.host import CheckLeadership, ControlHost, ModelEngines
-from gateway.control.models import LeaderModels, LocalModel, ServedModel, TrainedModel
+from gateway.control.host import CheckCoordinator, ControlHost, ModelEngines
+from gateway.control.models import CoordinatorModels, LocalModel, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
 from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
@@ -31,7 +31,7 @@ from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
 from gateway.peers import snapshot
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
 from gateway.settings import Settings
@@ -48,12 +48,12 @@ Duty = Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
-async def open_leader(
-    plane: DataPlane, fence: int, check_leadership: CheckLeadership, *, alone: bool
-) -> AsyncIterator[Leader]:
-    """`check_leadership` is asked before each step of an engine.
+async def open_coordinator(
+    plane: DataPlane, fence: int, check_coordinator: CheckCoordinator, *, single: bool
+) -> AsyncIterator[Coordinator]:
+    """`check_coordinator` is asked before each step of an engine.
 
-    `alone`: waits until every engine is open, or raises EngineError. In a cluster engines may come later.
+    `single`: wait until every engine is open, or raise EngineError. In a cluster engines may come later.
     """
     settings, database = plane.settings, plane.database.fenced(fence)
     async with AsyncExitStack() as stack:
@@ -64,8 +64,8 @@ async def open_leader(
             )
             for model in plane.models
         }
-        engines = _engines(plane, distributions, check_leadership, alone)
-        host = ControlHost(settings, engines, plane.hub, check_leadership)
+        engines = _engines(plane, distributions, check_coordinator, single)
+        host = ControlHost(settings, engines, plane.hub, check_coordinator)
         stack.push_async_callback(host.close)
         nodes = Nodes(settings, host, ledgers, plane.hub)
         placements = _placements(plane, host)
@@ -84,27 +84,27 @@ async def open_leader(
         episodes = await _episodes(
             stack, plane, database, ledgers, partial(_engine_version, settings, ledgers, placements)
         )
-        await _start_engines(stack, settings, opened, nodes, alone)
+        await _start_engines(stack, settings, opened, nodes, single)
         openings = AutoOpen(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
-        models = LeaderModels(plane.models, opened)
-        leader = Leader(fence, host, models, episodes, callers, nodes, placements, plane.hub)
+        models = CoordinatorModels(plane.models, opened)
+        coordinator = Coordinator(fence, host, models, episodes, callers, nodes, placements, plane.hub)
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
         stack.push_async_callback(host.close)
-        await stack.enter_async_context(_tended(plane, leader, database))
-        yield leader
+        await stack.enter_async_context(_tended(plane, coordinator, database))
+        yield coordinator
 
 
-async def open_reader(plane: DataPlane) -> Leader:
-    """The parts of a leader over a store that is only read: ledgers as stored, no engine, and nothing that acts."""
+async def open_reader(plane: DataPlane) -> Coordinator:
+    """The parts of a coordinator over a store that is only read: ledgers as stored, no engine, and nothing that acts."""
     settings, database = plane.settings, plane.database
     ledgers = await _ledgers(plane, database)
     distributions = {
         model.name: Distribution(model.name, settings.weights, settings.engine_of(model.name), model.path)
         for model in plane.models
     }
-    engines = _engines(plane, distributions, _nobody_leads, alone=True)
+    engines = _engines(plane, distributions, _nobody_leads, single=True)
     host = ControlHost(settings, engines, plane.hub, _nobody_leads)
     nodes = Nodes(settings, host, ledgers, plane.hub)
     opened = [
@@ -119,7 +119,9 @@ async def open_reader(plane: DataPlane) -> Leader:
         Conversations(database),
         AutoOpen(settings, database, episodes, ledgers),
     )
-    return Leader(0, host, LeaderModels(plane.models, opened), episodes, callers, nodes, {}, plane.hub)
+    return Coordinator(
+        0, host, CoordinatorModels(plane.models, opened), episodes, callers, nodes, {}, plane.hub
+    )
 
 
 async def _nobody_leads() -> None:
@@ -135,8 +137,8 @@ async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedg
 def _engines(
     plane: DataPlane,
     distributions: Mapping[str, Distribution],
-    check_leadership: CheckLeadership,
-    alone: bool,
+    check_coordinator: CheckCoordinator,
+    single: bool,
 ) -> dict[str, ModelEngines]:
     settings, found = plane.settings, {}
     for model in plane.models:
@@ -148,9 +150,9 @@ def _engines(
             settings.update,
             plane.hub,
             distributions[model.name],
-            check_leadership,
+            check_coordinator,
             settings.lending.grace_s,
-            patient=not alone,
+            patient=not single,
         )
         found[model.name] = ModelEngines(model.pool, steps, engine)
     return found
@@ -241,20 +243,23 @@ async def _start_engines(
 
 
 @asynccontextmanager
-async def _tended(plane: DataPlane, leader: Leader, database: Database) -> AsyncIterator[None]:
+async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database) -> AsyncIterator[None]:
     """The coordinator's periodic duties."""
     settings = plane.settings
     old = partial(retention.tend, database, settings.retention)
     slots = {model.name: model.pool.slots for model in plane.models}
-    engines = EngineEvents(database, slots, leader.nodes.nodes)
+    engines = EngineEvents(database, slots, coordinator.nodes.nodes)
     health_s = min(settings.engine_of(model.name).health_s for model in plane.models)
     duties: list[tuple[str, Duty, float]] = [
-        ("tend-snapshot", partial(_show, plane, leader), snapshot.EVERY_S),
-        ("tend-episodes", leader.episodes.sweep, TEND_EVERY_S),
-        ("tend-engines", leader.host.tend, TEND_EVERY_S),
-        ("tend-nodes", leader.nodes.tend, TEND_EVERY_S),
-        *(("tend-placement", placement.read_loads, TEND_EVERY_S) for placement in leader.placements.values()),
-        ("check-health", leader.host.check_health, health_s),
+        ("tend-snapshot", partial(_show, plane, coordinator), snapshot.EVERY_S),
+        ("tend-episodes", coordinator.episodes.sweep, TEND_EVERY_S),
+        ("tend-engines", coordinator.host.tend, TEND_EVERY_S),
+        ("tend-nodes", coordinator.nodes.tend, TEND_EVERY_S),
+        *(
+            ("tend-placement", placement.read_loads, TEND_EVERY_S)
+            for placement in coordinator.placements.values()
+        ),
+        ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, settings.retention.every_s),
         ("tell-engines", engines.tend, TEND_EVERY_S),
         (
@@ -272,9 +277,9 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
         await asyncio.wait(tenders)
 
 
-async def _show(plane: DataPlane, leader: Leader) -> None:
+async def _show(plane: DataPlane, coordinator: Coordinator) -> None:
     if plane.bus.shared:
-        await snapshot.keep(plane.bus, plane.described(leader.fence))
+        await snapshot.keep(plane.bus, plane.described(coordinator.fence))
 
 
 async def tend(duty: Duty, every_s: float) -> None:
