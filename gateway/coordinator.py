@@ -23,7 +23,7 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
-from gateway.errors import Fenced, Unavailable
+from gateway.errors import Fenced
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
@@ -96,38 +96,6 @@ async def open_coordinator(
         yield coordinator
 
 
-async def open_reader(plane: DataPlane) -> Coordinator:
-    """The parts of a coordinator over a store that is only read: ledgers as stored, no engine, and nothing that acts."""
-    settings, database = plane.settings, plane.database
-    ledgers = await _ledgers(plane, database)
-    distributions = {
-        model.name: Distribution(model.name, settings.weights, settings.engine_of(model.name), model.path)
-        for model in plane.models
-    }
-    engines = _engines(plane, distributions, _nobody_leads, single=True)
-    host = ControlHost(settings, engines, plane.hub, _nobody_leads)
-    nodes = Nodes(settings, host, ledgers, plane.hub)
-    opened = [
-        await _open_model(settings, model, database, host, ledgers.get(model.name), distributions[model.name])
-        for model in plane.models
-    ]
-    async with AsyncExitStack() as stack:
-        episodes = await _episodes(stack, plane, database, ledgers, load=False)
-    callers = Callers(
-        settings,
-        episodes,
-        Conversations(database),
-        AutoOpen(settings, database, episodes, ledgers),
-    )
-    return Coordinator(
-        0, host, CoordinatorModels(plane.models, opened), episodes, callers, nodes, {}, plane.hub
-    )
-
-
-async def _nobody_leads() -> None:
-    raise Unavailable("this store is only read", retry_after=60.0, code="recorded_run")
-
-
 async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedger]:
     """The ledger of every trained model, as stored."""
     settings, trained = plane.settings, [model.name for model in plane.models if model.settings.train]
@@ -191,9 +159,7 @@ async def _episodes(
     plane: DataPlane,
     database: Database,
     ledgers: Mapping[str, StoredLedger],
-    engine_version: Callable[[str], int | None] = lambda _model: None,
-    *,
-    load: bool = True,
+    engine_version: Callable[[str], int | None],
 ) -> Episodes:
     settings, renderers = plane.settings, {model.name: model.renderer for model in plane.models}
     grading = await Grading.open(
@@ -203,8 +169,7 @@ async def _episodes(
     recorders = [model.recorder for model in plane.models]
     episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub, engine_version)
     stack.push_async_callback(episodes.close)
-    if load:
-        await episodes.load()
+    await episodes.load()
     return episodes
 
 

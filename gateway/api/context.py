@@ -14,6 +14,7 @@ from gateway.bus.base import Bus
 from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models
+from gateway.control.read_model import ConsoleView, ReadModel
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import AgentCalls, Directory
 from gateway.episodes.episodes import Episodes
@@ -63,6 +64,8 @@ class DataPlane:
     """The usage of each key in this process."""
     lengths: Lengths | None
     """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
+    recorded: ReadModel | None = None
+    """The recorded run that is shown; None in a gateway."""
     run_folders: tuple[Path, ...] = ()
     """The folders of recorded runs that are shown, where their trainers' files are looked for first."""
     tracing: Tracing
@@ -98,6 +101,11 @@ class Services(DataPlane):
             message = "this gateway process is not the coordinator"
             raise Unavailable(message, retry_after=1.0, code="no_coordinator")
         return self.role
+
+    @property
+    def view(self) -> ConsoleView:
+        """What the routes that read show. Raise Unavailable in a follower."""
+        return self.recorded or self.coordinator
 
     @property
     def callers(self) -> Directory:

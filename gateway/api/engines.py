@@ -47,7 +47,9 @@ async def list_engines(access: Admin) -> dict[str, Any]:
     """Every engine: state, version, streams; and the coefficients of its speed (docs/scheduler.md), once it was looked at."""
     return {
         "engines": [
-            _described(access, model, slot) for model in access.models for slot in model.pool.slots.values()
+            _described(access, model.name, slot)
+            for model in access.models
+            for slot in model.pool.slots.values()
         ]
     }
 
@@ -56,12 +58,11 @@ async def list_engines(access: Admin) -> dict[str, Any]:
 async def get_engine(name: str, access: Admin) -> dict[str, Any]:
     """One engine."""
     model, slot = _find(access, name)
-    return _described(access, access.one(model), slot)
+    return _described(access, model, slot)
 
 
-def _described(access: Access, model: LocalModel, slot: Slot) -> dict[str, Any]:
-    speeds = access.gateway.coordinator.placements[model.name].describe()
-    return {**slot.describe(model.name), "speed": speeds.get(slot.name)}
+def _described(access: Access, model: str, slot: Slot) -> dict[str, Any]:
+    return {**slot.describe(model), "speed": access.gateway.view.speeds(model).get(slot.name)}
 
 
 @router.post("/engines")

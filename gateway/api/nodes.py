@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Response
@@ -56,15 +57,15 @@ class ReleaseBody(TrainerBody):
 @router.get("/nodes")
 async def list_nodes(access: Admin) -> dict[str, Any]:
     """Every node: tags, role, engines, seconds by role since this gateway decides."""
-    nodes = _nodes(access)
-    return {"nodes": [nodes.describe(node) for node in nodes.nodes.values()]}
+    return {"nodes": _described(access)}
 
 
 @router.get("/nodes/{name}")
 async def get_node(name: str, access: Admin) -> dict[str, Any]:
     """One node."""
-    nodes = _nodes(access)
-    return nodes.describe(nodes.one(name))
+    if (node := next((node for node in _described(access) if node["name"] == name), None)) is None:
+        raise NotFound(f"no node {name!r}", code="no_node")
+    return node
 
 
 @router.post("/nodes")
@@ -105,7 +106,16 @@ async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str,
 
 
 def _nodes(access: Access) -> Nodes:
-    """Nodes are shared by all models, so they are the root key's. Raises NotFound for a project's."""
+    _check_root(access)
+    return access.gateway.coordinator.nodes
+
+
+def _described(access: Access) -> Sequence[dict[str, Any]]:
+    _check_root(access)
+    return access.gateway.view.described_nodes()
+
+
+def _check_root(access: Access) -> None:
+    """Nodes are shared by all models, so they are the root key's. Raise NotFound for a project's."""
     if not access.reach.everything:
         raise NotFound("there is no such route", code="not_found")
-    return access.gateway.coordinator.nodes

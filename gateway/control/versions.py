@@ -35,7 +35,41 @@ _SETTLED = ("open", "asleep")
 log = logging.getLogger(__name__)
 
 
-class Versions:
+class VersionRecords:
+    """The stored versions of a model."""
+
+    def __init__(self, model: str, path: Path, database: Database) -> None:
+        """`path`: the first version's checkpoint."""
+        self.model = model
+        self.current = Weights(0, str(path.resolve()))
+        self.orphans: frozenset[int] = frozenset()
+        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
+        self.streams_across_updates = 0
+        self.updates = 0
+        self._database = database
+
+    async def newest(self) -> int:
+        """The greatest number that was ever published, live or not."""
+        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
+        return row["version"] if row is not None else self.current.version
+
+    async def bad(self) -> dict[int, str]:
+        """The versions that no engine may run, and why."""
+        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
+
+    async def version(self, number: int) -> dict[str, Any]:
+        """One version's record. `why`: why it is not live, in one sentence. Raises NotFound."""
+        row = await self._database.read(lambda c: statements.version(c, self.model, number))
+        if row is None:
+            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
+        failures = [
+            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
+        ]
+        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
+        return {**row, "bad": bool(row["bad"]), "why": why}
+
+
+class Versions(VersionRecords):
     """The versions of a model; one that is not trained (`ledger` is None) keeps its first."""
 
     def __init__(
@@ -47,17 +81,11 @@ class Versions:
         ledger: StoredLedger | None,
         distribution: Distribution,
     ) -> None:
-        self.model = model
+        super().__init__(model, path, database)
         self._base = path
         """The first version's checkpoint, which says which tensors there are."""
-        self.current = Weights(0, str(path.resolve()))
-        self.orphans: frozenset[int] = frozenset()
-        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
         self.bad_ones: set[int] = set()
         """The versions that no engine may run."""
-        self.streams_across_updates = 0
-        self.updates = 0
-        self._database = database
         self._host = host
         self._engines = host.models[model]
         self._ledger = ledger
@@ -219,26 +247,6 @@ class Versions:
             "state": "updating",
         }
         await self._database.submit(lambda c: statements.insert_version(c, values))
-
-    async def newest(self) -> int:
-        """The greatest number that was ever published, live or not."""
-        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
-        return row["version"] if row is not None else self.current.version
-
-    async def bad(self) -> dict[int, str]:
-        """The versions that no engine may run, and why."""
-        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
-
-    async def version(self, number: int) -> dict[str, Any]:
-        """One version's record. `why`: why it is not live, in one sentence. Raises NotFound."""
-        row = await self._database.read(lambda c: statements.version(c, self.model, number))
-        if row is None:
-            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
-        failures = [
-            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
-        ]
-        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
-        return {**row, "bad": bool(row["bad"]), "why": why}
 
     async def _update(self, weights: Weights) -> None:
         number = weights.version

@@ -5,17 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.control.host import ControlHost
-from gateway.control.models import CoordinatorModels
-from gateway.control.nodes import Nodes
+from gateway.control.models import CoordinatorModels, ServedModel, TrainedModel
+from gateway.control.nodes import Nodes, TrainedBatch
 from gateway.control.placement import ControlPlacement
+from gateway.control.versions import VersionRecords
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
 from gateway.errors import Unavailable
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
+from gateway.tenancy.projects import Reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,32 @@ class Coordinator:
     """The placement of each model's calls."""
 
     peers: Hub
+
+    # See `gateway.control.read_model.ConsoleView`
+
+    def served_models(self) -> Sequence[ServedModel]:
+        return list(self.models)
+
+    def trained_model(self, name: str | None, reach: Reach) -> TrainedModel:
+        return self.models.one_trained(name, reach)
+
+    def versions(self, name: str | None, reach: Reach) -> VersionRecords:
+        return self.models.one(name, reach).versions
+
+    def open_models(self) -> Sequence[str]:
+        return [live.model for live in self.episodes.live()]
+
+    def waiting(self, model: str) -> Mapping[str, int]:
+        return self.episodes.waiting(model)
+
+    def trained_batch(self, model: str) -> TrainedBatch | None:
+        return self.nodes.batches.get(model)
+
+    def speeds(self, model: str) -> Mapping[str, Any]:
+        return self.placements[model].describe()
+
+    def described_nodes(self) -> Sequence[dict[str, Any]]:
+        return [self.nodes.describe(node) for node in self.nodes.nodes.values()]
 
     async def serves_exclusively(self, episode_id: str) -> bool:
         """True if no follower serves an episode that this process serves."""
