@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.api.context import DataPlane
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.engine_events import EngineEvents
 from gateway.control.host import CheckCoordinator, ControlHost, ModelEngines
 from gateway.control.models import CoordinatorModels, LocalModel, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
-from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
 from gateway.episodes import retention
 from gateway.episodes.auto_open import AutoOpen

@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 
 from gateway.api.context import Services
 from gateway.api.middleware.drain import Drain
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
-from gateway.control.placement import ControlPlacement
 from gateway.feed.ledger import StoredLedger
 from gateway.peers.follower import Follower
 from gateway.peers.role import Coordinator

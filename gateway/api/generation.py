@@ -27,7 +27,7 @@ from gateway.render.offload import offload, offload_read
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import ReplyFormat
 from gateway.render.stops import StopStrings
-from gateway.rollout import traced
+from gateway.rollout import span_attributes
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.completion import Completion, LengthListener, Segment, TokenAccount
@@ -258,14 +258,14 @@ def new_completion(
     """Return what generates a call's reply."""
     pool, limits = model.pool, gateway.settings.calls
     now = asyncio.get_running_loop().time()
-    facts = partial(traced.asked, call, details, model.name)
+    facts = partial(span_attributes.asked, call, details, model.name)
     runner = CallRunner(
         call,
         pool,
         interval=pool.pace.interval(now) if details.stream else WHOLE_INTERVAL,
         max_failures=limits.max_failures,
         trace=gateway.tracing.call(
-            traced.name_of(details.api, model.name), headers, details.received_at, facts
+            span_attributes.name_of(details.api, model.name), headers, details.received_at, facts
         ),
         load_image=partial(load_image, gateway),
     )

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import aiohttp
 
-from gateway.control.following import FollowerPlacement
+from gateway.control.follower_placement import FollowerPlacement
 from gateway.engines.process import connect
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import EngineError, GatewayError, Unavailable
@@ -288,7 +288,7 @@ class Follower:
         placement = self._placements.get(name)
         if placement is None:
             placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._routing)
-        placement.take(table_from_json(message))
+        placement.apply_table(table_from_json(message))
 
     def _place_locally(self, name: str) -> None:
         """The calls of a model go by what this process knows, until there is a table."""

@@ -30,9 +30,9 @@ from gateway.peers.messages import (
     unpack,
 )
 from gateway.peers.serving import Serving
+from gateway.rollout.plan_messages import CallCounts, Table, others_of
 from gateway.rollout.pool import EngineMonitor, EnginePool, NoMonitor
 from gateway.rollout.slot import Slot
-from gateway.rollout.tables import CallCounts, Table, others_of
 from scheduler.program.calls import Others
 
 log = logging.getLogger(__name__)

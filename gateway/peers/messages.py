@@ -14,10 +14,10 @@ import orjson
 from gateway import errors
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Busy, GatewayError
+from gateway.rollout.plan_messages import CallCounts, Table
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.rollout.slot_state import SlotState
-from gateway.rollout.tables import CallCounts, Table
 from gateway.types import EpisodeMode, EpisodeSampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.host import ControlHost
 from gateway.control.models import CoordinatorModels, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes, TrainedBatch
-from gateway.control.placement import ControlPlacement
 from gateway.control.versions import VersionRecords
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes

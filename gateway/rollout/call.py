@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gateway.engines.base import TokenChunk
-from gateway.rollout.logged import LoggedCall, finish_of, top_of
+from gateway.rollout.call_log import LoggedCall, finish_of, top_of
 from gateway.trajectories.turn import Turn
 from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
 

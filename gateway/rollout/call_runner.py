@@ -18,10 +18,10 @@ from functools import partial
 from gateway.engines.base import GenerateRequest, LoadImage, TokenChunk, no_images
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from gateway.rollout.call import Call
-from gateway.rollout.logged import LoggedCall
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.traced import ENGINE, WAIT, placed
+from gateway.rollout.span_attributes import ENGINE, WAIT, placed
 from gateway.telemetry.base import NO_TRACE, CallTrace
 from gateway.types import Grammar
 

@@ -26,11 +26,11 @@ from gateway.render.segmenter import Piece, Segmenter
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.render.tool_faults import tool_faults
 from gateway.rollout.call import Call
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.handover import Handover, Track, superseded
-from gateway.rollout.logged import LoggedCall
 from gateway.rollout.reply import Delivery, Reply, ReplyListener
-from gateway.rollout.traced import COMMIT, answered
+from gateway.rollout.span_attributes import COMMIT, answered
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
 from gateway.types import ABANDONED, Int32Array

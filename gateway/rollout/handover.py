@@ -19,8 +19,8 @@ from typing import Protocol
 
 from gateway.bus.base import Bus, Entry, Log, Outcome, Process
 from gateway.errors import BusAway, Unavailable
-from gateway.rollout import logged
-from gateway.rollout.logged import TOKEN_BYTES, LoggedCall
+from gateway.rollout import call_log
+from gateway.rollout.call_log import TOKEN_BYTES, LoggedCall
 from gateway.sections import BusSettings
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
@@ -119,13 +119,13 @@ class Track:
         if self.over:
             return Entry(self.call_id, self._place, self._epoch, b"", b"", 0, b"", over=True)
         self._sent = len(turn.ids)
-        state = logged.state_of(turn, self._details)
+        state = call_log.state_of(turn, self._details)
         if self._begun:
-            body = logged.body_of(turn, self._logged) if self.movable else b""
+            body = call_log.body_of(turn, self._logged) if self.movable else b""
             at = self._logged * TOKEN_BYTES if self.movable else 0
             return Entry(self.call_id, self._place, self._epoch, b"", state, at, body)
-        head = logged.head_of(self._prompt, self._details, self._images)
-        body = logged.body_of(turn, 0) if self.movable else b""
+        head = call_log.head_of(self._prompt, self._details, self._images)
+        body = call_log.body_of(turn, 0) if self.movable else b""
         return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
 
     def settle(self, outcome: Outcome, now: float) -> None:
@@ -244,7 +244,7 @@ class Handover:
 
     def expect(self, place: tuple[str, str], request_key: str, name: str, arrived: float) -> None:
         """Announces to other processes a refused request, which may come again to any of them."""
-        head = logged.head_of_refused(request_key, time.monotonic() - arrived)
+        head = call_log.head_of_refused(request_key, time.monotonic() - arrived)
         self.announcing.add(name)
         told = self._tell(Entry(name, _place(place), 1, head, b"", 0, b""))
         if told is None:
@@ -383,7 +383,7 @@ def _place(place: tuple[str, str]) -> str:
 
 def _read(found: Log) -> LoggedCall | None:
     try:
-        call = logged.read(found)
+        call = call_log.read(found)
     except (ValueError, KeyError, TypeError):
         call = None
     if call is None:

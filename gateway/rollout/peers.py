@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Generator
 from typing import Protocol
 
 from gateway.errors import GatewayError
+from gateway.rollout.plan_messages import Table
 from gateway.rollout.slot import Slot
-from gateway.rollout.tables import Table
 from scheduler.program.calls import Others
 
 

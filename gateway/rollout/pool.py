@@ -1,7 +1,7 @@
 """One model's engines, and the calls that run in them or wait for one.
 
-Calls wait here, never in the queue of a paused engine. The placer (`placing.py`) chooses each call's engine; the control program
-sets each engine's state.
+Calls wait here, never in the queue of a paused engine. The placer (`slot_placer.py`) chooses each call's engine; the control
+program sets each engine's state.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, Protocol
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.call import Call
 from gateway.rollout.pace import Pace
-from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
+from gateway.rollout.plan_messages import CallCounts, count_calls
 from gateway.rollout.slot import Run, Slot
-from gateway.rollout.tables import CallCounts, count_calls
+from gateway.rollout.slot_placer import PlacementRequest, Placer, SlotPlacer
 from gateway.sections import QueueSettings
 
 log = logging.getLogger(__name__)

@@ -24,10 +24,10 @@ from weakref import WeakValueDictionary
 from sqlalchemy import Connection
 
 from gateway.errors import Elsewhere, GatewayError, Unavailable, Unprocessable
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.completion import Completion, Segment
+from gateway.rollout.expected_retries import RefusedRequests
 from gateway.rollout.handover import Handover
-from gateway.rollout.logged import LoggedCall
-from gateway.rollout.refused import RefusedRequests
 from gateway.rollout.reply import Reader, Reply
 from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
 from gateway.rollout.running_calls import RunningCalls

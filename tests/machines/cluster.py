@@ -141,7 +141,7 @@ class Cluster:
             patch("gateway.rollout.engine_steps.connect", self._connect),
             patch("gateway.control.versions.read_weights", weights),
             patch("gateway.control.host.WallClock", Nanoseconds),
-            patch("gateway.control.following.WallClock", Nanoseconds),
+            patch("gateway.control.follower_placement.WallClock", Nanoseconds),
         ):
             yield
 

@@ -10,14 +10,14 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.control.following import FollowerPlacement
-from gateway.control.placement import ControlPlacement
+from gateway.control.coordinator_placement import ControlPlacement
+from gateway.control.follower_placement import FollowerPlacement
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack, table_from_json, unpack
+from gateway.rollout.plan_messages import Table
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.tables import Table
 from gateway.sections import QueueSettings
 from scheduler.program.calls import Held, Others, Plan, Queued
 from scheduler.program.placement import Placement

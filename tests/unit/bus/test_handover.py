@@ -15,8 +15,8 @@ import pytest
 from gateway.bus.base import Entry, Outcome, Process
 from gateway.bus.memory import MemoryBus
 from gateway.errors import BusAway, Unavailable
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.handover import Handover, Track
-from gateway.rollout.logged import LoggedCall
 from gateway.sections import BusSettings
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn

@@ -16,9 +16,9 @@ from gateway.rollout.call import Call
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import NoPeers, Peers
-from gateway.rollout.placing import SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot_placer import SlotPlacer
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.types import Probe, Sampling

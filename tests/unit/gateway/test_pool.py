@@ -14,9 +14,9 @@ from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
-from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot_placer import PlacementRequest, Placer, SlotPlacer
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
 from tests.harness.waiting import turns, until, within

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Sequence
 
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.handover import Handover
-from gateway.rollout.logged import LoggedCall
 
 _EXPECTED_S = 60.0
 """The time within which a refused request may come back."""

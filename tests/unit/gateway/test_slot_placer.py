@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.host import ControlHost, ModelEngines
-from gateway.control.placement import ControlPlacement
 from gateway.engines.base import Load, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.peers import NoPeers
-from gateway.rollout.placing import PlacementRequest
 from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot_placer import PlacementRequest
 from gateway.sections import QueueSettings
 from gateway.settings import Settings
 from scheduler.policies.throughput import EngineModel

@@ -1,9 +1,8 @@
 """The interface between the pool of engines and the placer, which chooses an engine for each call.
 
-The coordinator's placer is the control program (`gateway.control.placement`), a follower's a program of its own by the
-coordinator's tables (`gateway.control.following`). Without tables, and when the program has stopped, a process applies the pure
-policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its
-`min_version`.
+The coordinator's placer is the control program (`gateway.control.coordinator_placement`). A follower runs a program of its own by
+the coordinator's tables (`gateway.control.follower_placement`). Without tables, and when the program has stopped, a process
+applies the pure policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its `min_version`.
 """
 
 from __future__ import annotations
