@@ -95,7 +95,7 @@ class Bus(Protocol):
         """The logs of one place, by the ids of their calls."""
         ...
 
-    async def take(self, log: Log, process: Process) -> bool:
+    async def take_over(self, log: Log, process: Process) -> bool:
         """Makes a process the owner in the next epoch and announces it, if the log has not changed since and its
         owner is dead."""
         ...

@@ -111,7 +111,7 @@ class MemoryBus:
             if kept.head and kept.place == place
         ]
 
-    async def take(self, log: Log, process: Process) -> bool:
+    async def take_over(self, log: Log, process: Process) -> bool:
         self._expire()
         kept = self._logs.get(log.call)
         alive = await self.address_of(log.owner) is not None

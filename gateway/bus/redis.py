@@ -96,7 +96,7 @@ class RedisBus:
             found.append(Log(*who, head, state, body, int(age) / 1e6))
         return sorted(found, key=lambda found: found.call)
 
-    async def take(self, log: Log, process: Process) -> bool:
+    async def take_over(self, log: Log, process: Process) -> bool:
         arguments: list[Any] = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
         arguments += [log.call, log.owner, log.epoch]
         return bool(await self._do(lambda: self._take(args=arguments)))

@@ -113,7 +113,7 @@ class VLLMEngine(HTTPEngine):
     async def receive(self, join: dict[str, Any]) -> None:
         await self._http.post("/init_weight_transfer_engine", {"init_info": join})
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """After an error the weights are as before, unless the error came while they were put in place."""
         try:
             await self._http.post("/start_weight_update")

@@ -180,7 +180,7 @@ class Follower:
             async for message in wire:
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     break
-                self._take(unpack(message.data))
+                self._on_message(unpack(message.data))
                 if speaker.done() or reporter.done():
                     break
         finally:
@@ -235,7 +235,7 @@ class Follower:
 
     # Messages from the coordinator
 
-    def _take(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if "welcome" in message:
             self._welcome(message)
         elif "answer" in message:
@@ -329,8 +329,8 @@ class Follower:
         slot = pool.slots.get(message["name"])
         if slot is None:
             return
-        if message["do"] == "cross":
-            slot.continue_under(message["version"], message["stale_kv"])
+        if message["do"] == "swap":
+            slot.begin_weight_swap(message["version"], message["stale_kv"])
         else:  # the message is `forget`
             slot.fail("it was removed")
             del pool.slots[slot.name]

@@ -146,9 +146,9 @@ class Hub:
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("slot", {"slot": self._slot(model, slot)})
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def begin_weight_swap(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
-        return self._ask_all("cross", values)
+        return self._ask_all("swap", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("give_back", {"model": model, "name": slot.name})

@@ -167,8 +167,8 @@ class Call:
         """The engine goes on under `version`; `stale_kv`: with the KV cache of older weights."""
         self._turn.weights_changed(version, stale_kv)
 
-    def take(self, chunk: TokenChunk) -> None:
-        """Adds what arrived from the engine. A chunk with a finish reason is the last of its run."""
+    def append_chunk(self, chunk: TokenChunk) -> None:
+        """Add what arrived from the engine. A chunk with a finish reason is the last of its run."""
         if chunk.ids:
             self._turn.append(chunk.ids, chunk.logprobs)
             if chunk.top is not None:

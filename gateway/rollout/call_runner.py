@@ -135,7 +135,7 @@ class CallRunner:
     async def _run(self, slot: Slot) -> None:
         """Runs the call in one engine until it is complete or the engine gives it back."""
         call = self.call
-        await slot.run(call, self._request(slot), self._take)
+        await slot.run(call, self._request(slot), self._on_chunk)
         if call.turn.disputed and slot.external_url is not None:
             self._pool.report_disputed(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
@@ -162,11 +162,11 @@ class CallRunner:
             load_image=self._load_image,
         )
 
-    def _take(self, chunk: TokenChunk, now: float) -> None:
-        """Takes a chunk from the engine. `now`: the loop's clock."""
+    def _on_chunk(self, chunk: TokenChunk, now: float) -> None:
+        """Receive a chunk from the engine. `now`: the loop's clock."""
         if chunk.ids:
             self._pool.pace.count(len(chunk.ids), now)
-        self.call.take(chunk)
+        self.call.append_chunk(chunk)
         if chunk.ids:
             self._listener()
         if chunk.finish is not None and self.call.turn.disputed:

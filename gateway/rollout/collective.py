@@ -83,7 +83,7 @@ class Collective:
                 await self._stage(slot, weights)
                 self._staged.pop(slot.name, None)
             # no deadline of ours: `[update] load_s` is that of the step, and the engine never waits longer for its own receipt
-            await engine.take(weights.version, self._settings.transfer_s)
+            await engine.receive_weights(weights.version, self._settings.transfer_s)
 
     async def _stage(self, slot: Slot, weights: Weights) -> None:
         engine, reasons = _engine(slot), []

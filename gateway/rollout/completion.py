@@ -28,7 +28,7 @@ from gateway.render.tool_faults import tool_faults
 from gateway.rollout.call import Call
 from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.call_runner import CallRunner
-from gateway.rollout.handover import Handover, Track, superseded
+from gateway.rollout.handover import CallLog, Handover, superseded
 from gateway.rollout.reply import Delivery, Reply, ReplyListener
 from gateway.rollout.span_attributes import COMMIT, answered
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
@@ -99,10 +99,10 @@ class Completion:
         self._given_up = False
         self._stopped_by: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
-        self._track: Track | None = None
+        self._call_log: CallLog | None = None
         self._epoch = 1
-        self._gathered: Delivery | None = None
-        """The delivery that is being logged, and is shown to readers afterwards."""
+        self._staged: Delivery | None = None
+        """The delivery that is being logged, and goes to readers afterwards."""
 
     def resume(self, logged: LoggedCall) -> None:
         """Before `start`: replaces the call with one that another process began; it continues from the last logged token."""
@@ -123,9 +123,9 @@ class Completion:
         """The call that generates the reply."""
         return self._runner.call
 
-    def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
-        """Before `start`: has the sampled tokens logged, so that another process can continue the call."""
-        self._track = handover.follow(
+    def attach_log(self, handover: Handover, place: tuple[str, str]) -> None:
+        """Before `start`: have the sampled tokens logged, so that another process can continue the call."""
+        self._call_log = handover.follow(
             place,
             self,
             self.call.turn,
@@ -170,8 +170,8 @@ class Completion:
         else:
             await self._linger()
         finally:
-            if self._track is not None:
-                self._track.end(self.reply.delivered)
+            if self._call_log is not None:
+                self._call_log.end(self.reply.delivered)
             self._release()
 
     def _release(self) -> None:
@@ -203,9 +203,9 @@ class Completion:
         if self._whole:
             return
         if self.call.turn.ids and not self._segmenter.consumed:
-            self._take()  # take what another process has sampled
+            self._on_tokens()  # those that another process has sampled
         if self.call.finish is None and not self._segmenter.stopped:
-            self._runner.start(self._take)
+            self._runner.start(self._on_tokens)
             try:
                 await self._runner.wait()
             except _NoReaders:
@@ -215,7 +215,7 @@ class Completion:
             self.call.stopped_at(self._segmenter.consumed)
         self._whole = self.call.finish is not None
 
-    def _take(self) -> None:
+    def _on_tokens(self) -> None:
         """Turns new tokens into pieces and, in a stream, into a delivery. The tokens that complete a stop string wait for the
         last delivery.
 
@@ -234,24 +234,24 @@ class Completion:
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
         if self._segmenter.stopped:
             self._runner.finish_early()
-        elif self._track is None or not self._track.mark():
-            self.gather()
-            self.show()
+        elif self._call_log is None or not self._call_log.mark_dirty():
+            self.stage()
+            self.flush()
 
-    def gather(self) -> None:
-        """In a stream, makes the pieces so far the next delivery."""
+    def stage(self) -> None:
+        """In a stream, make the pieces so far the next delivery."""
         if not self._pieces or not self.details.stream or self._segmenter.stopped or self._whole:
             return
-        if self._gathered is None:
+        if self._staged is None:
             self.call.mark_delivered()
-            self._gathered = self.reply.compose(self._pieces, *self._tokens())
+            self._staged = self.reply.compose(self._pieces, *self._tokens())
             self._pieces = []
 
-    def show(self) -> None:
-        """Delivers what was gathered, unless the reply is over or another process has it."""
-        if self._gathered is not None and not self.reply.over and not self._superseded:
-            self.reply.deliver(self._gathered)
-        self._gathered = None
+    def flush(self) -> None:
+        """Deliver what was staged, unless the reply is over or another process has it."""
+        if self._staged is not None and not self.reply.over and not self._superseded:
+            self.reply.deliver(self._staged)
+        self._staged = None
 
     async def supersede(self) -> None:
         """Ends the reply here, because another process continues the call."""
@@ -261,7 +261,7 @@ class Completion:
 
     @property
     def _superseded(self) -> bool:
-        return self._track is not None and self._track.taken
+        return self._call_log is not None and self._call_log.taken
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
         """The tokens since the last delivery; from now on they count as delivered."""
@@ -288,7 +288,7 @@ class Completion:
         if self._lengths is not None:
             self._lengths.completed(len(self.call.turn.ids))
         self.reply.complete(self.details.seconds, self._segmenter.matched_stop)
-        self.show()
+        self.flush()
         self.reply.deliver(last)
         self.reply.end(self.details.finish_reason)
 
@@ -306,7 +306,7 @@ class Completion:
         self._given_up = True
         await self._runner.stop()
         self.details.finish_reason = self.details.mask_reason = ABANDONED
-        if self._track is not None and (self._track.left or self._track.taken):
+        if self._call_log is not None and (self._call_log.left or self._call_log.taken):
             return
         try:
             await self._record(None)
@@ -319,8 +319,8 @@ class Completion:
         """Records the sampled turn. An abandoned call that sampled nothing is seen in the metrics alone."""
         turn, details = self.call.turn, self.details
         if message is not None or turn.ids:
-            if self._track is not None:
-                await self._track.confirm()
+            if self._call_log is not None:
+                await self._call_log.assert_owner()
             with self._runner.trace.step(COMMIT):
                 await self._recorder.record(self.call.episode_id, self._prompt, turn, details, message)
         self._metrics.calls.labels(details.api, details.finish_reason).inc()

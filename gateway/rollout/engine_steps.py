@@ -263,8 +263,8 @@ class EngineSteps:
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
         stale_kv = not self._update.clear_cache
-        slot.continue_under(weights.version, stale_kv)
-        await self._peers.continue_under(self._pool.model, slot, weights.version, stale_kv)
+        slot.begin_weight_swap(weights.version, stale_kv)
+        await self._peers.begin_weight_swap(self._pool.model, slot, weights.version, stale_kv)
         await _engine(slot).resume()
 
     async def _probe(self, slot: Slot, weights: Weights) -> None:

@@ -54,7 +54,7 @@ class RefusedRequests:
     def answered(self, place: Place, name: str) -> None:
         """Forgets a refused request, whose retry has a reply now."""
         if self._arrived.get(place, {}).pop(name, None) is not None and self._handover is not None:
-            self._handover.settle(name)
+            self._handover.end_refused(name)
 
     @staticmethod
     def _only(some: dict[str, float], names: Container[str]) -> dict[str, float]:

@@ -22,7 +22,7 @@ class Peers(Protocol):
         """Sends a slot's state. Followers start new runs only in open slots."""
         ...
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def begin_weight_swap(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         """Announces that the engine will continue its frozen requests under `version`."""
         ...
 
@@ -73,7 +73,7 @@ class NoPeers:
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return _Done()
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def begin_weight_swap(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
         return _Done()
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:

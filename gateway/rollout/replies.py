@@ -200,7 +200,7 @@ class Replies:
         """
         assert self._handover is not None
         episode_id, call_id = request.key.episode_id, logged.log.call
-        if not await self._handover.take(logged):
+        if not await self._handover.take_over(logged):
             return None
         try:
             recorded = await self._database.read(lambda c: turns.has_call(c, episode_id, call_id))
@@ -288,7 +288,7 @@ class Replies:
         """The state of a request in the bus. `looked`: when the bus was asked, by the monotonic clock."""
         assert self._handover is not None
         if logged.refused or (
-            logged.log.url is None and not recorded and not self._handover.can_take(logged)
+            logged.log.url is None and not recorded and not self._handover.can_take_over(logged)
         ):
             arrived = looked - logged.age_s if logged.refused else None
             return EarlierRequest(logged.log.call, RequestState.REFUSED, logged, arrived)
@@ -310,8 +310,8 @@ class Replies:
         if isinstance(request.source, LoggedCall):
             assert self._handover is not None
             if request.source.refused:
-                self._handover.settle(request.call_id)
-            elif await self._handover.take(request.source):
+                self._handover.end_refused(request.call_id)
+            elif await self._handover.take_over(request.source):
                 await self._handover.drop(request.source)
         elif request.source is not None:
             self._replaced.add(request.call_id)
@@ -336,7 +336,7 @@ class Replies:
         key, calls = request.key, request.calls
         calls.add(completion)
         if self._handover is not None:
-            completion.log_in(self._handover, key.place)
+            completion.attach_log(self._handover, key.place)
         together = self._completions.setdefault(key.place, [])
         together.append(completion)
         reader = completion.reply.read()

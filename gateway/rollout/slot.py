@@ -2,7 +2,7 @@
 
 Only the slot's methods change it; `slot_state` has the legal transitions of its state. Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- tokens that arrive between `continue_under` and `confirm`, or while output is held (`hold_output`), are taken only after the
+- tokens that arrive between `begin_weight_swap` and `confirm`, or while output is held (`hold_output`), are taken only after the
   probe has passed;
 - `fail` cuts every run and drops held tokens; the call goes on elsewhere from its last taken token.
 """
@@ -21,8 +21,8 @@ from gateway.rollout.call import Call
 from gateway.rollout.slot_state import SlotState, check_transition
 
 _STOP_GRACE_S = 10.0
-Take = Callable[[TokenChunk, float], None]
-"""Takes a chunk of tokens, and the time of its arrival by the loop's clock."""
+OnChunk = Callable[[TokenChunk, float], None]
+"""Receives a chunk of tokens, and the time of its arrival by the loop's clock."""
 
 
 class Run:
@@ -86,7 +86,7 @@ class Slot:
         self._settled = asyncio.Event()
         self._settled.set()
         self._weights_changed = False
-        """True if `continue_under` is why output is held."""
+        """True if `begin_weight_swap` is why output is held."""
 
     @property
     def state(self) -> SlotState:
@@ -127,8 +127,8 @@ class Slot:
         """The number of requests that began under a version."""
         return sum(run.version == version for run in self.runs.values())
 
-    async def run(self, call: Call, request: GenerateRequest, take: Take) -> None:
-        """Runs a call's request to its finish; `take` gets what arrives. Raises EngineUnreachable if the run is cut."""
+    async def run(self, call: Call, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        """Run a call's request to its finish; `on_chunk` gets what arrives. Raise EngineUnreachable if the run is cut."""
         assert self.engine is not None and self._state == "open"
         now = asyncio.get_running_loop().time()
         self.last_token_at = now if not self.runs else self.last_token_at
@@ -138,7 +138,7 @@ class Slot:
         chunks = self.engine.generate(replace(request, adapter=self.adapter) if self.adapter else request)
         try:
             async with run.scope:
-                await self._read(run, chunks, take)
+                await self._read(run, chunks, on_chunk)
         except TimeoutError as error:
             raise self._cut(run) from error
         finally:
@@ -147,7 +147,7 @@ class Slot:
             self._ended.set()
             await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _read(self, run: Run, chunks: AsyncIterator[TokenChunk], take: Take) -> None:
+    async def _read(self, run: Run, chunks: AsyncIterator[TokenChunk], on_chunk: OnChunk) -> None:
         clock = asyncio.get_running_loop().time
         async for chunk in chunks:
             if not self._settled.is_set():
@@ -155,7 +155,7 @@ class Slot:
             if run.cut_reason:
                 raise self._cut(run)
             now = run.last_token_at = self.last_token_at = clock()
-            take(chunk, now)
+            on_chunk(chunk, now)
 
     def _cut(self, run: Run) -> EngineUnreachable:
         return EngineUnreachable(f"{self.name}: {run.cut_reason}", code="run_cut")
@@ -165,7 +165,7 @@ class Slot:
         self._ended.clear()
         await self._ended.wait()
 
-    def continue_under(self, version: int, stale_kv: bool) -> None:
+    def begin_weight_swap(self, version: int, stale_kv: bool) -> None:
         """Holds output until `confirm`: the engine continues its frozen requests under `version`."""
         self._settled.clear()
         self._weights_changed = True

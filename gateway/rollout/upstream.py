@@ -93,7 +93,7 @@ class Upstream:
                     part = await anext(parts, None)
             if part is None:
                 break
-            call.take(part)
+            call.append(part)
             yield part
 
     def hidden(self, said: bytes) -> bytes:

@@ -50,7 +50,7 @@ class UpstreamCall:
         finally:
             self._scope = None
 
-    def take(self, part: bytes) -> None:
+    def append(self, part: bytes) -> None:
         """Adds a part of the answer."""
         if self.first_part_at is None:
             self.first_part_at = time.time()

@@ -111,7 +111,7 @@ class _EpisodeTree:
     broken: bool = False
     """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
 
-    def take(self, nodes: Sequence[Node], calls: Sequence[dict[str, Any]]) -> None:
+    def add_stored(self, nodes: Sequence[Node], calls: Sequence[dict[str, Any]]) -> None:
         """Adds what the store has; its calls in any order."""
         places = {node.index: self.tree.add(node) for node in nodes}
         for call in sorted(calls, key=lambda call: call["node"]):
@@ -277,7 +277,7 @@ class Recorder:
         if lineage := self._lineages.get(episode_id):  # another call may have loaded it first
             return lineage
         lineage = _EpisodeTree(TokenTree())
-        lineage.take(nodes, calls)
+        lineage.add_stored(nodes, calls)
         self._lineages[episode_id] = lineage
         return lineage
 
@@ -294,7 +294,7 @@ class Recorder:
         nodes, calls = await self._database.read(read)
         as_it_was = len(lineage.tree.nodes) == known and not (lineage.pending or lineage.broken)
         if nodes and as_it_was:
-            lineage.take(nodes, calls)
+            lineage.add_stored(nodes, calls)
 
     @staticmethod
     def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:

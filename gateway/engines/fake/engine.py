@@ -261,7 +261,7 @@ class FakeEngine:
         last = list(self._workers.values())[-1:]
         return self.adapters.get(model or "", *last or [(self.weights_id, self.block)])
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """Takes over the weights that were received, unless a fault forbids it."""
         async with self._loading:
             found = await self.transfer.taken(version, timeout_s)

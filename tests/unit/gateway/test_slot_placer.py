@@ -244,7 +244,7 @@ async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> N
     one = call("one", 7, seed=1)
     pool.remember(one, slot)
     one.entered("b", 7, "one.0.0")
-    one.take(TokenChunk([1, 2], [-0.5, -0.5]))
+    one.append_chunk(TokenChunk([1, 2], [-0.5, -0.5]))
     one.left()
     one.predicted(5)
     one.redirect("a", leaving="b")

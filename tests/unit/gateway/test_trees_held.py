@@ -49,14 +49,16 @@ class Link:
         asking = asyncio.create_task(self.follower.named(episode_id, 5.0))
         asked: dict[str, Any] = await self.follower._outbox.get()
         live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
-        self.follower._take({"answer": asked["ask"], "episode": episode_to_json(live), "exclusive": False})
+        self.follower._on_message(
+            {"answer": asked["ask"], "episode": episode_to_json(live), "exclusive": False}
+        )
         self.trees.begin(episode_id)
         return await asking
 
     async def ends(self, episode_id: str) -> None:
         """The coordinator says that an episode is over."""
         over = closed(episode_id, "rewarded")
-        self.follower._take({"do": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
+        self.follower._on_message({"do": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
         await asyncio.gather(*self.follower._ending)
 
 
