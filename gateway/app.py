@@ -59,7 +59,7 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """FastAPI's own, which asks at each request whether somebody has configured it; the gateway has metrics of its own."""
 _COLLECT_EVERY = (10_000, 10, 1_000)
 """Python's own figures (700, 10, 10) are for programs that make fewer objects than one request does here. More objects at once
-would have the event loop wait for a collection, and for a JSON reader in a thread (`_let_others_run`)."""
+would have the event loop wait for a collection, and for a JSON reader in a thread (`release_gil_on_gc`)."""
 
 
 def create_app(settings: Settings, lost: Callable[[BaseException], None] | None = None) -> FastAPI:
@@ -80,8 +80,8 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_COLLECT_EVERY)
-            if _let_others_run not in gc.callbacks:
-                gc.callbacks.append(_let_others_run)
+            if release_gil_on_gc not in gc.callbacks:
+                gc.callbacks.append(release_gil_on_gc)
             yield
 
     app = FastAPI(
@@ -125,10 +125,10 @@ def _routes() -> list[BaseRoute]:
     return routes.router.routes
 
 
-def _let_others_run(_phase: str, _info: dict[str, int]) -> None:
-    """Ends the turn of a thread that makes many objects in one call in C, as JSON readers do, at each collection.
+def release_gil_on_gc(_phase: str, _info: dict[str, int]) -> None:
+    """Let other threads run at each garbage collection, so that reading a large JSON body in C does not hold the GIL.
 
-    Before Python code, even such as does nothing, the interpreter lets other threads run.
+    The interpreter releases the GIL before it calls Python code, even code that does nothing.
     """
 
 

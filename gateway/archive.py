@@ -54,9 +54,9 @@ from gateway.metrics import Metrics
 from gateway.peers.membership import SingleProcess
 from gateway.peers.role import CurrentRole
 from gateway.render.checkpoint import Checkpoint
-from gateway.render.control import ControlTokens
-from gateway.render.pieces import TextStream, TokenTexts
+from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.renderer import ChatRenderer
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool

@@ -28,8 +28,8 @@ from gateway.peers import snapshot
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership, SingleProcess
 from gateway.peers.role import Coordinator, CurrentRole, Role
+from gateway.render.gil import LARGE, release_gil
 from gateway.render.tool_alarm import ToolAlarm
-from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
 from gateway.sections import RequestSettings
 from gateway.settings import Settings
@@ -188,7 +188,7 @@ def _check_fields(values: dict[str, Any]) -> None:
 
 def _rewritten(values: dict[str, Any]) -> dict[str, Any]:
     """The parts of a large body that are written as JSON again: schemas of all kinds."""
-    return {name: yielding(value) for name, value in values.items() if name not in _CONVERSATION}
+    return {name: release_gil(value) for name, value in values.items() if name not in _CONVERSATION}
 
 
 def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 CheckCoordinator = Callable[[], Awaitable[None]]
-_SICK_AFTER = 3
+_MAX_FAILED_CHECKS = 3
 _FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
 
 
@@ -59,7 +59,8 @@ class ModelEngines:
     watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The tasks that wait for the end of each engine's process."""
     removed: set[str] = field(default_factory=set)
-    sick: dict[str, int] = field(default_factory=dict)
+    failed_checks: dict[str, int] = field(default_factory=dict)
+    """Health checks in a row that each engine has failed."""
 
     def all_tasks(self) -> list[asyncio.Task[None]]:
         """The tasks that run on behalf of the engines."""
@@ -206,20 +207,20 @@ class ControlHost:
         """Checks every open engine; several checks in a row without an answer count as its death."""
         await self._check_coordinator()
         checks = [
-            self._check(name, slot, _SICK_AFTER)
+            self._check(name, slot, _MAX_FAILED_CHECKS)
             for name, model in self.models.items()
             for slot in model.pool.slots.values()
             if slot.state == "open"
         ]
         await asyncio.gather(*checks)
 
-    async def _check(self, name: str, slot: Slot, patience: int) -> None:
+    async def _check(self, name: str, slot: Slot, most: int) -> None:
         if (engine := slot.engine) is None:
             return
-        well, sick = await engine.healthy(), self.models[name].sick
-        sick[slot.name] = 0 if well else sick.get(slot.name, 0) + 1
-        if sick[slot.name] >= patience and slot.state == "open" and slot.engine is engine:
-            self.report_lost(name, slot.name, f"no answer to {sick[slot.name]} health checks")
+        healthy, failed = await engine.healthy(), self.models[name].failed_checks
+        failed[slot.name] = 0 if healthy else failed.get(slot.name, 0) + 1
+        if failed[slot.name] >= most and slot.state == "open" and slot.engine is engine:
+            self.report_lost(name, slot.name, f"no answer to {failed[slot.name]} health checks")
 
     def unreachable(self, model: str, slot: Slot) -> None:
         """Check an engine that a request of any process could not reach immediately; one failed check is enough."""

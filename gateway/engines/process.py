@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.engines.base import Engine
-from gateway.engines.last_words import last_words
+from gateway.engines.exit_reason import exit_reason
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
@@ -155,7 +155,7 @@ class EngineProcess:
 def _why(process: LocalProcess) -> str:
     status = process.returncode or 0
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-    return f"its process {ended} at its start: {last_words(process.said())} ({process.log})"
+    return f"its process {ended} at its start: {exit_reason(process.said())} ({process.log})"
 
 
 def _vllm_command(

@@ -19,16 +19,16 @@ from gateway.json_depth import MAX_SAMPLED_DEPTH, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.checkpoint import Checkpoint, has_images
-from gateway.render.control import ControlTokens
+from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.encoding import encode
+from gateway.render.escaping import quoted
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.images import ImageMarks, Vision
 from gateway.render.messages import Systems, plain
-from gateway.render.pieces import TextStream, TokenTexts
-from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
-from gateway.render.switches import Switches, chosen, combinations
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
+from gateway.render.template_options import Switches, chosen, combinations
 from gateway.render.tokenizer import BareTokenizer
 from gateway.sections import ModelSettings, RenderSettings
 from gateway.sections.models import FAMILIES

@@ -20,7 +20,7 @@ from gateway.errors import Unavailable
 from gateway.render.images import keyed, names_in, unkeyed
 from gateway.render.offload import offload
 from gateway.render.renderer import ChatRenderer, Message, Tool
-from gateway.render.switches import NONE, Switches
+from gateway.render.template_options import NONE, Switches
 from gateway.store import turns
 from gateway.store.commits import Rows
 from gateway.store.database import Database

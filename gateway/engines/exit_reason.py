@@ -12,7 +12,7 @@ _ELSEWHERE = ("root cause above", "Engine core initialization failed")
 _LONGEST = 300
 
 
-def last_words(said: str) -> str:
+def exit_reason(said: str) -> str:
     """Returns the first error that ended something, since later ones follow from it; if there is none, the last line."""
     lines = [match[1].strip() for line in said.splitlines() if (match := _LOGGED.match(line))]
     errors = [line for line in lines if _ERROR.match(line) and not any(word in line for word in _ELSEWHERE)]
