@@ -44,7 +44,7 @@ from gateway.api.middleware.body_limit import BodyLimit
 from gateway.api.middleware.drain import Drain, Draining, stopping
 from gateway.api.middleware.episode_prefix import EpisodePrefix
 from gateway.api.middleware.fast_path import FastPath
-from gateway.api.middleware.forward import Forward, Place
+from gateway.api.middleware.forward import CoordinatorRef, Forward
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
@@ -185,6 +185,6 @@ async def leave(services: Services) -> None:
     await services.membership.close()
 
 
-def _place(app: FastAPI) -> Place:
-    membership: Place = app.state.services.membership
+def _place(app: FastAPI) -> CoordinatorRef:
+    membership: CoordinatorRef = app.state.services.membership
     return membership

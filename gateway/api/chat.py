@@ -8,7 +8,7 @@ from gateway.api.admission import admit
 from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import generate
 from gateway.api.images import image_support
-from gateway.api.stored import KeptChat, body_of
+from gateway.api.stored import StoredChat, body_of
 from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -32,5 +32,5 @@ async def chat_completions(request: Request, gateway: Gateway) -> Response:
     chat, parsed = await offload_read(body, lambda: parse(values, image_support(model)))
     generation = await generate(admission, model, parsed, body)
     plain = ChatAnswer(generation.choices, chat, model.renderer)
-    answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain
+    answer = StoredChat(plain, chat, generation, gateway) if chat.store else plain
     return respond(gateway, generation, answer, parsed.stream)

@@ -87,7 +87,7 @@ def ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) ->
     return listed[ids.index(after) + 1 :]
 
 
-class KeptChat:
+class StoredChat:
     """A chat completion that is stored once it is whole, and before its client has seen the end of it."""
 
     def __init__(
@@ -98,9 +98,9 @@ class KeptChat:
         self._generation = generation
         self._gateway = gateway
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
-        answer = await self._answer.whole()
+        answer = await self._answer.complete()
         await self._keep(answer)
         return answer
 
@@ -110,7 +110,7 @@ class KeptChat:
         async for events in self._answer.events():
             if not kept and all(reply.over and reply.failure is None for reply in replies):
                 kept = True
-                await self._keep(await self._answer.whole())
+                await self._keep(await self._answer.complete())
             yield events
 
     async def _keep(self, answer: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def openai_failure(error: GatewayError) -> bytes:
     return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
 
-class WholeAnswer(Response):
+class JSONAnswer(Response):
     """An answer that takes a while: JSON, or a response of its own. The work on it is cancelled when the client goes away."""
 
     def __init__(
@@ -63,7 +63,7 @@ class WholeAnswer(Response):
 class Answer(Protocol):
     """A dialect's answer to a request."""
 
-    async def whole(self) -> dict[str, Any]: ...
+    async def complete(self) -> dict[str, Any]: ...
 
     def events(self) -> AsyncIterator[bytes]: ...
 
@@ -144,7 +144,7 @@ def respond(
     """Return the response with a dialect's answer, as server-sent events or whole. `headers`: in addition to the generation's."""
     headers = {**generation.headers, **(headers or {})}
     if not stream:
-        return WholeAnswer(answer.whole, generation.choices, headers)
+        return JSONAnswer(answer.complete, generation.choices, headers)
     keep_alive_s = gateway.settings.server.keep_alive_s
     return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
 

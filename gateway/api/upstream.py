@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.admission import EPISODE_HEADER
 from gateway.api.context import Services
-from gateway.api.stream import EventStream, WholeAnswer, openai_failure
+from gateway.api.stream import EventStream, JSONAnswer, openai_failure
 from gateway.dialects.responses_answer import error_event
 from gateway.episodes.callers import Caller
 from gateway.episodes.episodes import OpenEpisode
@@ -58,7 +58,7 @@ async def relay(
     async def answer() -> Response:
         return Relay(model, episode, call)
 
-    return WholeAnswer(answer)
+    return JSONAnswer(answer)
 
 
 class Relay(Response):

@@ -24,7 +24,7 @@ from gateway.sections import LengthSettings
 from gateway.store import lengths as statements
 from gateway.store import turns
 from gateway.store.database import Database
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.tree import TokenTree, TreePosition
 from scheduler.lengths import Features, Prediction, Ranker, make_ranker
 from scheduler.lengths.recall import tail_recall
 
@@ -175,7 +175,7 @@ def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -
         episode, tokens, sampled = call["episode_id"], call["prompt_tokens"], call["completion_tokens"]
         turn = before.get(episode, 0)
         before[episode] = turn + 1
-        prompt = trees[episode].path(Place(call["node"], sampled, tokens + sampled))[:tokens]
+        prompt = trees[episode].path(TreePosition(call["node"], sampled, tokens + sampled))[:tokens]
         most = int(call["used"].get("max_tokens") or 0)
         names = call["id"], call["task_id"], call["group_id"], episode
         found.append((Features(*names, turn, prompt, 2 * turn + 1, 0, most), sampled))

@@ -167,7 +167,7 @@ class Versions(VersionRecords):
 
         The same version may be published again from the same path: the record answers, or the update is tried again if no engine
         runs the version. A bad version is not tried again. Raises Unprocessable for unusable weights, Conflict for a number that
-        was used otherwise, WeightsAway if the source does not answer.
+        was used otherwise, WeightsUnavailable if the source does not answer.
         """
         if self._ledger is None:
             raise Conflict(

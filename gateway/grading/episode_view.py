@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes, turns
 from gateway.store.database import Database
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.tree import TokenTree, TreePosition
 from gateway.types import ABANDONED, CRASHED_ATTEMPT
 
 
@@ -57,7 +57,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 def _turn(renderer: ChatRenderer, tree: TokenTree, call: dict[str, Any]) -> dict[str, Any]:
     node = tree.nodes[call["node"]]
     ids, prompt = node.ids.tolist(), call["prompt_tokens"]
-    path = tree.path(Place(node.index, len(ids), prompt + len(ids)))
+    path = tree.path(TreePosition(node.index, len(ids), prompt + len(ids)))
     if ids and ids[-1] in renderer.marks.stop:
         ids = ids[:-1]
     return {

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.bus.base import Bus
-from gateway.errors import BusAway
+from gateway.errors import BusUnavailable
 from gateway.peers.hub import Hub
 from gateway.rollout.pool import EnginePool
 
@@ -37,7 +37,7 @@ async def keep(bus: Bus, values: dict[str, Any]) -> None:
     """Puts it where every process finds it, if that is there."""
     try:
         await bus.put(_KEY, orjson.dumps(values), _KEPT_S)
-    except BusAway:
+    except BusUnavailable:
         return
 
 
@@ -45,7 +45,7 @@ async def last(bus: Bus) -> dict[str, Any] | None:
     """The last known one, with its age in seconds; None if none is known."""
     try:
         kept = await bus.get(_KEY)
-    except BusAway:
+    except BusUnavailable:
         return None
     if kept is None:
         return None
@@ -57,5 +57,5 @@ async def wake(bus: Bus) -> None:
     """Tells the other processes that a coordinator has come or gone."""
     try:
         await bus.publish(TOPIC)
-    except BusAway:
+    except BusUnavailable:
         return

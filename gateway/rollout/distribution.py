@@ -16,7 +16,7 @@ from typing import Self
 
 import aiohttp
 
-from gateway.errors import EngineError, NotComparable, WeightsAway, WeightsMissed
+from gateway.errors import EngineError, NotComparable, WeightsMissed, WeightsUnavailable
 from gateway.rollout.adapters import load_adapter
 from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
@@ -63,14 +63,14 @@ class Distribution:
         return self._base if weights.adapter else weights.path
 
     async def bring(self, version: int, source: str) -> Path:
-        """Fetches a version to this gateway. Raises WeightsAway and Unprocessable."""
+        """Fetches a version to this gateway. Raises WeightsUnavailable and Unprocessable."""
         limit = self._settings.fetch_s
         try:
             async with asyncio.timeout(limit):
                 return await self._mirror.fetch(version, [source])
         except TimeoutError as error:
             message = f"version {version} did not come from {source} within {limit:g} s ([weights] fetch_s)"
-            raise WeightsAway(message) from error
+            raise WeightsUnavailable(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
         """Makes every mirror of these engines fetch a version, or the engines receive it, while they go on with the one

@@ -13,7 +13,7 @@ from gateway.rollout.handover import Handover
 
 _EXPECTED_S = 60.0
 """The time within which a refused request may come back."""
-Place = tuple[str, str]
+RequestPlace = tuple[str, str]
 
 
 class RefusedRequests:
@@ -22,12 +22,12 @@ class RefusedRequests:
     def __init__(self, handover: Handover | None) -> None:
         """Without `handover` every retry comes to this process."""
         self._handover = handover
-        self._arrived: dict[Place, dict[str, float]] = {}
+        self._arrived: dict[RequestPlace, dict[str, float]] = {}
         """When they arrived, by the monotonic clock."""
         self._until: dict[str, float] = {}
         """When they are given up, by name."""
 
-    def expect(self, place: Place, stored: str, name: str, arrived: float) -> None:
+    def expect(self, place: RequestPlace, stored: str, name: str, arrived: float) -> None:
         """Records a refused request, whose key is `stored`."""
         now = time.monotonic()
         self._until = {known: until for known, until in self._until.items() if until > now}
@@ -38,7 +38,7 @@ class RefusedRequests:
         if self._handover is not None:
             self._handover.expect(place, stored, name, arrived)
 
-    def at(self, place: Place) -> dict[str, float]:
+    def at(self, place: RequestPlace) -> dict[str, float]:
         """When the refused requests at a place arrived, by name."""
         now = time.monotonic()
         return {n: at for n, at in self._arrived.get(place, {}).items() if self._until.get(n, now) > now}
@@ -51,7 +51,7 @@ class RefusedRequests:
         logged = {at.log.call for at in logs if at.refused}
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}
 
-    def answered(self, place: Place, name: str) -> None:
+    def answered(self, place: RequestPlace, name: str) -> None:
         """Forgets a refused request, whose retry has a reply now."""
         if self._arrived.get(place, {}).pop(name, None) is not None and self._handover is not None:
             self._handover.end_refused(name)

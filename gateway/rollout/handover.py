@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from gateway.bus.base import Bus, Entry, Log, Outcome, Process
-from gateway.errors import BusAway, Unavailable
+from gateway.errors import BusUnavailable, Unavailable
 from gateway.rollout import call_log as log_format
 from gateway.rollout.call_log import TOKEN_BYTES, LoggedCall
 from gateway.sections import BusSettings
@@ -182,7 +182,7 @@ class Handover:
             await asyncio.wait(tasks)
         try:
             await self._bus.leave(self.process)
-        except BusAway:
+        except BusUnavailable:
             log.info("the bus is away: others will wait for this process for %g s", self._settings.alive_s)
 
     def follow(
@@ -213,14 +213,14 @@ class Handover:
         """True if a process shows signs of life. Every process counts as alive while the bus is away."""
         try:
             return await self._bus.address_of(process_id) is not None
-        except BusAway:
+        except BusUnavailable:
             return True
 
     async def find(self, place: tuple[str, str]) -> list[LoggedCall] | None:
         """The running calls and refused requests at a place, of every process; None while the bus is away."""
         try:
             logs = await self._bus.find(_place(place))
-        except BusAway:
+        except BusUnavailable:
             return None
         return [call for log in logs if (call := _read(log)) is not None]
 
@@ -235,7 +235,7 @@ class Handover:
         """Takes over a call of a process that is gone. False: another process was faster, or the bus is away."""
         try:
             return await self._bus.take_over(call.log, self.process)
-        except BusAway:
+        except BusUnavailable:
             return False
 
     async def drop(self, call: LoggedCall) -> None:
@@ -243,7 +243,7 @@ class Handover:
         over = Entry(call.log.call, "", call.log.epoch + 1, b"", b"", 0, b"", over=True)
         try:
             await self._bus.write(self.process, [over])
-        except BusAway:
+        except BusUnavailable:
             log.info("call %s: its log stays until it is forgotten", call.log.call)
 
     def expect(self, place: tuple[str, str], request_key: str, name: str, arrived: float) -> None:
@@ -265,7 +265,7 @@ class Handover:
             async with self._writing:
                 try:
                     await self._bus.write(_ANYBODY, [entry])
-                except BusAway:
+                except BusUnavailable:
                     log.info("the bus is away: other processes do not know of a request that was refused")
 
         return self._keep(asyncio.create_task(write(), name="bus-refused")) if self._open else None
@@ -297,21 +297,21 @@ class Handover:
             try:
                 try:
                     await self._write(logs)
-                except BusAway as error:
+                except BusUnavailable as error:
                     if not error.stood_still:
                         raise
                     await self._write(
                         logs
                     )  # others may have taken these calls while this process stood still
             except Exception as error:
-                if not isinstance(error, BusAway):
+                if not isinstance(error, BusUnavailable):
                     log.exception("%d running calls could not be logged", len(logs))
                 self._missed(logs, began)
                 return False
             return True
 
     async def _write(self, logs: Sequence[CallLog]) -> None:
-        """Writes the next entries of calls, and applies their outcomes. Raises BusAway."""
+        """Writes the next entries of calls, and applies their outcomes. Raises BusUnavailable."""
         began = asyncio.get_running_loop().time()
         outcomes = await self._bus.write(self.process, [call_log.entry() for call_log in logs])
         self._alive_until = began + self._settings.alive_s
@@ -350,7 +350,7 @@ class Handover:
         try:
             await self._bus.announce(self.process)
             self._alive_until = max(self._alive_until, now + self._settings.alive_s)
-        except BusAway:
+        except BusUnavailable:
             return  # the bus has already told this process
 
     async def _beat_forever(self) -> None:

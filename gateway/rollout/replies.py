@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from gateway.errors import Elsewhere, GatewayError, Unavailable, Unprocessable
+from gateway.errors import GatewayError, OwnedByPeer, Unavailable, Unprocessable
 from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.completion import Completion, Segment
 from gateway.rollout.expected_retries import RefusedRequests
@@ -33,7 +33,7 @@ from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_re
 from gateway.rollout.running_calls import RunningCalls
 from gateway.store import turns
 from gateway.store.database import Database
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.tree import TokenTree, TreePosition
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ class Replies:
         """Find the request's reply, or reserve the place of a new one: until the context ends, retries of the request wait.
 
         A new reply stays in `calls` while it is generated. `segment` reads the tokens of a recorded one. Raises Unprocessable if
-        another request used the idempotency key, Elsewhere if another process generates the reply.
+        another request used the idempotency key, OwnedByPeer if another process generates the reply.
         """
         request = _Request(key, calls, segment)
         if not key.retry:
@@ -301,9 +301,9 @@ class Replies:
         own = self._handover and self._handover.process.url
         return bool(own and logged.log.url and not logged.refused)
 
-    def _elsewhere(self, logged: LoggedCall) -> Elsewhere:
+    def _elsewhere(self, logged: LoggedCall) -> OwnedByPeer:
         assert self._handover is not None and logged.log.url
-        return Elsewhere(logged.log.url, partial(self._handover.alive, logged.log.owner))
+        return OwnedByPeer(logged.log.url, partial(self._handover.alive, logged.log.owner))
 
     async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
         """Forgets a refused request, whose retry has a reply now."""
@@ -374,7 +374,7 @@ class Replies:
 def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     node = tree.nodes[call["node"]]
     prompt, ids = call["prompt_tokens"], node.ids.tolist()
-    segmenter = segment(tree.path(Place(node.parent, node.at, prompt)))
+    segmenter = segment(tree.path(TreePosition(node.parent, node.at, prompt)))
     used = call["used"]
     reply = Reply(
         call["id"], call["received_at"], prompt, temperature=used["temperature"], top_p=used["top_p"]

@@ -25,7 +25,7 @@ from gateway.store import turns
 from gateway.store.commits import Rows
 from gateway.store.database import Database
 from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
-from gateway.trajectories.tree import START, Place, TokenTree
+from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
 from gateway.types import (
     UNUSABLE_LOGPROB,
@@ -54,7 +54,7 @@ class Prompt:
     ids: Int32Array
     chain: Chain | None
     """The digests of its conversation; None for a prompt that the caller made itself."""
-    after: Place = START
+    after: TreePosition = START
     """The recorded turn that the prompt extends token by token; the root if it extends none."""
     switches: Switches = NONE
     """The switches with which the template wrote it."""
@@ -94,7 +94,7 @@ class _End(NamedTuple):
     """The end of a conversation."""
 
     call_id: str
-    place: Place
+    place: TreePosition
     switches: dict[str, Any]
     """The switches with which the template wrote the prompt."""
 
@@ -125,7 +125,7 @@ class _EpisodeTree:
 
     def end(
         self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
-    ) -> Place | None:
+    ) -> TreePosition | None:
         """The place where the first `length` messages end: among equal replies the one whose tool calls are named, else the
         newest. None if the conversation was written with other switches, since the template may write all of it differently."""
         replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.bus.base import Entry, Outcome, Process
 from gateway.bus.memory import MemoryBus
-from gateway.errors import BusAway, Unavailable
+from gateway.errors import BusUnavailable, Unavailable
 from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.handover import CallLog, Handover
 from gateway.sections import BusSettings
@@ -51,7 +51,7 @@ class Bus(MemoryBus):
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
         if self.away:
-            raise BusAway("it is away")
+            raise BusUnavailable("it is away")
         if self.during is not None:
             during, self.during = self.during, None
             during()
@@ -150,7 +150,7 @@ async def test_a_process_that_stood_still_while_its_call_was_taken_shows_no_more
     async def write(process: Process, entries: Sequence[Entry]) -> list[Outcome]:
         bus.write = Bus.write.__get__(bus)  # type: ignore[method-assign]
         found.append(await taken(one, two, bus))
-        raise BusAway("it stood still", stood_still=True)
+        raise BusUnavailable("it stood still", stood_still=True)
 
     bus.write = write  # type: ignore[method-assign]
     call.say(1, 2)

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.middleware.release import Release
 from gateway.api.scope import keep_ticket
-from gateway.errors import Elsewhere
+from gateway.errors import OwnedByPeer
 from gateway.tenancy.limits import Ticket
 
 
@@ -29,7 +29,7 @@ async def alive() -> bool:
 
 
 @pytest.mark.parametrize(
-    "end", [None, Elsewhere("http://other", alive), asyncio.CancelledError(), OSError("the client is gone")]
+    "end", [None, OwnedByPeer("http://other", alive), asyncio.CancelledError(), OSError("the client is gone")]
 )
 async def test_the_ticket_is_released_and_not_before(end: BaseException | None) -> None:
     limits = Limits()
@@ -41,6 +41,6 @@ async def test_the_ticket_is_released_and_not_before(end: BaseException | None) 
             raise end
 
     nothing = cast(Any, None)
-    with suppress(Elsewhere, asyncio.CancelledError, OSError):
+    with suppress(OwnedByPeer, asyncio.CancelledError, OSError):
         await Release(app)({"type": "http"}, nothing, nothing)
     assert limits.taken == 0
