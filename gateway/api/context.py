@@ -71,7 +71,7 @@ class DataPlane:
     tracing: Tracing
     """The spans of this process's calls."""
 
-    def described(self, fence: int) -> dict[str, Any]:
+    def described(self, fence: int) -> snapshot.ClusterSnapshot:
         """The cluster, as the coordinator with this fence sees it."""
         url = self.settings.cluster.url or self.settings.server.url
         return snapshot.described(fence, url, self.hub, [model.pool for model in self.models])

@@ -79,7 +79,7 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
     slot = Slot(name, body.url, body.node or "", body.mirror or "")
     gateway.host.add(model.name, slot)
     await model.pool.until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
-    return slot.describe(model.name)
+    return {**slot.describe(model.name)}
 
 
 @router.delete("/engines/{name}")
@@ -102,7 +102,7 @@ async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, 
     await pool.until(
         lambda: slot.state == "quarantined" or (slot.state == "asleep" and not count(slot)[0]), wait
     )
-    return slot.describe(model)
+    return {**slot.describe(model)}
 
 
 @router.post("/engines/{name}/resume")
@@ -111,7 +111,7 @@ async def resume_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
     model, slot = _find(access, name)
     access.gateway.host.pause(model, name, paused=False)
     await access.one(model).pool.until(lambda: slot.state == "open" or slot.given_up, wait)
-    return slot.describe(model)
+    return {**slot.describe(model)}
 
 
 @router.get("/calls")

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Access, Admin
 from gateway.api.admin_route import admin_router
-from gateway.control.nodes import Nodes
+from gateway.control.nodes import NodeDescription, Nodes
 from gateway.errors import NotFound
 from gateway.sections import Name, NodeSettings
 
@@ -65,7 +65,7 @@ async def get_node(name: str, access: Admin) -> dict[str, Any]:
     """One node."""
     if (node := next((node for node in _described(access) if node["name"] == name), None)) is None:
         raise NotFound(f"no node {name!r}", code="no_node")
-    return node
+    return {**node}
 
 
 @router.post("/nodes")
@@ -73,7 +73,7 @@ async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
     """Adds a node, or gives one that is there other tags. Doing it twice is doing it once."""
     nodes = _nodes(access)
     given = NodeSettings.model_validate(body.model_dump(exclude={"name"}))
-    return nodes.describe(nodes.add(body.name, given))
+    return {**nodes.describe(nodes.add(body.name, given))}
 
 
 @router.delete("/nodes/{name}")
@@ -102,7 +102,7 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
     """A trainer waits for its batch; its node may be lent. `near` in the answer: it will not be, and may be claimed again."""
     nodes, model = _nodes(access), access.trained(body.model).name
-    return nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))
+    return {**nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))}
 
 
 def _nodes(access: Access) -> Nodes:
@@ -110,7 +110,7 @@ def _nodes(access: Access) -> Nodes:
     return access.gateway.coordinator.nodes
 
 
-def _described(access: Access) -> Sequence[dict[str, Any]]:
+def _described(access: Access) -> Sequence[NodeDescription]:
     _check_root(access)
     return access.gateway.view.described_nodes()
 

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from gateway.control.host import ControlHost
 from gateway.errors import Conflict, NotFound
@@ -61,6 +61,23 @@ class Node:
     def lendable(self) -> bool:
         """True if the node has both tags."""
         return {"rollout", "train"} <= set(self.given.tags)
+
+
+class NodeDescription(TypedDict):
+    """A node, as the admin API returns it."""
+
+    name: str
+    tags: list[str]
+    zone: str
+    hardware: str
+    capacity: Mapping[str, float]
+    role: str
+    reason: str
+    near: bool
+    claimed_by: str | None
+    engines: list[str]
+    seconds: Mapping[str, float]
+    """The seconds that it has spent in each role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +254,8 @@ class Nodes(LedgerListener):
         except TimeoutError:
             return
 
-    def describe(self, node: Node) -> dict[str, Any]:
-        """Describes the nodes for the admin API."""
+    def describe(self, node: Node) -> NodeDescription:
+        """Describe a node for the admin API."""
         given = node.given
         return {
             "name": node.name,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.control.models import Models, ServedModel, TrainedModel
-from gateway.control.nodes import TrainedBatch
+from gateway.control.nodes import NodeDescription, TrainedBatch
 from gateway.control.versions import VersionRecords
 from gateway.errors import NotFound
 from gateway.feed.batches import Batches
@@ -60,7 +60,7 @@ class ConsoleView(Protocol):
         """Return the coefficients of each engine's speed."""
         ...
 
-    def described_nodes(self) -> Sequence[dict[str, Any]]:
+    def described_nodes(self) -> Sequence[NodeDescription]:
         """Describe every node."""
         ...
 
@@ -97,5 +97,5 @@ class ReadModel:
     def speeds(self, model: str) -> Mapping[str, Any]:
         return {}
 
-    def described_nodes(self) -> Sequence[dict[str, Any]]:
+    def described_nodes(self) -> Sequence[NodeDescription]:
         return ()

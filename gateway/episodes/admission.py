@@ -18,6 +18,7 @@ from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
+from gateway.store.records import NewEpisode
 from scheduler.policies.staleness_events import Command, Join, Refuse
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Admission(LedgerListener):
         if episode_id in self._joining:
             self._joining[episode_id] = reason
 
-    async def insert(self, row: dict[str, Any], entered: Entered) -> None:
+    async def insert(self, row: NewEpisode, entered: Entered) -> None:
         """Stores the episode `row` without a place in a ledger; `entered`: as for `join`."""
 
         async def enter() -> list[Command]:
@@ -86,7 +87,7 @@ class Admission(LedgerListener):
 
         await self._enter(enter(), row)
 
-    async def join(self, event: Join, row: dict[str, Any], wait_s: float, entered: Entered) -> None:
+    async def join(self, event: Join, row: NewEpisode, wait_s: float, entered: Entered) -> None:
         """Stores the episode `row`, with its version, once the ledger admits it. `entered` is called with the commit, even if the
         caller no longer waits.
 
@@ -108,7 +109,7 @@ class Admission(LedgerListener):
                 raise Busy(no_slot(self._ledgers[model].rule), retry_after=jittered(2.0), code=reason)
             await self._wait(self._waiting[model], event.group_id, left)
 
-    async def _apply(self, event: Join, row: dict[str, Any], entered: Entered) -> list[Command]:
+    async def _apply(self, event: Join, row: NewEpisode, entered: Entered) -> list[Command]:
         ledger = self._ledgers[row["model"]]
         event = replace(event, version=self._engine_version(row["model"]))
         row["version"] = ledger.rule.version_of(event)
@@ -122,9 +123,7 @@ class Admission(LedgerListener):
             entered(given_up)
         return commands
 
-    async def _enter(
-        self, entering: Coroutine[Any, Any, list[Command]], row: dict[str, Any]
-    ) -> list[Command]:
+    async def _enter(self, entering: Coroutine[Any, Any, list[Command]], row: NewEpisode) -> list[Command]:
         """Waits for an admission's commit. A caller that stops waiting does not stop it: what is committed must be known."""
         task = asyncio.create_task(entering, name=f"enter-{row['id']}")
         self._entering.add(task)

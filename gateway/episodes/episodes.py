@@ -32,6 +32,7 @@ from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
+from gateway.store.records import NewEpisode
 from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.trajectories.recorder import Recorder
@@ -142,7 +143,7 @@ class Episodes(LedgerListener):
                 await self._admission.join(join, row, wait_s, partial(self._begin, row, request))
         return self._opened(row, key)
 
-    def _begin(self, row: dict[str, Any], request: EpisodeRequest, given_up: str) -> None:
+    def _begin(self, row: NewEpisode, request: EpisodeRequest, given_up: str) -> None:
         """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
         live = OpenEpisode(
@@ -417,7 +418,7 @@ class Episodes(LedgerListener):
         self._by_key.pop(live.key_hash, None)
 
 
-def _row(request: EpisodeRequest, key: str) -> dict[str, Any]:
+def _row(request: EpisodeRequest, key: str) -> NewEpisode:
     """A new episode's row, without its version."""
     return {
         "id": f"ep-{secrets.token_hex(10)}",

@@ -13,7 +13,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError
@@ -51,6 +51,15 @@ class Wire(Protocol):
     async def send_text(self, data: str) -> None:
         """Sends a message."""
         ...
+
+
+class FollowerDescription(TypedDict):
+    """A follower, as the admin API returns it."""
+
+    name: str
+    url: str
+    episodes: int
+    runs: dict[str, Runs]
 
 
 class _Link:
@@ -199,8 +208,8 @@ class Hub:
         )
         link.outbox.put_nowait({"table": model, **table_to_json(replace(table, others=others))})
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Describes every other process, for people."""
+    def describe(self) -> list[FollowerDescription]:
+        """Describe every follower for the admin API."""
         return [
             {"name": link.name, "url": link.url, "episodes": len(link.episodes), "runs": link.runs}
             for link in self._links.values()

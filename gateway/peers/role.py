@@ -12,7 +12,7 @@ from typing import Any
 from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.host import ControlHost
 from gateway.control.models import CoordinatorModels, ServedModel, TrainedModel
-from gateway.control.nodes import Nodes, TrainedBatch
+from gateway.control.nodes import NodeDescription, Nodes, TrainedBatch
 from gateway.control.versions import VersionRecords
 from gateway.episodes.callers import Callers
 from gateway.episodes.episodes import Episodes
@@ -60,7 +60,7 @@ class Coordinator:
     def speeds(self, model: str) -> Mapping[str, Any]:
         return self.placements[model].describe()
 
-    def described_nodes(self) -> Sequence[dict[str, Any]]:
+    def described_nodes(self) -> Sequence[NodeDescription]:
         return [self.nodes.describe(node) for node in self.nodes.nodes.values()]
 
     async def serves_exclusively(self, episode_id: str) -> bool:

@@ -12,13 +12,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.call import Call
 from gateway.rollout.pace import Pace
 from gateway.rollout.plan_messages import CallCounts, count_calls
-from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot import EngineDescription, Run, Slot
 from gateway.rollout.slot_placer import PlacementRequest, Placer, SlotPlacer
 from gateway.sections import QueueSettings
 
@@ -28,6 +28,17 @@ _REMEMBERED = 10_000
 """Episodes whose last engine is remembered."""
 _WOKEN_AT_ONCE = 4
 """Hundreds of calls that continue at the same moment would delay reading those that run."""
+
+
+class CallDescription(TypedDict):
+    """A call that runs or waits, as the admin API returns it."""
+
+    call_id: str
+    episode_id: str
+    model: str
+    engine: str | None
+    tokens: int
+    pinned: bool
 
 
 class EngineMonitor(Protocol):
@@ -367,12 +378,12 @@ class EnginePool:
         found = [f"{s.name} is {s.state} {s.reason}".strip() for s in self.slots.values()]
         return ", ".join(found) or f"model {self.model!r} has no engine"
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Every engine, for the admin API."""
+    def describe(self) -> list[EngineDescription]:
+        """Describe every engine for the admin API."""
         return [slot.describe(self.model) for slot in self.slots.values()]
 
-    def describe_calls(self) -> list[dict[str, Any]]:
-        """Every call that runs or waits, for the admin API."""
+    def describe_calls(self) -> list[CallDescription]:
+        """Describe every call that runs or waits for the admin API."""
         return [
             {
                 "call_id": call.call_id,

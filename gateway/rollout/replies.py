@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
@@ -33,6 +32,7 @@ from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_re
 from gateway.rollout.running_calls import RunningCalls
 from gateway.store import turns
 from gateway.store.database import Database
+from gateway.store.records import CallRecord
 from gateway.trajectories.tree import TokenTree, TreePosition
 
 log = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ class Replies:
         """Replays the recorded reply of a call, or the newest one, from its tokens."""
         key = request.key
 
-        def read(connection: Connection) -> tuple[dict[str, Any], TokenTree] | None:
+        def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:
             calls = turns.answers(connection, key.episode_id, key.name)
             call = next((call for call in calls if call_id in ("", call["id"])), None)
             if call is None:
@@ -371,7 +371,7 @@ class Replies:
         return _replay(*found, request.segment).read() if found else None
 
 
-def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
+def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
     node = tree.nodes[call["node"]]
     prompt, ids = call["prompt_tokens"], node.ids.tolist()
     segmenter = segment(tree.path(TreePosition(node.parent, node.at, prompt)))
@@ -386,9 +386,7 @@ def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
     return reply
 
 
-def _answers(
-    connection: Connection, key: RequestKey
-) -> tuple[list[dict[str, Any]], tuple[str, float] | None]:
+def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
     """The recorded answers to a request, and the call that a retry of it has begun anew."""
     recorded = turns.answers(connection, key.episode_id, key.name)
     return recorded, turns.begun_anew(connection, key.episode_id, key.name)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any
+from typing import TypedDict
 
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.process import EngineProcess
@@ -23,6 +23,24 @@ from gateway.rollout.slot_state import SlotState, check_transition
 _STOP_GRACE_S = 10.0
 OnChunk = Callable[[TokenChunk, float], None]
 """Receives a chunk of tokens, and the time of its arrival by the loop's clock."""
+
+
+class EngineDescription(TypedDict):
+    """An engine, as the admin API returns it."""
+
+    name: str
+    model: str
+    state: SlotState
+    reason: str
+    paused: bool
+    version: int
+    streams: int
+    pinned: int
+    restarts: int
+    proof: str
+    pid: int | None
+    url: str | None
+    node: str | None
 
 
 class Run:
@@ -311,8 +329,8 @@ class Slot:
         elif engine is not None:
             await engine.close()
 
-    def describe(self, model: str) -> dict[str, Any]:
-        """The slot for the admin API."""
+    def describe(self, model: str) -> EngineDescription:
+        """Describe the slot for the admin API."""
         process = self.process.process if self.process else None
         return {
             "name": self.name,

@@ -24,6 +24,7 @@ from gateway.render.template_options import NONE, Switches
 from gateway.store import turns
 from gateway.store.commits import Rows
 from gateway.store.database import Database
+from gateway.store.records import CallRecord
 from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
 from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
@@ -111,7 +112,7 @@ class _EpisodeTree:
     broken: bool = False
     """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
 
-    def add_stored(self, nodes: Sequence[Node], calls: Sequence[dict[str, Any]]) -> None:
+    def add_stored(self, nodes: Sequence[Node], calls: Sequence[CallRecord]) -> None:
         """Adds what the store has; its calls in any order."""
         places = {node.index: self.tree.add(node) for node in nodes}
         for call in sorted(calls, key=lambda call: call["node"]):
@@ -287,7 +288,7 @@ class Recorder:
             await self._database.settled()
         known = len(lineage.tree.nodes)
 
-        def read(connection: Connection) -> tuple[list[Node], list[dict[str, Any]]]:
+        def read(connection: Connection) -> tuple[list[Node], list[CallRecord]]:
             nodes = turns.nodes_since(connection, self._model, episode_id, known)
             return nodes, turns.calls_since(connection, self._model, episode_id, known) if nodes else []
 
@@ -316,7 +317,7 @@ class Recorder:
 
     def _call_row(
         self, episode_id: str, node: int, prompt: Prompt, turn: Turn, details: TurnDetails, digest: bytes
-    ) -> dict[str, Any]:
+    ) -> CallRecord:
         used = details.used
         return {
             "id": turn.call_id,
