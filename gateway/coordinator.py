@@ -51,7 +51,7 @@ Duty = Callable[[], Awaitable[None]]
 async def open_coordinator(
     plane: DataPlane, fence: int, check_coordinator: CheckCoordinator, *, single: bool
 ) -> AsyncIterator[Coordinator]:
-    """`check_coordinator` is asked before each step of an engine.
+    """`check_coordinator` is called before each step of an engine.
 
     `single`: wait until every engine is open, or raise EngineError. In a cluster engines may come later.
     """
@@ -187,7 +187,7 @@ def _engine_version(
 
 
 def _own_gateway(settings: Settings) -> OwnGateway:
-    """Where this process is reached from this machine, whatever agents are told."""
+    """Return where this process is reached from this machine, whatever URL agents get."""
     server, admin = settings.server, settings.admin
     url = url_of(server.host, server.port)
     admin_url = url_of(admin.host or server.host, admin.port) if admin.port else url
@@ -226,7 +226,7 @@ async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database
         ),
         ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, settings.retention.every_s),
-        ("tell-engines", engines.tend, TEND_EVERY_S),
+        ("engine-events", engines.tend, TEND_EVERY_S),
         (
             "forget-events",
             partial(retention.forget_events, database, settings.retention.keep_events),

@@ -258,7 +258,7 @@ def new_completion(
     """Return what generates a call's reply."""
     pool, limits = model.pool, gateway.settings.calls
     now = asyncio.get_running_loop().time()
-    facts = partial(span_attributes.asked, call, details, model.name)
+    facts = partial(span_attributes.requested, call, details, model.name)
     runner = CallRunner(
         call,
         pool,

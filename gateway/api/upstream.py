@@ -85,7 +85,7 @@ class Relay(Response):
 
     async def _whole(self, answer: httpx.Response) -> Response:
         content = b"".join([part async for part in self._model.read(self._call, answer)])
-        self._call.finish_reason = "upstream" if answer.is_success else "error"
+        self._call.finish("upstream" if answer.is_success else "error")
         await self._model.record(self._call)
         headers = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
         headers[EPISODE_HEADER] = self._episode.id
@@ -115,7 +115,7 @@ class Relay(Response):
         except GatewayError:
             await self._model.record(self._call)  # the error is the last thing that the client receives
             raise
-        self._call.finish_reason = "upstream"
+        self._call.finish("upstream")
         await self._model.record(self._call)
         if pending:
             yield self._model.hidden(pending)

@@ -44,7 +44,7 @@ class ControlPlacement(ProgramPlacer):
         self._pool.set_placer(self)
 
     async def close(self) -> None:
-        """Stops choosing engines; each process chooses by itself again."""
+        """Stop choosing engines; each process chooses by itself from now on."""
         self._pool.set_placer(None)
         await self.end_moves()
 
@@ -57,7 +57,7 @@ class ControlPlacement(ProgramPlacer):
         processes what it knows and has decided."""
         slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
         loads = await asyncio.gather(*(_load(slot) for slot in slots))
-        seen = tuple(
+        snapshot = tuple(
             self._engine_load(slot, load)
             for slot, load in zip(slots, loads, strict=True)
             if slot.state == "open"
@@ -68,11 +68,11 @@ class ControlPlacement(ProgramPlacer):
         if others.processes > 1 or before.processes > 1:
             self._others = others
             self._host.inject(self.reactor.others, others)
-        self._host.inject(self.reactor.seen, Seen(seen), now=True)
+        self._host.inject(self.reactor.seen, Seen(snapshot), now=True)
         for name, model in self.fits.changed():
             self._host.inject(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
         self.fits.forget(self._pool.slots)
-        self._peers.send_table(self._model, Table(seen, self.reactor.decided(), self.fits.models()))
+        self._peers.send_table(self._model, Table(snapshot, self.reactor.decided(), self.fits.models()))
 
     def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
         """Combines both sides of an engine's load: gateways know best how many requests are inside, the engine which of

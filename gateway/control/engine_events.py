@@ -34,7 +34,7 @@ class EngineEvents:
     def __init__(
         self, database: Database, engines: Mapping[str, Mapping[str, Slot]], nodes: Mapping[str, Node]
     ) -> None:
-        """`engines`: by model and name; `nodes`: by name; both are looked at again each time."""
+        """`engines`: by model and name; `nodes`: by name; both are read each time."""
         self._nodes = nodes
         self._roles: dict[str, tuple[str, str]] = {}
         self._database = database
@@ -65,7 +65,7 @@ def _described(slot: Slot) -> EngineState:
 
 
 def _moves(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> Iterable[Event]:
-    """Changes of nodes' roles. They are no model's, so projects are not told of them."""
+    """Changes of nodes' roles. They belong to no model, so projects do not see them."""
     for name, (role, reason) in now.items():
         if before.get(name) != (role, reason):
             yield Event(f"node.{role}", "", data={"node": name, "role": role, "reason": reason})

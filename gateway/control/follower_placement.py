@@ -76,8 +76,8 @@ class FollowerPlacement(ProgramPlacer):
                 self.changed()
             self._host.inject(self.reactor.plan, table.plan)
             self._host.inject(self.reactor.others, table.others)
-            seen = tuple(self._seen(one, elsewhere[one.engine]) for one in table.engines)
-            self._host.inject(self.reactor.seen, Seen(seen))
+            snapshot = tuple(self._updated(one, elsewhere[one.engine]) for one in table.engines)
+            self._host.inject(self.reactor.seen, Seen(snapshot))
         except Unavailable:
             self._stopped()
             return
@@ -85,8 +85,8 @@ class FollowerPlacement(ProgramPlacer):
             self._begun = True
             self._pool.set_placer(self)
 
-    def _seen(self, shown: EngineSeen, elsewhere: int) -> EngineSeen:
-        """An engine as it was shown, with this process's calls as they are now."""
+    def _updated(self, shown: EngineSeen, elsewhere: int) -> EngineSeen:
+        """Return an engine of the table with this process's calls as they are now."""
         slot = self._pool.slots.get(shown.engine)
         inside = elsewhere + (slot.streams if slot is not None else 0)
         waiting = min(shown.waiting, inside)

@@ -78,7 +78,7 @@ class ControlHost:
         peers: Peers,
         check_coordinator: CheckCoordinator,
     ) -> None:
-        """`check_coordinator` is asked before every step, and raises if this process may not be the coordinator any more."""
+        """`check_coordinator` is called before every step, and raises if this process may not be the coordinator any more."""
         self.models = models
         self._check_coordinator = check_coordinator
         self._peers = peers
@@ -111,7 +111,7 @@ class ControlHost:
     # Other reactors of the program
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
-        """Calls `callback` with every value of an output, at once and in order. Before `start` only."""
+        """Call `callback` with every value of an output, immediately and in order. Before `start` only."""
         self._runtime.observe(port, lambda _tag, value: callback(value))
 
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
@@ -153,7 +153,7 @@ class ControlHost:
     # Events
 
     def begin(self, model: str, version: int) -> None:
-        """The newest live version of a model, at the gateway's start."""
+        """Begin with the newest live version of a model, at the gateway's start."""
         self._runtime.inject(self.program.fleets[model].begun, Begun(version))
         self._runtime.inject(self.program.updates[model].begun, Begun(version))
         self._runtime.inject(self.program.placements[model].begun, Begun(version))
@@ -166,26 +166,26 @@ class ControlHost:
         self._runtime.inject(self.program.fleets[model].added, Added(slot.name))
 
     def remove(self, model: str, engine: str) -> None:
-        """An engine is drained, stopped and forgotten."""
+        """Have an engine drained, stopped and forgotten."""
         self.models[model].removed.add(engine)
         self._runtime.inject(self.program.fleets[model].removed, Removed(engine))
 
     def pause(self, model: str, engine: str, *, paused: bool) -> None:
-        """An engine sleeps until a person resumes it, whatever else is decided about it."""
+        """Have an engine sleep until a person resumes it, whatever else is decided about it."""
         slot = self.models[model].pool.slots[engine]
         reason = "a person has paused it" if paused else "a person has resumed it"
         self.inject(self.program.fleets[model].asked, Wanted(engine, awake=not paused, reason=reason))
         slot.set_paused(paused)
 
     def publish(self, model: str, version: int) -> asyncio.Future[Ended]:
-        """Every engine of a model shall come to `version`, which its steps know; done when the update has ended."""
+        """Update every engine of a model to `version`, which its steps know; the future is done when the update has ended."""
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self.models[model].ended[version] = ended
         self._runtime.inject(self.program.updates[model].published, Published(version))
         return ended
 
     def report_lost(self, model: str, engine: str, reason: str) -> None:
-        """An engine died or is of no use; its requests go on elsewhere at once, whatever is decided about it."""
+        """Report an engine that died or is of no use; its requests continue elsewhere immediately, whatever is decided."""
         slot = self.models[model].pool.slots.get(engine)
         if slot is not None and slot.state not in ("quarantined", "starting"):
             log.error("%s is lost: %s", engine, reason)
@@ -195,7 +195,7 @@ class ControlHost:
             self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
 
     async def tend(self) -> None:
-        """Looks once for engines that say nothing any more."""
+        """Report engines that have gone silent."""
         await self._check_coordinator()  # after a long suspension of this process every engine looks silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
@@ -236,7 +236,7 @@ class ControlHost:
             self.report_lost(model, slot.name, reason)
 
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
-        """Reports the end of a child process that nobody stopped as the engine's death."""
+        """Report the end of a child process that was not stopped as the engine's death."""
         status = await process.wait()
         if slot.process is not None and slot.process.process is process:
             self.report_lost(name, slot.name, f"its process ended with {status}")
@@ -279,7 +279,7 @@ class ControlHost:
 
     @staticmethod
     def _cancel(model: ModelEngines, engine: str) -> set[asyncio.Task[None]]:
-        """Cancels what runs for an engine; answers what has not ended yet."""
+        """Cancel what runs for an engine; return what has not ended yet."""
         running = set(model.tasks.get(engine, ()))
         for task in running:
             task.cancel()

@@ -31,11 +31,11 @@ from scheduler.lengths.recall import tail_recall
 log = logging.getLogger(__name__)
 
 _WINDOW = 500
-"""The newest calls of which `describe` tells."""
+"""The newest calls that `describe` summarizes."""
 _LEAST = 50
-"""The least number of calls about which figures are told."""
+"""The least number of calls for which figures are returned."""
 _EPISODES = 64
-"""Episodes that are read from the store at once."""
+"""Episodes that are read from the store in one query."""
 
 Past = tuple[Features, int]
 """A call of the past, and its length."""
@@ -105,8 +105,8 @@ class Lengths:
             except GatewayError as error:
                 log.warning("length predictions of %s: past calls could not be read: %s", name, error.message)
                 continue
-            learnt = await asyncio.to_thread(_learn, model.ranker, past, ends)
-            log.info("length predictions of %s: fitted to %d calls in the store", name, learnt)
+            learned = await asyncio.to_thread(_learn, model.ranker, past, ends)
+            log.info("length predictions of %s: fitted to %d calls in the store", name, learned)
 
     async def _newest(self, database: Database, model: str, ends: float) -> list[Past]:
         """The newest calls, oldest first, as far as there is time to read them."""
@@ -141,8 +141,8 @@ class PredictedCall:
 class _Model:
     """A model's ranker, and how good its recent predictions were."""
 
-    def __init__(self, settings: LengthSettings, aside: Callable[[Callable[[], None]], None]) -> None:
-        self.ranker: Ranker = make_ranker(settings.ranker, settings.tail_share, settings.memory, aside)
+    def __init__(self, settings: LengthSettings, background: Callable[[Callable[[], None]], None]) -> None:
+        self.ranker: Ranker = make_ranker(settings.ranker, settings.tail_share, settings.memory, background)
         self._share = settings.tail_share
         self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
 
@@ -154,14 +154,14 @@ class _Model:
 
     def describe(self) -> dict[str, Any]:
         count = len(self._newest)
-        said = [prediction for prediction, _ in self._newest]
+        predictions = [prediction for prediction, _ in self._newest]
         lengths = [length for _, length in self._newest]
         known: dict[str, float | None] = {"tail_recall": None, "mean_error": None, "tail_share": None}
         if count >= _LEAST:
-            expected = [prediction.expected for prediction in said]
+            expected = [prediction.expected for prediction in predictions]
             known["tail_recall"] = tail_recall(expected, lengths, self._share)
             known["mean_error"] = sum(abs(e - n) for e, n in zip(expected, lengths, strict=True)) / count
-            known["tail_share"] = sum(prediction.tail for prediction in said) / count
+            known["tail_share"] = sum(prediction.tail for prediction in predictions) / count
         return {"calls": count, **known}
 
 
@@ -183,7 +183,7 @@ def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -
 
 
 def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
-    """Teaches the ranker until the time is up; returns the number of calls learnt."""
+    """Teaches the ranker until the time is up; returns the number of calls learned."""
     for i, (features, length) in enumerate(past):
         if time.monotonic() > ends:
             return i

@@ -42,12 +42,12 @@ class Node:
     since: float = field(default_factory=lambda: time.monotonic())
     seconds: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
 
-    def is_now(self, told: RoleIs) -> None:
-        """The control program has decided."""
+    def is_now(self, decided: RoleIs) -> None:
+        """Apply a decision of the control program."""
         now = time.monotonic()
         self.seconds[self.role] += now - self.since
-        self.role, self.reason, self.near, self.since = told.role, told.reason, told.near, now
-        if told.role in ("idle", "rollout"):
+        self.role, self.reason, self.near, self.since = decided.role, decided.reason, decided.near, now
+        if decided.role in ("idle", "rollout"):
             self.holder = ""
 
     def spent(self) -> dict[Role, float]:
@@ -82,7 +82,7 @@ class NodeDescription(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """A batch, and the seconds for which its trainer says that it was busy with it."""
+    """A batch, and the seconds for which its trainer reports that it was busy with it."""
 
     batch: int
     busy_s: float
@@ -90,7 +90,7 @@ class TrainedBatch:
     load_s: float
     """Bringing its weights back to the node."""
     rest_s: float
-    """With all else, waiting apart."""
+    """Everything else but waiting."""
 
 
 class Nodes(LedgerListener):
@@ -108,7 +108,7 @@ class Nodes(LedgerListener):
         self._settings = settings
         self._host = host
         self.batches: dict[str, TrainedBatch] = {}
-        """For each model, what its trainer has said of the batch that it trained last; nothing after a restart."""
+        """For each model, what its trainer has reported of the batch that it trained last; nothing after a restart."""
         self._ledgers = ledgers
         self._peers = peers
         self._changed = asyncio.Event()
@@ -225,7 +225,7 @@ class Nodes(LedgerListener):
         running = self._calls(model, pool)
         if (ledger := self._ledgers.get(model)) is None:
             return Filling(model, 0, 0, 0, running)
-        elsewhere = running > len(pool.calls)  # calls of other processes, whose lengths are not seen here
+        elsewhere = running > len(pool.calls)  # calls of other processes, whose lengths are not known here
         longest_s = None if elsewhere else self._host.program.placements[model].longest_s
         return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained, longest_s)
 
@@ -236,8 +236,8 @@ class Nodes(LedgerListener):
     def _tell(self, action: Any, value: Any) -> None:
         self._host.inject(action, value, now=True)
 
-    def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
-        for role in told:
+    def _on_roles(self, decided: tuple[RoleIs, ...]) -> None:
+        for role in decided:
             if (node := self.nodes.get(role.node)) is not None:
                 node.is_now(role)
         self._notify()

@@ -98,7 +98,7 @@ class Versions(VersionRecords):
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
         """Starts the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
-        be. `on_nodes`: the engines that live on nodes, beside the others.
+        be. `on_nodes`: the engines that live on nodes, in addition to the others.
 
         Takes over the engines that this process knows already because it was a follower.
         """
@@ -211,10 +211,10 @@ class Versions(VersionRecords):
     def _on_offered(self, key: tuple[int, Path], task: asyncio.Task[None]) -> None:
         del self._offers[key]
         if not task.cancelled():
-            task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
+            task.exception()  # asyncio warns of one that was not retrieved, and all who waited may have left
 
     async def _begin(self, weights: Weights) -> None:
-        """Records the version and starts its update, unless that is done."""
+        """Records the version and starts its update, unless it has one."""
         version = weights.version
         row = await self._database.read(lambda c: statements.version(c, self.model, version))
         newest = await self._database.read(lambda c: statements.newest_version(c, self.model))

@@ -190,7 +190,7 @@ class Episodes(LedgerListener):
             del self._opening[hashed]
             done.set_result(None)
 
-    def _opened(self, row: dict[str, Any], key: str) -> EpisodeOpened:
+    def _opened(self, row: Mapping[str, Any], key: str) -> EpisodeOpened:
         return EpisodeOpened(row["id"], key, f"{self._settings.server.url}/v1", row["version"])
 
     def waiting(self, model: str) -> dict[str, int]:
@@ -214,7 +214,8 @@ class Episodes(LedgerListener):
             message = "no episode has this key; POST /admin/v1/episodes opens one and answers its key"
             raise NotAuthenticated(message, code="invalid_api_key")
         live = await self._open(row["id"])
-        live.key_hash, self._by_key[hashed] = hashed, live
+        live.set_key(hashed)
+        self._by_key[hashed] = live
         live.touch()
         return live
 

@@ -72,6 +72,10 @@ class OpenEpisode:
         """True if a reward was posted, on the episode or on its calls."""
         return self.posted is not None or bool(self.call_rewards)
 
+    def set_key(self, key_hash: str) -> None:
+        """Set the hash of the key, which a request has sent."""
+        self.key_hash = key_hash
+
     def touch(self, ago_s: float = 0.0) -> None:
         """Record that a request of the episode came `ago_s` seconds ago."""
         self.seen_at = max(self.seen_at, time.monotonic() - ago_s)

@@ -2,8 +2,8 @@
 
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
 - a run begins only while the link is up and the coordinator shows the engine as open;
-- tokens that arrive while the link is down are held. They are taken if the next welcome says that the engine's weights did not
-  change meanwhile; otherwise they are dropped and the call continues elsewhere;
+- tokens that arrive while the link is down are held. They are accepted if the next welcome reports that the engine's weights did
+  not change meanwhile; otherwise they are dropped and the call continues elsewhere;
 - the coordinator's requests are done in order, and each is answered when it is done;
 - calls are placed by the newest table of this link; before there is one, by what this process itself knows;
 - an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
@@ -113,7 +113,8 @@ class Follower:
             live.touch()
             return live
         live = await self._ask({"key_hash": key_hash}, wait_s)
-        live.key_hash, self._by_key[key_hash] = key_hash, live
+        live.set_key(key_hash)
+        self._by_key[key_hash] = live
         return live
 
     async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
@@ -134,7 +135,7 @@ class Follower:
         """
         self._retired = True
         self._exclusive.clear()
-        self.linked.set()  # everybody who waits for an answer gets the error
+        self.linked.set()  # every request that waits gets the error
         known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
         return known
 
@@ -165,7 +166,7 @@ class Follower:
                     finally:
                         self._asked.pop(number, None)
         except TimeoutError as error:
-            message = f"step 'ask the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
+            message = f"step 'request from the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
             raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
 
     # Link
@@ -174,8 +175,8 @@ class Follower:
         self._outbox = asyncio.Queue()
         hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
         await wire.send_str(pack({**hello, **self._report()}))
-        speaker = asyncio.create_task(self._speak(wire), name="link-speaks")
-        reporter = asyncio.create_task(self._report_forever(), name="link-reports")
+        speaker = asyncio.create_task(self._speak(wire), name="link-sender")
+        reporter = asyncio.create_task(self._report_forever(), name="link-reporter")
         try:
             async for message in wire:
                 if message.type is not aiohttp.WSMsgType.TEXT:
@@ -203,7 +204,7 @@ class Follower:
     def _report(self) -> Message:
         now = time.monotonic()
         trouble, self._trouble = self._trouble, []
-        seen = {
+        recent = {
             live.id: 0.0 if live.calls else round(now - live.seen_at, 3)
             for live in self.episodes.values()
             if live.calls or now - live.seen_at < 2 * _REPORT_S
@@ -212,7 +213,7 @@ class Follower:
             "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
             "waiting": {name: pool.waiting for name, pool in self._pools.items()},
             "calls": {name: counts_to_json(pool.counts()) for name, pool in self._pools.items()},
-            "seen": seen,
+            "seen": recent,
             "trouble": trouble,
         }
 
@@ -254,7 +255,7 @@ class Follower:
             self._done(message, self._outbox)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Does what takes a while beside the link, which must not wait for it."""
+        """Do in the background what takes a while, since the link must not wait for it."""
         task = asyncio.create_task(work, name=name)
         self._ending.add(task)
         task.add_done_callback(self._ended)
@@ -337,7 +338,7 @@ class Follower:
             pool.notify()
 
     def _compare(self, shown: SlotMessage) -> None:
-        """Compares an engine's state with the one before the link broke, to decide whether its held output can be taken."""
+        """Compares an engine's state with the one before the link broke, to decide whether its held output can be accepted."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
             return
@@ -363,7 +364,7 @@ class Follower:
         self._done(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
-        """Stops an episode's calls, and waits until they are recorded. The next link may ask for it again."""
+        """Stops an episode's calls, and waits until they are recorded. The next link may request it again."""
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return
@@ -392,11 +393,11 @@ class Follower:
             try:
                 await slot.engine.abort(slot.movable())
             except EngineError as error:
-                log.warning("%s was asked to give requests back: %s", slot.name, error)
+                log.warning("%s did not give requests back: %s", slot.name, error)
         self._done(message, outbox)
 
     def _done(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
-        """Answers on the link that asked, or not at all: the next link gives the same numbers to other requests."""
+        """Reply on the link of the request, or not at all: the next link gives the same numbers to other requests."""
         if outbox is self._outbox:
             outbox.put_nowait({"done": message["id"], **self._report()})
 

@@ -1,9 +1,9 @@
 """The coordinator's links to its followers: sends them requests, and knows what they have running.
 
-Owns the links. Invariants: a follower is told everything in the order in which it happened here, beginning with the state of all
-engines when it links; a follower that does not answer a request in time counts as gone, and its link is closed; a follower that
-is gone starts no more runs (`follower.py`), so nothing waits for it. If this process closes the links first, the followers are
-not gone: their calls run on, and requests that are pending then never complete.
+Owns the links. Invariants: a follower is informed of everything in the order in which it happened here, beginning with the state
+of all engines when it links; a follower that does not reply to a request in time counts as dead, and its link is closed; a dead
+follower starts no more runs (`follower.py`), so nothing waits for it. If this process closes the links first, the followers are
+not dead: their calls continue, and requests that are pending then never complete.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@ _SEVERAL: Final = ""
 
 
 class Serving:
-    """The processes that asked about the open episodes."""
+    """The processes that serve the open episodes."""
 
     def __init__(self) -> None:
         self._by: dict[str, str | None] = {}
-        """The only process so far, by episode; None: nobody."""
+        """The only process so far, by episode; None: no process."""
 
     def opened(self, episode_id: str) -> None:
-        """An episode was opened, and no process has served it."""
+        """Record that an episode was opened, and no process has served it."""
         self._by[episode_id] = None
 
     def ended(self, episode_id: str) -> None:
-        """An episode takes no more calls."""
+        """Forget an episode that gets no more calls."""
         self._by.pop(episode_id, None)
 
     def join(self, episode_id: str, process: str) -> tuple[bool, str]:

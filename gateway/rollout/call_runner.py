@@ -31,8 +31,8 @@ _ACCOUNT_S = 5.0
 """The time that a stopped call waits for its engine's labels of versions."""
 
 
-def _nobody() -> None:
-    """The listener of a call without one."""
+def _no_listener() -> None:
+    """Do nothing: the listener of a call without one."""
 
 
 class CallRunner:
@@ -56,7 +56,7 @@ class CallRunner:
         self._pool = pool
         self._interval = interval
         self._max_failures = max_failures
-        self._listener: Callable[[], None] = _nobody
+        self._listener: Callable[[], None] = _no_listener
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
@@ -81,7 +81,7 @@ class CallRunner:
 
     def detach(self) -> None:
         """Removes the listener."""
-        self._listener = _nobody
+        self._listener = _no_listener
 
     def finish_early(self) -> None:
         """Ends `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
@@ -140,7 +140,7 @@ class CallRunner:
             self._pool.report_disputed(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
         if slot.state == "held" and not call.hints.preferred:
-            # Jitter, so that calls do not all give up at once
+            # Jitter, so that calls do not all give up at the same moment
             patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)
             call.wait_for_engine(slot.name, asyncio.get_running_loop().time() + patience_s)
         call.check_length()
@@ -209,7 +209,7 @@ class CallRunner:
         return run is not None and run.slot.state == "held" and run.slot.settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
-        """Aborts the run and waits for the engine's labels, which alone tell the tokens that were sampled before the weights
+        """Aborts the run and waits for the engine's labels, which alone show the tokens that were sampled before the weights
         changed."""
         run = self._pool.run_of(self.call)
         if run is None or run.slot.engine is None:

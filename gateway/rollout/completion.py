@@ -30,7 +30,7 @@ from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.call_runner import CallRunner
 from gateway.rollout.handover import CallLog, Handover, superseded
 from gateway.rollout.reply import Delivery, Reply, ReplyListener
-from gateway.rollout.span_attributes import COMMIT, answered
+from gateway.rollout.span_attributes import COMMIT, completed
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
 from gateway.types import ABANDONED, Int32Array
@@ -181,7 +181,7 @@ class Completion:
         prompt_tokens = len(self._prompt.ids)
         if self._account is not None:
             self._account.draw(prompt_tokens + len(self.call.turn.ids))
-        facts = partial(answered, self.call, self.details, prompt_tokens)
+        facts = partial(completed, self.call, self.details, prompt_tokens)
         self._runner.trace.end(facts, self.reply.failure)
 
     async def _wait_for_a_reader(self) -> None:
@@ -316,7 +316,7 @@ class Completion:
             log.exception("what was sampled for call %s could not be recorded", self.reply.call_id)
 
     async def _record(self, message: Message | None) -> None:
-        """Records the sampled turn. An abandoned call that sampled nothing is seen in the metrics alone."""
+        """Records the sampled turn. An abandoned call that sampled nothing shows only in the metrics."""
         turn, details = self.call.turn, self.details
         if message is not None or turn.ids:
             if self._call_log is not None:

@@ -102,7 +102,7 @@ class EngineSteps:
         return found
 
     def quarantine(self, do: Do) -> None:
-        """Takes an engine out of service at once; its requests continue in other engines."""
+        """Put an engine out of service immediately; its requests continue in other engines."""
         slot = self._pool.slots.get(do.engine)
         if slot is not None:
             if slot.state != "draining":
@@ -290,9 +290,9 @@ class EngineSteps:
         await self._peers.send_slot(self._pool.model, slot)
 
     async def _give_back_movable(self, slot: Slot) -> None:
-        asked = self._peers.give_back(self._pool.model, slot)
+        returned = self._peers.give_back(self._pool.model, slot)
         await _engine(slot).abort(slot.movable())
-        await asked
+        await returned
 
     async def _a_moment(self, slot: Slot, wait_s: float = _AGAIN_S) -> None:
         """Waits until a run ends, or long enough that a request on its way must have arrived."""

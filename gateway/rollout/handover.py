@@ -2,11 +2,11 @@
 
 Owns this process's heartbeat, the logs of its running calls, and the taking over of others. New tokens of all calls are written
 together, shortly after they came. Invariants:
-- a stream shows only logged tokens, so whoever takes the call over continues after everything that a client has seen;
+- a stream shows only logged tokens, so a process that takes the call over continues after everything that a client has;
 - only its owner writes a log; a process that finds its call taken over neither shows nor records any more of it;
 - no call is taken within `[bus] alive_s` of its process's last sign of life; after that time the process asks the bus before it
   records;
-- if the bus is away or has lost its data, calls continue as if there were no bus, and are logged again when it is back.
+- if the bus is unavailable or has lost its data, calls continue as if there were no bus, and are logged again when it is back.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Handover:
             log.info("call %s: its log stays until it is forgotten", call.log.call)
 
     def expect(self, place: tuple[str, str], request_key: str, name: str, arrived: float) -> None:
-        """Announces to other processes a refused request, which may come again to any of them."""
+        """Announces to other processes a refused request, which may be retried at any of them."""
         head = log_format.head_of_refused(request_key, time.monotonic() - arrived)
         self.announcing.add(name)
         writing = self._write_refused(Entry(name, _place(place), 1, head, b"", 0, b""))
@@ -257,7 +257,7 @@ class Handover:
             writing.add_done_callback(lambda _: self.announcing.discard(name))
 
     def end_refused(self, name: str) -> None:
-        """Ends the log of a refused request that has come again."""
+        """Ends the log of a refused request that was retried."""
         self._write_refused(Entry(name, "", 1, b"", b"", 0, b"", over=True))
 
     def _write_refused(self, entry: Entry) -> asyncio.Task[None] | None:
@@ -328,7 +328,7 @@ class Handover:
             self._keep(asyncio.create_task(call_log.call.supersede(), name=f"supersede-{call_log.call_id}"))
 
     def _missed(self, logs: Sequence[CallLog], now: float) -> None:
-        """Lets calls go on while the bus is away; their entries are tried again at the next heartbeat."""
+        """Let calls continue while the bus is unavailable; their entries are tried again at the next heartbeat."""
         for call_log in logs:
             call_log.call.flush()
             if (
@@ -351,7 +351,7 @@ class Handover:
             await self._bus.announce(self.process)
             self._alive_until = max(self._alive_until, now + self._settings.alive_s)
         except BusUnavailable:
-            return  # the bus has already told this process
+            return  # the bus has already logged it
 
     async def _beat_forever(self) -> None:
         while True:
@@ -379,7 +379,7 @@ class Handover:
 
 def superseded() -> Unavailable:
     """The error for clients of a call that another process has taken over or recorded."""
-    message = "another gateway process has this call; come again for its reply"
+    message = "another gateway process has this call; retry to get its reply"
     return Unavailable(message, retry_after=0.5, code="recorded_elsewhere")
 
 

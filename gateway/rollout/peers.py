@@ -1,7 +1,7 @@
 """The coordinator's interface to the other gateway processes, whose calls run in the same engines.
 
-Requests are sent at once and in order; awaiting one waits until each process has done it or counts as gone. A process that is
-gone starts no more runs; the engine's labels tell the versions that sampled its last tokens.
+Requests are sent immediately and in order; awaiting one waits until each process has done it or counts as dead. A dead process
+starts no more runs; the engine's labels show the versions that sampled its last tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Peers(Protocol):
         ...
 
     def open_episode(self, episode_id: str) -> None:
-        """Says that an episode was opened, which no process has served."""
+        """Record that an episode was opened, which no process has served."""
         ...
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
@@ -55,12 +55,12 @@ class Peers(Protocol):
         ...
 
     def send_table(self, model: str, table: Table | None) -> None:
-        """Sends what followers place their calls by; None: each chooses for itself, because nobody decides any more."""
+        """Sends what followers place their calls by; None: each chooses for itself, because the control program has stopped."""
         ...
 
 
 class _Done:
-    """An awaitable that is done already."""
+    """An awaitable that returns immediately."""
 
     def __await__(self) -> Generator[None]:
         return

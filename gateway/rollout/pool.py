@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 10_000
 """Episodes whose last engine is remembered."""
-_WOKEN_AT_ONCE = 4
+_WOKEN_PER_TURN = 4
 """Hundreds of calls that continue at the same moment would delay reading those that run."""
 
 
@@ -113,7 +113,7 @@ class EnginePool:
                         return slot
                     self._placer.changed()  # the placer may have changed while the call was on its way
                     self._placer.left(call)
-                    # A placer that fails at once must not starve the event loop.
+                    # A placer that fails immediately must not starve the event loop.
                     await asyncio.sleep(0)
         except TimeoutError as error:
             message = (
@@ -128,7 +128,7 @@ class EnginePool:
         """
         most = self._queue.max_waiting
         if calls > most:
-            message = f"{param}: {calls} replies are more than the {most} that may wait: ask for fewer ([queue] max_waiting)"
+            message = f"{param}: {calls} replies are more than the {most} that may wait: request fewer ([queue] max_waiting)"
             raise BadRequest(message, code="too_many_replies", param=param)
         if self.waiting + calls > most and not any(slot.state == "open" for slot in self.slots.values()):
             raise _queue_full()
@@ -163,7 +163,7 @@ class EnginePool:
         return True
 
     def give(self, request: PlacementRequest, engine: str) -> None:
-        """Gives a call the engine that was chosen for it: at once, or when its turn comes if it had to wait."""
+        """Give a call the engine that was chosen for it: immediately, or when its turn comes if it had to wait."""
 
         def go_on() -> bool:
             if request.found.done():
@@ -268,7 +268,7 @@ class EnginePool:
 
     def _wake(self) -> None:
         woken, self._waking = 0, bool(self._turns)
-        while self._turns and woken < _WOKEN_AT_ONCE:
+        while self._turns and woken < _WOKEN_PER_TURN:
             woken += self._turns.popleft()()
         self._waking = bool(self._turns)
         if self._waking:

@@ -1,7 +1,7 @@
 """Finds the reply to a request: one in progress (here or in another process), a recorded one, or the place of a new one.
 
 Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
-come again. Invariants:
+be retried. Invariants:
 - requests with one idempotency key get the same reply, whenever they come;
 - a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
 - equal requests get separate replies, unless the other request's client is known to be gone.
@@ -38,7 +38,7 @@ from gateway.trajectories.tree import TokenTree, TreePosition
 log = logging.getLogger(__name__)
 
 _TRIES = 3
-"""The number of times a retry looks for its call while other processes take it."""
+"""The number of times a retry looks for its call while other processes take it over."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which no retry comes to this process for the same call."""
 
@@ -56,7 +56,7 @@ class RequestKey:
 
     @classmethod
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
-        """The key of a request. One with an idempotency key counts as a retry, since the first cannot be told from the others."""
+        """Return the key of a request. One with an idempotency key counts as a retry: the first looks like the others."""
         content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
         if not idempotency_key:
             return cls(episode_id, content, content, retries > 0)
@@ -109,7 +109,7 @@ class Claim:
 
 
 class Replies:
-    """Every reply that a client reads or may come back for."""
+    """Every reply that a client reads or may return for."""
 
     def __init__(self, database: Database, handover: Handover | None = None) -> None:
         """Without `handover` the calls of other processes are unknown."""
@@ -150,7 +150,7 @@ class Replies:
                     await self._handover.drop(claim.log)
 
     def refused(self, key: RequestKey) -> None:
-        """Records that a request was refused and may come again. A retry needs no record: its first request has one."""
+        """Record that a request was refused and may be retried. A retry needs no record: its first request has one."""
         if not key.retry:
             self._refused.expect(key.place, key.stored, secrets.token_hex(8), time.monotonic())
 
@@ -256,7 +256,7 @@ class Replies:
             expected = self._refused.unanswered(expected, logs, unannounced)
             own, known = self._handover.process.id, {*here, *expected}
             there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
-        recorded, anew = await self._database.read(partial(_answers, key=key))
+        recorded, restarted = await self._database.read(partial(_answers, key=key))
         for stored in (
             *(c.details.request_key for c in here.values()),
             *(logged.request_key for logged in there.values()),
@@ -271,7 +271,7 @@ class Replies:
         found += [self._state_elsewhere(at, at.log.call in ids, looked) for at in there.values()]
         known = here.keys() | there.keys()
         found += [EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known]
-        return [at for at in found if not (anew and is_answered(at, *anew, now=time.monotonic()))]
+        return [at for at in found if not (restarted and is_answered(at, *restarted, now=time.monotonic()))]
 
     def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
         """The state of a request of this process. None: another process has the call, or a retry has replaced it."""
@@ -285,7 +285,7 @@ class Replies:
         return EarlierRequest(reply.call_id, RequestState.REFUSED, completion, completion.details.arrived)
 
     def _state_elsewhere(self, logged: LoggedCall, recorded: bool, looked: float) -> EarlierRequest[_Source]:
-        """The state of a request in the bus. `looked`: when the bus was asked, by the monotonic clock."""
+        """The state of a request in the bus. `looked`: when the bus was read, by the monotonic clock."""
         assert self._handover is not None
         if logged.refused or (
             logged.log.url is None and not recorded and not self._handover.can_take_over(logged)
@@ -387,7 +387,7 @@ def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
 
 
 def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
-    """The recorded answers to a request, and the call that a retry of it has begun anew."""
+    """The recorded answers to a request, and the call that a retry of it has restarted."""
     recorded = turns.answers(connection, key.episode_id, key.name)
     return recorded, turns.begun_anew(connection, key.episode_id, key.name)
 

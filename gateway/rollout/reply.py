@@ -1,9 +1,9 @@
 """A reply as its clients see it: a log of deliveries, and its readers.
 
 Owns the deliveries and the readers. `completion`, or `replies` for a recorded reply, adds to the log; any number of clients read
-it. Invariants: the log only grows; every reader gets all of it from the beginning at its own pace, so a slow client delays nobody
-and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is rebuilt from the
-record has the same ids.
+it. Invariants: the log only grows; every reader gets all of it from the beginning at its own pace, so a slow client delays no
+other and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is rebuilt
+from the record has the same ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Delivery(NamedTuple):
     ids: Sequence[int]
     logprobs: Sequence[float]
     top: Sequence[Sequence[tuple[int, float]]] | None = None
-    """For each token the likeliest ids and their log-probabilities, if they were asked for; the record does not have them."""
+    """For each token the likeliest ids and their log-probabilities, if they were requested; the record does not have them."""
 
 
 class ReplyListener(Protocol):
@@ -37,7 +37,7 @@ class ReplyListener(Protocol):
 
 
 class Reply:
-    """A reply that grows until it is `over`; then either `finish_reason` or `failure` tells how it ended."""
+    """A reply that grows until it is `over`; then either `finish_reason` or `failure` shows how it ended."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Reply:
         self._notify()
 
     def message(self) -> Message:
-        """The reply as a message of OpenAI's API, where content that is missing beside tool calls is `null`."""
+        """The reply as a message of OpenAI's API, where content that is missing next to tool calls is `null`."""
         content = "".join(self._text["content"])
         message: Message = {"role": "assistant", "content": content or (None if self.tool_calls else "")}
         if self._text["reasoning"]:

@@ -2,9 +2,9 @@
 
 Only the slot's methods change it; `slot_state` has the legal transitions of its state. Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- tokens that arrive between `begin_weight_swap` and `confirm`, or while output is held (`hold_output`), are taken only after the
-  probe has passed;
-- `fail` cuts every run and drops held tokens; the call goes on elsewhere from its last taken token.
+- tokens that arrive between `begin_weight_swap` and `confirm`, or while output is held (`hold_output`), are accepted only after
+  the probe has passed;
+- `fail` cuts every run and drops held tokens; the call continues elsewhere from its last accepted token.
 """
 
 from __future__ import annotations
@@ -192,15 +192,15 @@ class Slot:
 
     @property
     def settled(self) -> bool:
-        """True if arriving tokens are taken."""
+        """True if arriving tokens are accepted."""
         return self._settled.is_set()
 
     def hold_output(self) -> None:
-        """Holds output, because no coordinator tells whether the engine's weights change."""
+        """Hold output, because without a coordinator it is not known whether the engine's weights change."""
         self._settled.clear()
 
     def release_output(self) -> None:
-        """Takes what was held: the weights have not changed."""
+        """Accept what was held: the weights have not changed."""
         self._settled.set()
 
     # States. Each method raises EngineError where the transition is not legal.

@@ -30,7 +30,7 @@ class PlacementRequest:
 
 
 class Placer(Protocol):
-    """Chooses engines for the calls of one pool. Every method returns at once."""
+    """Chooses engines for the calls of one pool. Every method returns immediately."""
 
     def submit(self, request: PlacementRequest) -> None:
         """Requests an engine for a call. Answers by `EnginePool.give`, after `EnginePool.let_wait` if none is free now."""
@@ -86,7 +86,7 @@ class SlotPlacer:
         """Does nothing: the slots count their runs."""
 
     def changed(self) -> None:
-        """Lets waiting calls try again, a few at a time."""
+        """Let waiting calls retry, a few at a time."""
         for request in self._waiting:
             self._pool.in_turn(partial(self._retry, request))
 

@@ -7,16 +7,16 @@ from typing import Any, Literal, NotRequired, TypedDict
 from gateway.types import EpisodeMode
 
 
-class UsedSampling(TypedDict):
-    """The sampling parameters in use, and how the prompt was written."""
+class UsedSampling(TypedDict, total=False):
+    """The sampling parameters in use, and how the prompt was written; empty for a call to an upstream model."""
 
     temperature: float
     top_p: float
     max_tokens: int
     seed: int | None
-    min_tokens: NotRequired[int]
+    min_tokens: int
     bridged: bool
-    switches: NotRequired[dict[str, Any]]
+    switches: dict[str, Any]
 
 
 class CallRecord(TypedDict):
