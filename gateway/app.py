@@ -39,7 +39,7 @@ from gateway.api import (
     weights,
 )
 from gateway.api.context import Services
-from gateway.api.figures import Figures
+from gateway.api.live_metrics import LiveMetrics
 from gateway.api.middleware.body_limit import BodyLimit
 from gateway.api.middleware.drain import Drain, Draining, stopping
 from gateway.api.middleware.episode_prefix import EpisodePrefix
@@ -75,7 +75,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
                 app.state.refusal = error
                 raise
             app.state.services = services
-            services.metrics.registry.register(Figures(services, drain))
+            services.metrics.registry.register(LiveMetrics(services, drain))
             # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
             gc.collect()
             gc.freeze()

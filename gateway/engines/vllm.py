@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, TokenChunk
-from gateway.engines.figures import label, samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
+from gateway.engines.prometheus_text import label, samples
 from gateway.engines.vllm_images import EngineImages
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable, NotComparable
 from gateway.types import Sampling
