@@ -34,6 +34,7 @@ from gateway.store.commits import Committer, Write
 from gateway.store.connections import begin_writing, connect
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.events import Event
+from gateway.store.records import NewEpisode
 from gateway.store.schema import bring_up_to_date
 
 GOAL = 0.02
@@ -190,9 +191,9 @@ async def measure_watchers(plan: Plan, folder: Path, steps: Steps) -> dict[str, 
 def _episode(index: int) -> tuple[Write, Write]:
     """The two writes of an episode: it is opened and admitted; it is rewarded and closed."""
     name = f"ep-{index:032x}"
-    row = {
+    row: NewEpisode = {
         "id": name, "key_hash": name, "task_id": "t", "group_id": f"g{index}", "mode": "train", "model": "m", "details": {},
-        "version": 0, "state": "open", "reason": "", "reward": None, "components": None, "created_at": 1.0, "closed_at": None,
+        "version": 0, "state": "open", "reason": "", "created_at": 1.0, "agent": "", "notice": "", "sampling": None,
     }  # fmt: skip
     closed = {"state": "closed", "reason": "rewarded", "reward": 0.5, "components": {"tests": 0.5}}
     admitted = Decision("admitted", f"g{index}", name, buffer=0, details={"version": 0})

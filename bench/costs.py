@@ -33,7 +33,7 @@ from bench.processes import ENGINE_PYTHON, Child, EnginePython, check_installed,
 from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
 from gateway.control.speed_model import Sample, fit
-from gateway.engines.figures import label, samples
+from gateway.engines.prometheus_text import label, samples
 from scheduler.policies.throughput import EngineModel
 from scheduler.simulate.engine import Call, Engine, EngineCosts
 

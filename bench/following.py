@@ -26,7 +26,7 @@ import numpy as np
 import typer
 
 from bench.report import Steps, finish, machine, number, percentile, show
-from gateway.control.following import FollowerPlacement
+from gateway.control.follower_placement import FollowerPlacement
 from gateway.peers.messages import (
     counts_from_json,
     counts_to_json,
@@ -36,9 +36,9 @@ from gateway.peers.messages import (
     unpack,
 )
 from gateway.rollout.call import Call
+from gateway.rollout.plan_messages import CallCounts, Table, others_of
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
-from gateway.rollout.tables import CallCounts, Table, others_of
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
 from scheduler.policies.placement import Rule
@@ -102,6 +102,7 @@ def _open(load: Load) -> EnginePool:
     pool = EnginePool("bench", QueueSettings(max_waiting=1_000_000))
     for number_ in range(load.engines):
         slot = pool.slots[f"engine-{number_:03}"] = Slot(f"engine-{number_:03}")
+        slot.hold()
         slot.confirm(0)
     pool.notify()
     return pool
@@ -179,7 +180,7 @@ class Cluster:
             before = time.process_time()
             others = others_of([_travelled(one) for one in counts if one is not own])
             sent = pack(table_to_json(replace(table, others=others)))
-            process.placement.take(table_from_json(unpack(sent)))
+            process.placement.apply_table(table_from_json(unpack(sent)))
             self.result.table_s.append(time.process_time() - before)
             self.result.table_bytes = max(self.result.table_bytes, len(sent))
 

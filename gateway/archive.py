@@ -40,18 +40,23 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
+from gateway.control.read_model import ReadModel, RecordedModel
+from gateway.control.versions import VersionRecords
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
 from gateway.errors import WrongMethod
+from gateway.feed.batches import Batches
 from gateway.feed.events import EventFeed
-from gateway.feed.ledger import EQUALITY
-from gateway.leading import open_reader
+from gateway.feed.groups import GroupReader
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import EQUALITY, StoredLedger
 from gateway.metrics import Metrics
-from gateway.peers.membership import Alone
+from gateway.peers.membership import SingleProcess
+from gateway.peers.role import CurrentRole
 from gateway.render.checkpoint import Checkpoint
-from gateway.render.control import ControlTokens
-from gateway.render.pieces import TextStream, TokenTexts
+from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.renderer import ChatRenderer
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool
@@ -158,7 +163,7 @@ async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
         settings = Settings.parse(values, "the run's store", environment=False)
         plane = await _plane(settings, database, run)
         try:
-            yield Services.of(plane, await open_reader(plane), Alone())
+            yield Services.of(plane, SingleProcess())
         finally:
             await plane.events.close()
     finally:
@@ -183,6 +188,24 @@ def _models(connection: Connection) -> dict[str, dict[str, Any]]:
     return found
 
 
+async def _recorded(settings: Settings, database: Database, served: ServedModel) -> RecordedModel:
+    name, staleness = served.name, settings.staleness_of(served.name)
+    ledger = await StoredLedger.load(database, staleness, name)
+    reader = GroupReader(name, staleness, frozenset)
+    return RecordedModel(
+        name,
+        served.path,
+        served.settings,
+        served.renderer,
+        served.pool,
+        served.recorder,
+        versions=VersionRecords(name, served.path, database),
+        ledger=ledger,
+        leases=await Leases.load(database, ledger, settings.feed, reader),
+        batches=Batches(database, reader),
+    )
+
+
 async def _plane(settings: Settings, database: Database, run: RecordedRun) -> DataPlane:
     models, pace = Models(settings), Pace()
     for name, given in settings.models.items():
@@ -194,7 +217,9 @@ async def _plane(settings: Settings, database: Database, run: RecordedRun) -> Da
         models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder)
     metrics = Metrics()
     return DataPlane(
-        settings=settings, database=database, models=models, replies=Replies(database, None), metrics=metrics,
+        settings=settings, database=database, models=models, current_role=CurrentRole(),
+        recorded=ReadModel(models, [await _recorded(settings, database, model) for model in models]),
+        replies=Replies(database, None), metrics=metrics,
         tool_alarm=ToolAlarm(metrics.tool_faults), refusals=Refusals(database, metrics.refused_calls),
         untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),

@@ -16,9 +16,9 @@
     ├── Busy                try again after `retry_after` seconds           429
     ├── Unavailable         the same, and it is not the caller's share      503
     │   ├── Fenced          another gateway process decides now             503
-    │   ├── WeightsAway     no source has a version's bytes now             503
-    │   ├── NotBegun        nothing of it was done: ask another process     503
-    │   └── BusAway         what is hot is out of reach                     503, never reaches a caller
+    │   ├── WeightsUnavailable     no source has a version's bytes now             503
+    │   ├── NotAccepted        nothing of it was done: ask another process     503
+    │   └── BusUnavailable         what is hot is out of reach                     503, never reaches a caller
     ├── UpstreamFailed      an upstream model's API does not answer         502
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
@@ -181,18 +181,18 @@ class Fenced(Unavailable):
     """Another gateway process has become the coordinator; this one must not write any more what only the coordinator may."""
 
 
-class WeightsAway(Unavailable):
+class WeightsUnavailable(Unavailable):
     """No source of a version's weights answers, or none has it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after=2.0, code="weights_away")
 
 
-class NotBegun(Unavailable):
-    """This gateway process does not take the request: nothing of it was done, and another process may be asked at once."""
+class NotAccepted(Unavailable):
+    """This gateway process does not accept the request: nothing of it was done, and another process may serve it."""
 
 
-class BusAway(Unavailable):
+class BusUnavailable(Unavailable):
     """The bus between the gateway processes does not answer; callers continue without it."""
 
     def __init__(self, message: str, *, stood_still: bool = False) -> None:
@@ -224,7 +224,7 @@ class EngineUnreachable(EngineError):
 
 
 class WeightsMissed(EngineError):
-    """A version did not come to an engine, which says nothing about the version."""
+    """The engine did not receive the version; the version itself may be fine."""
 
 
 class EngineRefused(EngineError):
@@ -310,8 +310,8 @@ def _is_of_another_type(error: Any) -> bool:
     return literal or error["type"].endswith("_type")
 
 
-class Elsewhere(Exception):
-    """Another gateway process must answer: the one at `url` (`api/middleware/forward.py`). Nothing was done."""
+class OwnedByPeer(Exception):
+    """Another gateway process must serve the request: the one at `url` (`api/middleware/forward.py`). Nothing was done."""
 
     def __init__(self, url: str, alive: Callable[[], Awaitable[bool]]) -> None:
         """`alive`: whether that process still shows signs of life."""

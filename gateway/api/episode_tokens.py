@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from gateway.api.access import Access, Admin
 from gateway.api.admin_route import admin_router
+from gateway.control.read_model import ShownModel
 from gateway.feed.explain import explain
 from gateway.store import decisions, trainer_steps, turns
 from gateway.trajectories.token_columns import FLAG_NAMES, TokenColumns, Vocabulary, token_columns
@@ -77,10 +78,10 @@ def _read(connection: Connection, model: str, episode_id: str) -> tuple[Sequence
 
 def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Sequence[Node]:
     """The nodes with the flags that are only known now."""
-    local = next((each for each in access.gateway.leader.models.trained if each.name == model), None)
-    if local is None:
+    trained = next((each for each in access.gateway.view.served_models() if each.name == model), None)
+    if not isinstance(trained, ShownModel):
         return nodes
-    return local.batches.reader.marked(nodes, -1 if step is None else step["buffer"])
+    return trained.batches.reader.marked(nodes, -1 if step is None else step["buffer"])
 
 
 def _folders(access: Access, step: Step) -> list[Path]:

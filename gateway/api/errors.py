@@ -23,7 +23,7 @@ from gateway.errors import (
     Busy,
     Conflict,
     GatewayError,
-    NotBegun,
+    NotAccepted,
     Unavailable,
     WrongMethod,
     validation_error,
@@ -32,7 +32,7 @@ from gateway.errors import (
 log = logging.getLogger(__name__)
 
 NOT_BEGUN = "x-headgate-not-begun"
-"""The header by which another gateway process knows that it may ask somebody else (`NotBegun`)."""
+"""The header by which another gateway process knows that it may ask somebody else (`NotAccepted`)."""
 _ANTHROPIC_PATH = re.compile(r"(^|/v1)/+messages(/|$)")
 """Paths of Anthropic's API, also behind a wrong base URL; OpenAI has messages of threads."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -81,7 +81,7 @@ def error_response(error: GatewayError, path: str) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, Conflict):
         headers["x-should-retry"] = "false"
-    if isinstance(error, NotBegun):
+    if isinstance(error, NotAccepted):
         headers[NOT_BEGUN] = "1"
     body = anthropic_error_body(error) if _ANTHROPIC_PATH.search(path) else error_body(error)
     return Response(orjson.dumps(body), error.status, headers, "application/json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,23 +51,23 @@ def image_support(model: ServedModel) -> ImageSupport:
     return ImageSupport(model.name, model.settings.images)
 
 
-async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Image]:
-    """Reads the images of a request, and names them in its messages in place of their files. Raises BadRequest."""
-    if not _has_images(asked.messages):
-        return []
+async def read_images(gateway: DataPlane, parsed: GenerationRequest) -> tuple[GenerationRequest, list[Image]]:
+    """Read the images of a request; return it with their names in place of their files. Raise BadRequest."""
+    if not _has_images(parsed.messages):
+        return parsed, []
     found = dict[str, Image]()
-    asked.messages = await offload(asked.messages, partial(_named, asked.messages, found))
-    return list(found.values())
+    messages = await offload(parsed.messages, partial(_named, parsed.messages, found))
+    return replace(parsed, messages=messages), list(found.values())
 
 
-async def keep_images(
-    gateway: DataPlane, episode_id: str, asked: GenerationRequest, new: Sequence[Image]
+async def store_images(
+    gateway: DataPlane, episode_id: str, messages: Sequence[Message], new: Sequence[Image]
 ) -> None:
-    """Has an episode keep the images of a request, and stores the files of those that are not stored yet.
+    """Store the new images of a request, and record that its episode uses all of them.
 
-    Raises BadRequest if one of a conversation before it is not stored any more, or if the episode would have too many bytes.
+    Raise BadRequest if an image of the conversation is not stored any more, or if the episode would have too many bytes.
     """
-    names = names_in(asked.messages)
+    names = names_in(messages)
     if not names:
         return
     rows = [{"hash": image.hash, "media_type": image.media_type, "data": image.data} for image in new]

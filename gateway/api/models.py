@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.api.admission import identify
 from gateway.api.context import Gateway, Services, bearer
 from gateway.api.errors import anthropic_error_body
-from gateway.api.generation import identify
 from gateway.api.wrong_paths import no_route
 from gateway.errors import BadRequest, NotFound
 

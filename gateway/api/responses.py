@@ -13,9 +13,12 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.api.admission import admit, identify
 from gateway.api.context import Gateway, Services, asked_object, body_of, json_object
-from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
-from gateway.api.images import image_support, take_images
+from gateway.api.generation import Generation, generate
+from gateway.api.images import image_support, read_images
+from gateway.api.sampling import tools_of
+from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
@@ -41,10 +44,10 @@ _COUNTED = {**_SCHEMA, "required": []}
 @router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
 async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway, "responses")
+    admission = await admit(request, gateway, "responses")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body))
-    caller = await _continuing(gateway, caller, values)
+    caller = await _continuing(gateway, admission.caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         return await relay(gateway, caller, model, "responses", values)
@@ -58,8 +61,8 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     whole = await offload_read(
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
-    generation = await generate(request, gateway, caller, model, whole, body)
-    new = whole.messages[len(whole.messages) - len(new) :]  # images are only named by now
+    generation = await generate(replace(admission, caller=caller), model, whole, body)
+    new = generation.messages[len(generation.messages) - len(new) :]  # with images by name
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
     return respond(gateway, generation, answer, asked.stream, answer.failure, _left_out(gateway, toolbox))
@@ -236,16 +239,16 @@ def _keep(
 
 
 async def prompt_tokens(
-    gateway: Services, caller: Caller, model: ServedModel, asked: GenerationRequest
+    gateway: Services, caller: Caller, model: ServedModel, parsed: GenerationRequest
 ) -> int:
-    """The number of tokens of the prompt: in the caller's episode, if there is one."""
-    await take_images(gateway, asked)
-    tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
+    """Return the number of tokens of the prompt: in the caller's episode, if there is one."""
+    parsed, _ = await read_images(gateway, parsed)
+    tools, switches = tools_of(parsed), model.renderer.switches(parsed.effort, parsed.thinking)
     if caller.episode is not None:
-        prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)
+        prompt = await model.recorder.prepare(caller.episode.id, parsed.messages, tools, switches)
         return len(prompt.ids)
     renderer = model.renderer.switched(switches)
-    return len(await offload((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
+    return len(await offload((parsed.messages, tools), lambda: renderer.render(parsed.messages, tools)))
 
 
 async def _owned(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
     gateway, model = access.gateway, access.trained(body.model).name
     folder = body.folder if access.reach.everything else ""
     told = TrainerStep(model, body.run, body.step, body.version, body.figures, folder)
-    fenced = gateway.database.fenced(gateway.leader.fence)
+    fenced = gateway.database.fenced(gateway.coordinator.fence)
     await fenced.submit(lambda c: trainer_steps.store_step(c, told))
     return {"model": model, "run": body.run, "step": body.step}
 

@@ -201,7 +201,7 @@ class ChatAnswer:
         self._head = b"data: " + orjson.dumps({**head, "object": "chat.completion.chunk"})[:-1]
         self._whole_head = {**head, "object": "chat.completion", "service_tier": "default"}
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
         said: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:

@@ -55,7 +55,7 @@ class ResponsesAnswer:
         """True once a tool call has begun."""
         self._echo = _echo(request, self._reply)
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
         async for news in self._choices:
             for _, delivery in news:

@@ -127,7 +127,7 @@ class Engine(Protocol):
         once. What was received before and not taken is forgotten."""
         ...
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """Puts the version that was received in place of the present weights. Only while paused. If it did not come whole, the
         weights are as before."""
         ...

@@ -162,7 +162,7 @@ class EngineProcess:
 def _why(process: LocalProcess) -> str:
     status = process.returncode or 0
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-    return f"its process {ended} at its start: {last_words(process.said())} ({process.log})"
+    return f"its process {ended} at its start: {exit_reason(process.said())} ({process.log})"
 
 
 def _vllm_command(
@@ -226,7 +226,7 @@ _COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, str, int
 """The command line of each `[engine] launch` that is a child process."""
 
 
-def last_words(said: str) -> str:
+def exit_reason(said: str) -> str:
     """Return the first error of a log that ended something, as later ones follow from it; without one, the last line."""
     lines = [match[1].strip() for line in said.splitlines() if (match := _LOGGED.match(line))]
     errors = [line for line in lines if _ERROR.match(line) and not any(word in line for word in _ELSEWHERE)]

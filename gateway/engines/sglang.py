@@ -29,8 +29,8 @@ from typing import Any
 import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
-from gateway.engines.figures import samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
+from gateway.engines.prometheus_text import samples
 from gateway.errors import EngineError, EngineUnreachable
 from gateway.types import FinishReason
 

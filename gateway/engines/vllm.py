@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, TokenChunk
-from gateway.engines.figures import label, samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
+from gateway.engines.prometheus_text import label, samples
 from gateway.engines.vllm_images import EngineImages
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable, NotComparable
 from gateway.types import Sampling
@@ -112,7 +112,7 @@ class VLLMEngine(HTTPEngine):
     async def receive(self, join: dict[str, Any]) -> None:
         await self._http.post("/init_weight_transfer_engine", {"init_info": join})
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """After an error the weights are as before, unless the error came while they were put in place."""
         try:
             await self._http.post("/start_weight_update")

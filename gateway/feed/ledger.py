@@ -1,8 +1,8 @@
 """The stored staleness ledger: every event that changes it is stored, and a restart replays them.
 
 The pure rule decides (scheduler/policies/staleflow.py). An event is applied and submitted to the store without an await in
-between, so the stored order is the applied order. After the commit `apply` returns and the control program is notified
-(`on_batch`). The same transaction stores the decisions (`decision_log`) and ends the leases of batches that are passed over.
+between, so the stored order is the applied order. After the commit `apply` returns and its listeners are informed. The same
+transaction stores the decisions (`decision_log`) and ends the leases of batches that are passed over.
 """
 
 from __future__ import annotations
@@ -49,6 +49,19 @@ _BOUND = {field.name for field in fields(LedgerSettings)} - {*EQUALITY}
 """The keys of [staleness] on which the meaning of the stored events depends."""
 
 
+class LedgerListener:
+    """What is informed of a ledger's events. A listener overrides what it needs."""
+
+    def episode_aborted(self, episode_id: str, reason: str) -> None:
+        """An episode's run serves nothing any more. Called before the event is committed."""
+
+    def ledger_changed(self, model: str) -> None:
+        """An event was committed: slots may be free."""
+
+    def batch_changed(self, model: str) -> None:
+        """A batch was leased, given back, completed, trained or passed over, and that is committed."""
+
+
 class StoredLedger:
     """The ledger of one trained model."""
 
@@ -56,16 +69,11 @@ class StoredLedger:
         self.rule = rule
         self.model = model
         self.decision_log = DecisionLog()
-        self.on_abort: Callable[[str, str], None] = lambda _episode_id, _reason: None
-        """Called with (episode_id, reason) for an episode that runs in vain."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after every committed event: slots may be free."""
-        self.on_batch: Callable[[], None] = lambda: None
-        """Called after a committed event by which a batch was leased, given back, completed, trained or passed over."""
         self.leased = self.trained = -1
         """The newest batch that was leased, and the newest that was trained; -1: none."""
         self.broken: str | None = None
         """The reason why no event can be applied any more: a commit failed, so memory is ahead of the store."""
+        self._listeners: list[LedgerListener] = []
         self._database = database
         self._changed = asyncio.Event()
 
@@ -120,7 +128,8 @@ class StoredLedger:
         committed.add_done_callback(partial(self._on_commit, _is_of_batch(event, commands)))
         for command in commands:
             if isinstance(command, AbortEpisode):
-                self.on_abort(command.episode_id, command.reason)
+                for listener in self._listeners:
+                    listener.episode_aborted(command.episode_id, command.reason)
         await asyncio.shield(committed)  # a caller that stops waiting does not stop the commit
         return commands
 
@@ -137,9 +146,15 @@ class StoredLedger:
             self.broken = f"the ledger is ahead of the store; restart the gateway ({error})"
         self._changed.set()
         self._changed = asyncio.Event()
-        self.on_change()
+        for listener in self._listeners:
+            listener.ledger_changed(self.model)
         if of_batch and self.broken is None:
-            self.on_batch()
+            for listener in self._listeners:
+                listener.batch_changed(self.model)
+
+    def subscribe(self, listener: LedgerListener) -> None:
+        """Inform a listener of every event from now on."""
+        self._listeners.append(listener)
 
     async def changed(self, timeout_s: float) -> None:
         """Waits for the next event, or until the time is up."""

@@ -19,16 +19,16 @@ from gateway.json_depth import MAX_SAMPLED_DEPTH, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.checkpoint import Checkpoint, has_images
-from gateway.render.control import ControlTokens
+from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.encoding import encode
+from gateway.render.escaping import quoted
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.images import ImageMarks, Vision
 from gateway.render.messages import Systems, plain
-from gateway.render.pieces import TextStream, TokenTexts
-from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
-from gateway.render.switches import Switches, chosen, combinations
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
+from gateway.render.template_options import Switches, chosen, combinations
 from gateway.render.tokenizer import BareTokenizer
 from gateway.sections import ModelSettings, RenderSettings
 from gateway.sections.models import FAMILIES
@@ -149,7 +149,9 @@ class ChatRenderer:
                 "images = true: images are put into the checkpoint's own template: say family = 'template'"
             )
         made = cls(
-            *(tokenizer, renderer, control),
+            tokenizer,
+            renderer,
+            control,
             thinking=model.thinking,
             keeping=keeping,
             family=model.family,
@@ -193,7 +195,9 @@ class ChatRenderer:
         turn = recorded.read(history, sampled_from, self.marks, self.decode)
         return self._guarded(
             lambda: self._bridge.extend(
-                *(history, sampled_from, turn),
+                history,
+                sampled_from,
+                turn,
                 self._systems.placed(plain(new, self._marks), begins=False),
                 tools,
                 system=system,

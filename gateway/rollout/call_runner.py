@@ -17,10 +17,10 @@ from functools import partial
 from gateway.engines.base import GenerateRequest, LoadImage, TokenChunk, no_images
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from gateway.rollout.call import Call
-from gateway.rollout.logged import LoggedCall
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.traced import ENGINE, WAIT, placed
+from gateway.rollout.span_attributes import ENGINE, WAIT, placed
 from gateway.telemetry.base import NO_TRACE, CallTrace
 from gateway.types import Grammar
 
@@ -32,8 +32,8 @@ _ACCOUNT_S = 5.0
 """The time that a stopped call waits for its engine's labels of versions."""
 
 
-def _nobody() -> None:
-    """The listener of a call without one."""
+def _no_listener() -> None:
+    """Do nothing: the listener of a call without one."""
 
 
 class CallRunner:
@@ -54,7 +54,7 @@ class CallRunner:
         self.trace = trace
         self._pool = pool
         self._interval = interval
-        self._listener: Callable[[], None] = _nobody
+        self._listener: Callable[[], None] = _no_listener
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
@@ -79,7 +79,7 @@ class CallRunner:
 
     def detach(self) -> None:
         """Removes the listener."""
-        self._listener = _nobody
+        self._listener = _no_listener
 
     def finish_early(self) -> None:
         """Ends `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
@@ -133,9 +133,9 @@ class CallRunner:
     async def _run(self, slot: Slot) -> None:
         """Runs the call in one engine until it is complete or the engine gives it back."""
         call = self.call
-        await slot.run(call, self._request(slot), self._take)
+        await slot.run(call, self._request(slot), self._on_chunk)
         if call.turn.disputed and slot.external_url is not None:
-            self._pool.on_dispute(slot, f"it reports that it does not run version {slot.version}")
+            self._pool.report_disputed(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
         if slot.state == "held" and not call.hints.preferred:
             call.prefer(slot.name)
@@ -158,11 +158,11 @@ class CallRunner:
             load_image=self._load_image,
         )
 
-    def _take(self, chunk: TokenChunk, now: float) -> None:
-        """Takes a chunk from the engine. `now`: the loop's clock."""
+    def _on_chunk(self, chunk: TokenChunk, now: float) -> None:
+        """Receive a chunk from the engine. `now`: the loop's clock."""
         if chunk.ids:
             self._pool.pace.count(len(chunk.ids), now)
-        self.call.take(chunk)
+        self.call.append_chunk(chunk)
         if chunk.ids:
             self._listener()
         if chunk.finish is not None and self.call.turn.disputed:
@@ -173,9 +173,9 @@ class CallRunner:
         call = self.call
         log.warning("call %s: %s failed after %d tokens: %s", *self._names(), len(call.turn.ids), error)
         if isinstance(error, EngineUnreachable):
-            self._pool.on_trouble(slot)
+            self._pool.report_unreachable(slot)
         if isinstance(error, EngineReplaced) and slot.state == "open" and version == slot.version:
-            self._pool.on_dispute(slot, error.message)
+            self._pool.report_disputed(slot, error.message)
         if self._ending:
             return
         if isinstance(error, EngineRefused):
@@ -205,7 +205,7 @@ class CallRunner:
         return run is not None and run.slot.state == "held" and run.slot.settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
-        """Aborts the run and waits for the engine's labels, which alone tell the tokens that were sampled before the weights
+        """Aborts the run and waits for the engine's labels, which alone show the tokens that were sampled before the weights
         changed."""
         run = self._pool.run_of(self.call)
         if run is None or run.slot.engine is None:

@@ -1,9 +1,9 @@
 """How a version's files come to this gateway and to the machines of its engines, where they come over HTTP (docs/weights.md).
 
-An engine that is elsewhere has a mirror beside it (`gateway mirror`), which fetches a version from the trainer's server or from
+An engine on another machine has a mirror there (`gateway mirror`), which fetches a version from the trainer's server or from
 another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
 With `[engine] transport = "collective"` engines receive trained versions from the trainer's server (`collective`); with "lora"
-each is an adapter, which is loaded beside the first version's weights (`adapters`).
+each is an adapter, which is loaded on top of the first version's weights (`adapters`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Self
 
 import aiohttp
 
-from gateway.errors import EngineError, NotComparable, WeightsAway, WeightsMissed
+from gateway.errors import EngineError, NotComparable, WeightsMissed, WeightsUnavailable
 from gateway.rollout.adapters import load_adapter
 from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
@@ -63,18 +63,18 @@ class Distribution:
         return self._base if weights.adapter else weights.path
 
     async def bring(self, version: int, source: str) -> Path:
-        """Fetches a version to this gateway. Raises WeightsAway and Unprocessable."""
+        """Fetches a version to this gateway. Raises WeightsUnavailable and Unprocessable."""
         limit = self._settings.fetch_s
         try:
             async with asyncio.timeout(limit):
                 return await self._mirror.fetch(version, [source])
         except TimeoutError as error:
             message = f"version {version} did not come from {source} within {limit:g} s ([weights] fetch_s)"
-            raise WeightsAway(message) from error
+            raise WeightsUnavailable(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
         """Makes every mirror of these engines fetch a version, or the engines receive it, while they go on with the one
-        before. A failure is logged: the engine asks again when it loads."""
+        before. A failure is logged: the engine requests it again when it loads."""
         if self._collective is not None:
             await self._collective.stage_all(weights, slots)
             return
@@ -102,7 +102,7 @@ class Distribution:
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
     ) -> None:
-        """Replaces a paused engine's weights by a version's, or loads an adapter beside them, paused or not. Raises EngineError.
+        """Replace a paused engine's weights by a version's, or load an adapter, paused or not. Raise EngineError.
 
         `check` is awaited right before.
         """

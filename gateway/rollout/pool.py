@@ -1,7 +1,7 @@
 """One model's engines, and the calls that run in them or wait for one.
 
-Calls wait here, never in the queue of a paused engine. The placer (`placing.py`) chooses each call's engine; the control program
-sets each engine's state.
+Calls wait here, never in the queue of a paused engine. The placer (`slot_placer.py`) chooses each call's engine; the control
+program sets each engine's state.
 """
 
 from __future__ import annotations
@@ -12,22 +12,55 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypedDict
 
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.call import Call
 from gateway.rollout.pace import Pace
-from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
-from gateway.rollout.slot import Run, Slot
-from gateway.rollout.tables import CallCounts, count_calls
+from gateway.rollout.plan_messages import CallCounts, count_calls
+from gateway.rollout.slot import EngineDescription, Run, Slot
+from gateway.rollout.slot_placer import PlacementRequest, Placer, SlotPlacer
 from gateway.sections import QueueSettings
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 10_000
 """Episodes whose last engine is remembered."""
-_WOKEN_AT_ONCE = 4
+_WOKEN_PER_TURN = 4
 """Hundreds of calls that continue at the same moment would delay reading those that run."""
+
+
+class CallDescription(TypedDict):
+    """A call that runs or waits, as the admin API returns it."""
+
+    call_id: str
+    episode_id: str
+    model: str
+    engine: str | None
+    tokens: int
+    pinned: bool
+
+
+class EngineMonitor(Protocol):
+    """What is informed of engines that fail the calls of this process."""
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """A request could not reach the engine, or lost it."""
+        ...
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """The engine is of no use: it reports another version than it should have, or it is silent."""
+        ...
+
+
+class NoMonitor:
+    """No component is informed."""
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        pass
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +83,8 @@ class EnginePool:
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
         self.waiting = 0
-        self.on_trouble: Callable[[Slot], None] = lambda _slot: None
-        """Called when a request could not reach an engine, or lost it."""
-        self.on_dispute: Callable[[Slot, str], None] = lambda _slot, _reason: None
-        """Called when an external engine reports another version than it should have: it was restarted."""
         self._queue = queue
+        self._monitor: EngineMonitor = NoMonitor()
         self._placer: Placer = SlotPlacer(self)
         self._requests: dict[str, PlacementRequest] = {}
         """Calls that look for an engine, by call id."""
@@ -77,7 +107,7 @@ class EnginePool:
                         return slot
                     self._placer.changed()  # the placer may have changed while the call was on its way
                     self._placer.left(call)
-                    # A placer that fails at once must not starve the event loop.
+                    # A placer that fails immediately must not starve the event loop.
                     await asyncio.sleep(0)
         except TimeoutError as error:
             message = (
@@ -92,7 +122,7 @@ class EnginePool:
         """
         most = self._queue.max_waiting
         if calls > most:
-            message = f"{param}: {calls} replies are more than the {most} that may wait: ask for fewer ([queue] max_waiting)"
+            message = f"{param}: {calls} replies are more than the {most} that may wait: request fewer ([queue] max_waiting)"
             raise BadRequest(message, code="too_many_replies", param=param)
         if self.waiting + calls > most and not any(slot.state == "open" for slot in self.slots.values()):
             raise _queue_full()
@@ -127,7 +157,7 @@ class EnginePool:
         return True
 
     def give(self, request: PlacementRequest, engine: str) -> None:
-        """Gives a call the engine that was chosen for it: at once, or when its turn comes if it had to wait."""
+        """Give a call the engine that was chosen for it: immediately, or when its turn comes if it had to wait."""
 
         def go_on() -> bool:
             if request.found.done():
@@ -143,6 +173,18 @@ class EnginePool:
             self.in_turn(go_on)
         else:
             go_on()
+
+    def set_monitor(self, monitor: EngineMonitor) -> None:
+        """Set what is informed of engines in trouble: it depends on the role of this process."""
+        self._monitor = monitor
+
+    def report_unreachable(self, slot: Slot) -> None:
+        """Report that a request could not reach an engine, or lost it."""
+        self._monitor.unreachable(self.model, slot)
+
+    def report_disputed(self, slot: Slot, reason: str) -> None:
+        """Report that an external engine has another version than it should have: it was restarted."""
+        self._monitor.disputed(self.model, slot, reason)
 
     def set_placer(self, placer: Placer | None) -> None:
         """Sets what chooses engines; None for this process by itself."""
@@ -165,7 +207,7 @@ class EnginePool:
         """Holds every open engine, because there is no coordinator: none gets a new run."""
         for slot in self.slots.values():
             if slot.state == "open":
-                slot.state, slot.reason = "held", reason
+                slot.hold(reason)
 
     def notify(self) -> None:
         """Has waiting calls look for an engine again, a few at a time, after slots have changed."""
@@ -201,7 +243,7 @@ class EnginePool:
 
     def _wake(self) -> None:
         woken, self._waking = 0, bool(self._turns)
-        while self._turns and woken < _WOKEN_AT_ONCE:
+        while self._turns and woken < _WOKEN_PER_TURN:
             woken += self._turns.popleft()()
         self._waking = bool(self._turns)
         if self._waking:
@@ -302,12 +344,12 @@ class EnginePool:
         found = [f"{s.name} is {s.state} {s.reason}".strip() for s in self.slots.values()]
         return ", ".join(found) or f"model {self.model!r} has no engine"
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Every engine, for the admin API."""
+    def describe(self) -> list[EngineDescription]:
+        """Describe every engine for the admin API."""
         return [slot.describe(self.model) for slot in self.slots.values()]
 
-    def describe_calls(self) -> list[dict[str, Any]]:
-        """Every call that runs or waits, for the admin API."""
+    def describe_calls(self) -> list[CallDescription]:
+        """Describe every call that runs or waits for the admin API."""
         return [
             {
                 "call_id": call.call_id,

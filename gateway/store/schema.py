@@ -128,10 +128,10 @@ def migrate(settings: StoreSettings, to: str) -> None:
 def _check_nobody_runs(connection: Connection) -> None:
     if not inspect(connection).has_table(CoordinatorRow.__tablename__):
         return
-    leader = coordination.current(connection)
-    if leader is not None and leader.left_s > 0:
+    coordinator = coordination.current(connection)
+    if coordinator is not None and coordinator.left_s > 0:
         raise ConfigError(
-            f"a gateway process ({leader.holder}) runs on this database: stop all of them before you go back to older tables"
+            f"a gateway process ({coordinator.holder}) runs on this database: stop all of them before you go back to older tables"
         )
 
 

@@ -9,8 +9,8 @@ counts before any engine shows it. The policies decide: `placement`, `sync`, `mi
 - no call is moved at the moment at which an engine is told to pull.
 
 Where there are several gateway processes the coordinator has one of these, which decides about pulls, and every other
-process one for its own calls (`following.py`). It is told of the same snapshots and what was decided (`Plan`), so its calls go
-where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
+process one for its own calls (`follower_placement.py`). It gets the same snapshots and what was decided (`Plan`), so its calls
+go where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
 
 Every event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
 """

@@ -235,7 +235,8 @@ async def test_a_call_can_be_moved_and_says_the_same(tiny_model: Path, tmp_path:
 async def test_a_waiting_call_can_be_sent_to_an_engine(tiny_model: Path, tmp_path: Path) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         first, second = slots(gateway)
-        first.state = second.state = "held"
+        first.hold()
+        second.hold()
         episode, headers = await gateway.open(mode="eval")
         task = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="call")
         await until(lambda: gateway.model.pool.waiting == 1, "it waits")

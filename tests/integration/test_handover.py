@@ -25,7 +25,7 @@ from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_tok
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
 from gateway.render.renderer import ChatRenderer
-from gateway.rollout.logged import TOKEN_BYTES
+from gateway.rollout.call_log import TOKEN_BYTES
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.clusters import CLUSTER_KEY, run_cluster

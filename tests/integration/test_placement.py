@@ -83,7 +83,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         agents, done = await start_held(gateway, 4, 2)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
-        gateway.services.leader.host.report_lost("demo", new.name, "a test says so")
+        gateway.services.coordinator.host.report_lost("demo", new.name, "a test says so")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
         await until(lambda: old.version == 1, "it has pulled")
         await release(gateway, old)
@@ -103,7 +103,7 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
         first, second = slots(gateway)
         await gateway.fake("faults", first, slots=2, hold_after=2)
         await gateway.fake("faults", second, hold_after=2)
-        second.state = "held"
+        second.hold()
         gateway.model.pool.notify()
         agents, done = start_agents(gateway, 6)
         await arrived(gateway, 2, first)
@@ -125,11 +125,12 @@ async def test_calls_go_on_when_nobody_decides_any_more(
     """The control program has stopped, by a defect: engines that are open are used, and calls that wait get them."""
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         first, second = slots(gateway)
-        first.state = second.state = "held"
+        first.hold()
+        second.hold()
         _, headers = await gateway.open(mode="eval")
         waiting = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="waiting")
         await until(lambda: gateway.model.pool.waiting == 1, "it waits")
-        driver = gateway.services.leader.host._driver
+        driver = gateway.services.coordinator.host._driver
         driver.cancel()
         await asyncio.wait({driver})
         second.confirm(0)

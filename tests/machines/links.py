@@ -91,7 +91,7 @@ class LinkMachine(RuleBasedStateMachine):
             process.spawn(process.call(episode, tokens, pinned=pinned))
             self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader and self.cluster.open)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator and self.cluster.open)
     @rule(which=st.integers(0, 5))
     def end_episode(self, which: int) -> None:
         self.c.end_episode(list(self.c.open)[which % len(self.c.open)])
@@ -111,7 +111,7 @@ class LinkMachine(RuleBasedStateMachine):
             work.come_back()
         self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator)
     @rule()
     def publish(self) -> None:
         self.c.publish()
@@ -161,7 +161,7 @@ class LinkMachine(RuleBasedStateMachine):
         self.advance(0.2)
         for server in self.c.servers:
             server.work_s = work
-        if self.c.leader is not None:
+        if self.c.coordinator is not None:
             self.publish()
         self.advance(moment / 20)
         if fault == "cut":
@@ -170,13 +170,13 @@ class LinkMachine(RuleBasedStateMachine):
             self.a_link_stands_still(which, True)
         elif fault == "engine":
             self.an_engine_dies(which, told=which % 2 == 0)
-        elif fault == "coordinator" and self.c.leader is not None:
+        elif fault == "coordinator" and self.c.coordinator is not None:
             self.the_coordinator_dies(min(ends[0], 4.0))
             self.another_follows()
         self.advance(later / 10)
         if leave == "client" and any(p.runs() for p in self.alive()):
             self.client_goes_away(which)
-        elif leave == "episode" and self.c.open and self.c.leader is not None:
+        elif leave == "episode" and self.c.open and self.c.coordinator is not None:
             self.end_episode(which)
 
     @rule(which=st.integers(0, 1), arrival=LAGS, stream=LAGS, work=LAGS)
@@ -189,9 +189,9 @@ class LinkMachine(RuleBasedStateMachine):
         self.c.faults = True
         server = self.c.servers[which % len(self.c.servers)]
         server.die()
-        if told and self.c.leader is not None and self.c.leader.control is not None:
+        if told and self.c.coordinator is not None and self.c.coordinator.control is not None:
             name = f"m-{self.c.servers.index(server)}"
-            self.c.loop.call_soon(self.c.leader.control.host.report_lost, "m", name, "its process ended")
+            self.c.loop.call_soon(self.c.coordinator.control.host.report_lost, "m", name, "its process ended")
         self.c.loop.settle()
 
     @rule(which=st.integers(0, 1))
@@ -204,7 +204,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster and sum(not p.dead for p in self.cluster.processes) > 2)
     @rule(which=st.integers(0, 3))
     def a_follower_dies(self, which: int) -> None:
-        followers = [p for p in self.alive() if p is not self.c.leader]
+        followers = [p for p in self.alive() if p is not self.c.coordinator]
         self.kill(followers[which % len(followers)])
 
     @precondition(lambda self: self.cluster and sum(not p.dead for p in self.cluster.processes) < 3)
@@ -213,21 +213,21 @@ class LinkMachine(RuleBasedStateMachine):
         self.c.add()
         self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator)
     @rule(after=st.sampled_from([0.0, 0.4, 4.0]))
     def the_coordinator_dies(self, after: float) -> None:
-        assert self.c.leader is not None
+        assert self.c.coordinator is not None
         for link in self.c.network.live():
             link.cut(after, 0.0)
-        self.kill(self.c.leader)
+        self.kill(self.c.coordinator)
 
-    @precondition(lambda self: self.cluster and not self.cluster.leader)
+    @precondition(lambda self: self.cluster and not self.cluster.coordinator)
     @rule()
     def another_follows(self) -> None:
         if not self.alive():
             self.c.add()
         for _ in range(60):
-            if self.c.leader is not None:
+            if self.c.coordinator is not None:
                 return
             self.advance(0.5)
         raise AssertionError("nobody has followed the coordinator")
@@ -240,16 +240,16 @@ class LinkMachine(RuleBasedStateMachine):
         self.alive()[which % len(self.alive())].stop()
         self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator)
     @rule(seconds=st.sampled_from([1.0, 4.0, 7.0, 12.0]))
     def the_coordinator_is_cut_off_from_its_store(self, seconds: float) -> None:
         """Cuts the coordinator off, perhaps for longer than its lease: then another one follows, and it must end."""
-        leader = self.c.leader
-        assert leader is not None
+        coordinator = self.c.coordinator
+        assert coordinator is not None
         self.c.faults = True
-        leader.database.cut_off(True)
+        coordinator.database.cut_off(True)
         self.advance(seconds)
-        leader.database.cut_off(False)
+        coordinator.database.cut_off(False)
         self.c.loop.settle()
 
     def kill(self, process: Any) -> None:
@@ -277,7 +277,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     def it_heals(self) -> None:
         """The network and the engines are well again: everybody sees the same, and every call comes to its end."""
-        if self.c.leader is None:
+        if self.c.coordinator is None:
             self.another_follows()
         if not all(server.up for server in self.c.servers):
             self.advance(_START_S)
@@ -317,22 +317,22 @@ class LinkMachine(RuleBasedStateMachine):
 
     def all_see_the_same(self) -> bool:
         """Every engine is open, and every process knows it; calls have come to their end."""
-        leader = self.c.leader
-        if leader is None or any(process.runs() for process in self.alive()):
+        coordinator = self.c.coordinator
+        if coordinator is None or any(process.runs() for process in self.alive()):
             return False
-        shown = self.seen_by(leader)
-        followers = [process for process in self.alive() if process is not leader]
+        shown = self.seen_by(coordinator)
+        followers = [process for process in self.alive() if process is not coordinator]
         same = all(p.follower.linked.is_set() and self.seen_by(p) == shown for p in followers)
         return same and all(state == "open" for state, _, _ in shown.values())
 
     def check_what_is_seen(self) -> None:
         """The same, said in detail."""
-        leader = self.c.leader
-        assert leader is not None
-        shown = self.seen_by(leader)
-        assert all(state == "open" for state, _, _ in shown.values()), leader.pool.states()
+        coordinator = self.c.coordinator
+        assert coordinator is not None
+        shown = self.seen_by(coordinator)
+        assert all(state == "open" for state, _, _ in shown.values()), coordinator.pool.states()
         for process in self.alive():
-            if process is not leader:
+            if process is not coordinator:
                 assert process.follower.linked.is_set(), process.name
                 assert self.seen_by(process) == shown, process.name
             assert not process.runs(), [w.call.call_id for w in process.works if not w.recorded]

@@ -178,7 +178,7 @@ async def _wait(gateway: RunningGateway, tenant: Tenant) -> asyncio.Task[Any]:
     """A call of the tenant's that waits for its engine."""
     pool = gateway.services.models.local[tenant.names["model"]].pool
     slot = pool.slots[tenant.names["engine"]]
-    slot.state = "held"
+    slot.hold()
     body = {"model": tenant.names["model"], "messages": [{"role": "user", "content": "wait"}]}
     task = asyncio.create_task(gateway.http.post("/v1/chat/completions", headers=tenant.headers, json=body))
     await until(lambda: bool(pool.calls), "the call waits")

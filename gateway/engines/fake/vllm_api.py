@@ -162,7 +162,7 @@ async def _update(engine: FakeEngine, path: str, values: dict[str, Any]) -> None
     engine.transfer.active = path != "/finish_weight_update"
     if path == "/update_weights":
         try:
-            await engine.take(**values["update_info"])
+            await engine.receive_weights(**values["update_info"])
         except BaseException:
             engine.transfer.active = False
             raise

@@ -88,7 +88,7 @@ async def test_a_log_is_forgotten_after_a_while(connect: Connect) -> None:
 async def test_the_log_of_a_process_that_is_alive_cannot_be_taken(connect: Connect) -> None:
     bus = connect(heartbeat_ttl_s=60)
     await bus.write(A, [BEGUN])
-    assert not await bus.take(await only(bus), B)
+    assert not await bus.take_over(await only(bus), B)
     assert (await only(bus)).owner == "a"
     assert await bus.write(A, [goes_on(4, b"z")]) == ["written"]
 
@@ -99,7 +99,7 @@ async def test_who_takes_a_log_owns_it_alone(connect: Connect) -> None:
     await bus.leave(A)
     found = await only(bus)
     assert found.url is None
-    assert await bus.take(found, B)
+    assert await bus.take_over(found, B)
     taken = await only(bus)
     assert (taken.owner, taken.epoch, taken.url, taken.body) == ("b", 2, "http://b", BEGUN.body)
     for late in (goes_on(4, b"late"), BEGUN, goes_on(0, b"", over=True)):
@@ -116,18 +116,18 @@ async def test_of_many_who_take_a_log_one_gets_it(connect: Connect) -> None:
     for number in range(20):
         log = await only(bus, str(number))
         takers = [Process(f"{number}-{i}") for i in range(5)]
-        won = await asyncio.gather(*(bus.take(log, taker) for taker in takers))
+        won = await asyncio.gather(*(bus.take_over(log, taker) for taker in takers))
         assert sum(won) == 1
         for taker in takers:
             await bus.leave(taker)
-        assert not await bus.take(log, B), "it is not as it was found, though its owner is gone again"
+        assert not await bus.take_over(log, B), "it is not as it was found, though its owner is gone again"
 
 
 async def test_a_log_that_is_gone_cannot_be_taken(connect: Connect) -> None:
     bus = connect(heartbeat_ttl_s=60)
     log = await taken_by_b(bus)
     await bus.write(B, [goes_on(0, b"", epoch=2, over=True)])
-    assert not await bus.take(log, C)
+    assert not await bus.take_over(log, C)
 
 
 @pytest.mark.parametrize("place", [BEGUN.place, ""])
@@ -144,7 +144,7 @@ async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(
         assert await bus.write(A, [late]) == ["taken"]
     assert await bus.find("place") == []
     await bus.leave(B)
-    assert not await bus.take(last, C), "nothing is left to go on with"
+    assert not await bus.take_over(last, C), "nothing is left to go on with"
 
 
 async def test_it_is_forgotten_in_the_end_that_a_log_was_taken(connect: Connect) -> None:

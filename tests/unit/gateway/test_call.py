@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
-from gateway.rollout.pool import EnginePool
+from gateway.rollout.pool import EnginePool, NoMonitor
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 from gateway.trajectories.turn import Span
@@ -47,14 +48,20 @@ class Pool(EnginePool):
         super().__init__("demo", QueueSettings())
         self.troubled: list[str] = []
         self.disputed: list[str] = []
-        self.on_trouble = lambda slot: self.troubled.append(slot.name)
-        self.on_dispute = lambda slot, reason: self.disputed.append(f"{slot.name}: {reason}")
         for name, engine in zip("abc", engines, strict=False):
             slot = self.slots[name] = Slot(name, url)
             slot.engine = engine  # type: ignore[assignment]
+            slot.hold()
             slot.confirm(3)
 
-    def runner(self, **sampling: object) -> CallRunner:
+    def report_unreachable(self, slot: Slot) -> None:
+        self.troubled.append(slot.name)
+        super().report_unreachable(slot)
+
+    def report_disputed(self, slot: Slot, reason: str) -> None:
+        self.disputed.append(f"{slot.name}: {reason}")
+
+    def runner(self, max_failures: int = 5, **sampling: object) -> CallRunner:
         """Runs a call with a prompt of two tokens."""
         given = Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
         return CallRunner(Call("c", np.array([7, 8], np.int32), given), self)
@@ -95,13 +102,17 @@ async def test_a_call_goes_on_in_another_engine_than_the_one_that_failed_it() ->
 async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> None:
     engine = Scripted(EngineUnreachable("gone"), ([1], "stop"))
     pool = Pool(engine)
-    pool.on_trouble = lambda slot: slot.fail("it died")
+    monitor = Mock(NoMonitor)
+    monitor.unreachable.side_effect = lambda _model, slot: slot.fail("it died")
+    pool.set_monitor(monitor)
     runner = pool.runner()
     runner.start(lambda: None)
     async with within("the call waits for an engine"):
         while not pool.waiting:
             assert not runner._over.is_set()
             await turns(1)
+        pool.slots["a"].start()
+        pool.slots["a"].hold()
         pool.slots["a"].confirm(3)
         pool.notify()
         await runner.wait()
@@ -177,7 +188,7 @@ async def test_a_call_of_an_engine_that_is_updated_returns_to_it() -> None:
 
     def hold() -> None:
         if call.turn.ids == [1]:
-            slot.state = "held"
+            slot.hold()
 
     runner = pool.runner()
     call = runner.call
@@ -193,7 +204,7 @@ async def test_a_call_of_an_engine_that_is_updated_returns_to_it() -> None:
 
 async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
     pool = Pool(Scripted())
-    pool.slots["a"].state = "held"
+    pool.slots["a"].hold()
     runner = pool.runner()
     runner.start(lambda: None)
     waiting = asyncio.create_task(runner.wait(), name="waiting")

@@ -16,9 +16,9 @@ from gateway.rollout.call import Call
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import NoPeers, Peers
-from gateway.rollout.placing import SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot_placer import SlotPlacer
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.types import Probe, Sampling
@@ -35,7 +35,8 @@ class Engine:
         self.name = "e"
         self.told: list[Any] = []
         self.slot = Slot("e", "http://e")
-        self.slot.engine = cast(Any, self)
+        self.slot.attach(cast(Any, self))
+        self.slot.hold()
         self.scores: list[float] | EngineError = []
         self.frees = False
         self.holdings: list[Holding] | NotComparable = NotComparable("e cannot compare")
@@ -91,7 +92,7 @@ def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> Eng
         UpdateSettings(),
         peers or NoPeers(),
         Distribution("demo", WeightsSettings(), EngineSettings(), Path("base")),
-        check_leadership=AsyncMock(),
+        check_coordinator=AsyncMock(),
         pinned_s=5.0,
         patient=peers is not None,
     )
@@ -227,7 +228,8 @@ async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_to
     step: Step, state: str
 ) -> None:
     engine, heard, placer = Engine(), [], Mock(SlotPlacer)
-    steps, engine.slot.state = steps_of(engine), "open"
+    steps = steps_of(engine)
+    engine.slot.mirror_state("open", "", 3, 0)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     steps._pool.set_placer(placer)
     placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.told]))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger, check_settings
+from gateway.feed.ledger import LedgerListener, StoredLedger, check_settings
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import decisions, episodes, turns
@@ -126,8 +127,9 @@ async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_w
 async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE.model_copy(update={"batch": 1}), "m")
     await ledger.apply(Join("g", "e", 1))
-    heard: list[bool] = []
-    ledger.on_batch = lambda: heard.append(ledger.rule.complete(0))
+    listener, heard = Mock(LedgerListener), list[bool]()
+    listener.batch_changed.side_effect = lambda _model: heard.append(ledger.rule.complete(0))
+    ledger.subscribe(listener)
     writing, commit = threading.Event(), threading.Event()
 
     def write(_connection: Any) -> None:
@@ -147,15 +149,15 @@ async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(da
 
 async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE, "m")
-    heard: list[str] = []
-    ledger.on_batch = lambda: heard.append("leased")
+    listener = Mock(LedgerListener)
+    ledger.subscribe(listener)
 
     def fails(_connection: Any) -> None:
         raise KeyError("disk full")
 
     with pytest.raises(KeyError):
         await ledger.apply(Leased(0), fails)
-    assert heard == []
+    listener.batch_changed.assert_not_called()
 
 
 async def opened(url: str) -> tuple[Database, Leases]:

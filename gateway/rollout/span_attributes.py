@@ -21,8 +21,8 @@ def name_of(api: str, model: str) -> str:
     return f"{_OPERATIONS.get(api, 'chat')} {model}"
 
 
-def asked(call: Call, details: TurnDetails, model: str) -> Facts:
-    """The attributes of a call's span that are known at its beginning."""
+def requested(call: Call, details: TurnDetails, model: str) -> Facts:
+    """Return the attributes of a call's span that are known at its beginning."""
     used = call.sampling
     facts: dict[str, Fact] = {
         "gen_ai.operation.name": _OPERATIONS.get(details.api, "chat"),
@@ -44,8 +44,8 @@ def asked(call: Call, details: TurnDetails, model: str) -> Facts:
     return facts
 
 
-def answered(call: Call, details: TurnDetails, prompt_tokens: int) -> Facts:
-    """The attributes of a call's span that are known at its end."""
+def completed(call: Call, details: TurnDetails, prompt_tokens: int) -> Facts:
+    """Return the attributes of a call's span that are known at its end."""
     turn = call.turn
     facts: dict[str, Fact] = {
         "gen_ai.response.finish_reasons": [details.finish_reason],

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.host import ControlHost, ModelEngines
-from gateway.control.placement import ControlPlacement
 from gateway.engines.base import Load, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.peers import NoPeers
-from gateway.rollout.placing import PlacementRequest
 from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot_placer import PlacementRequest
 from gateway.sections import QueueSettings
 from gateway.settings import Settings
 from scheduler.policies.throughput import EngineModel
@@ -36,7 +36,7 @@ async def pool() -> EnginePool:
 
 async def test_a_call_goes_where_least_runs_of_what_may_sample_it(pool: EnginePool) -> None:
     old, new, held = opened(pool, "a", 1), opened(pool, "b", 2), opened(pool, "c", 2)
-    held.state = "held"
+    held.hold()
     inside(new, *(call(f"r{i}") for i in range(5)))
     assert await asks(pool, call("young", 2)) is new
     assert await asks(pool, call("old", 1)) is old
@@ -210,7 +210,7 @@ async def test_an_engine_is_told_of_when_it_opens_changes_and_closes(coordinator
     opened(pool, "a", 2)
     opened(pool, "a", 2)  # it was closed and opened before anybody looked: what it had cached is gone
     assert coordinator.heard(Opened, Closed) == [Opened("a", 2)] * 2
-    slot.state = "held"
+    slot.hold()
     pool.notify()
     assert coordinator.heard(Opened, Closed) == [Closed("a")]
     opened(pool, "a", 2)
@@ -244,7 +244,7 @@ async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> N
     one = call("one", 7, seed=1)
     pool.remember(one, slot)
     one.entered("b", 7, "one.0.0")
-    one.take(TokenChunk([1, 2], [-0.5, -0.5]))
+    one.append_chunk(TokenChunk([1, 2], [-0.5, -0.5]))
     one.left()
     one.predicted(5)
     one.redirect("a", leaving="b")
@@ -358,7 +358,7 @@ async def test_an_engine_that_closes_while_it_is_asked_is_not_told_of(coordinato
     slot.engine = engine = Engine(Load(0, 0, 0, 0))  # type: ignore[assignment]
     look = asyncio.create_task(coordinator.placement.read_loads(), name="look")
     await engine.asked.wait()
-    slot.state = "held"
+    slot.hold()
     pool.notify()
     engine.may.set()
     await look

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.engines.process import last_words
+from gateway.engines.process import exit_reason
 
 VLLM = """
 (APIServer pid=41) INFO 11-22 21:00:00 [api_server.py:1772] vLLM API server version 0.32.0
@@ -35,4 +35,4 @@ USAGE = "api_server: error: unrecognized arguments: --x"
     ],
 )
 def test_the_first_error_is_the_reason(said: str, words: str) -> None:
-    assert last_words(said) == words
+    assert exit_reason(said) == words

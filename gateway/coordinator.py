@@ -1,6 +1,6 @@
-"""Opens what only the process that leads has: control program, versions, episodes, leases; and keeps its periodic duties.
+"""Opens what only the coordinator has: control program, versions, episodes, leases; and keeps its periodic duties.
 
-All of it works under the fence that SQL gave the process, beside the parts that every process has.
+All of it works under the fence that SQL gave the process, in addition to the parts that every process has.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.api.context import DataPlane
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.engine_events import EngineEvents
-from gateway.control.host import CheckLeadership, ControlHost, ModelEngines
-from gateway.control.models import LeaderModels, LocalModel, ServedModel, TrainedModel
+from gateway.control.host import CheckCoordinator, ControlHost, ModelEngines
+from gateway.control.models import CoordinatorModels, LocalModel, ServedModel, TrainedModel
 from gateway.control.nodes import Nodes
-from gateway.control.placement import ControlPlacement
 from gateway.control.versions import Versions
 from gateway.episodes import retention
 from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
-from gateway.errors import Fenced, Unavailable
+from gateway.errors import Fenced
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
@@ -31,10 +31,9 @@ from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
 from gateway.peers import snapshot
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
-from gateway.rollout.slot import Slot
 from gateway.settings import Settings
 from gateway.store.database import Database
 from processes.ports import url_of
@@ -53,12 +52,12 @@ Duty = Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
-async def open_leader(
-    plane: DataPlane, fence: int, check_leadership: CheckLeadership, *, alone: bool
-) -> AsyncIterator[Leader]:
-    """`check_leadership` is asked before each step of an engine.
+async def open_coordinator(
+    plane: DataPlane, fence: int, check_coordinator: CheckCoordinator, *, single: bool
+) -> AsyncIterator[Coordinator]:
+    """`check_coordinator` is called before each step of an engine.
 
-    `alone`: waits until every engine is open, or raises EngineError. In a cluster engines may come later.
+    `single`: wait until every engine is open, or raise EngineError. In a cluster engines may come later.
     """
     settings, database = plane.settings, plane.database.fenced(fence)
     async with AsyncExitStack() as stack:
@@ -69,8 +68,8 @@ async def open_leader(
             )
             for model in plane.models
         }
-        engines = _engines(plane, distributions, check_leadership, alone)
-        host = ControlHost(settings, engines, plane.hub, check_leadership)
+        engines = _engines(plane, distributions, check_coordinator, single)
+        host = ControlHost(settings, engines, plane.hub, check_coordinator)
         stack.push_async_callback(host.close)
         nodes = Nodes(settings, host, ledgers, plane.hub)
         placements = _placements(plane, host)
@@ -79,7 +78,7 @@ async def open_leader(
             placement.begin()
             stack.push_async_callback(placement.close)
         nodes.begin()
-        plane.hub.on_trouble = partial(_look_into, host)
+        plane.hub.set_monitor(host)
         opened = [
             await _open_model(
                 settings, model, database, host, ledgers.get(model.name), distributions[model.name]
@@ -89,46 +88,16 @@ async def open_leader(
         episodes = await _episodes(
             stack, plane, database, ledgers, partial(_engine_version, settings, ledgers, placements)
         )
-        await _start_engines(stack, settings, opened, nodes, alone)
+        await _start_engines(stack, settings, opened, nodes, single)
         openings = AutoOpen(settings, database, episodes, ledgers)
         callers = Callers(settings, episodes, Conversations(database), openings)
-        models = LeaderModels(plane.models, opened)
-        leader = Leader(fence, host, models, episodes, callers, nodes, placements)
+        models = CoordinatorModels(plane.models, opened)
+        coordinator = Coordinator(fence, host, models, episodes, callers, nodes, placements, plane.hub)
         log.info("ready: %s", settings.server.url)
         # Close the host first: the engines belong to another coordinator by then
         stack.push_async_callback(host.close)
-        await stack.enter_async_context(_tended(plane, leader, database))
-        yield leader
-
-
-async def open_reader(plane: DataPlane) -> Leader:
-    """The parts of a leader over a store that is only read: ledgers as stored, no engine, and nothing that acts."""
-    settings, database = plane.settings, plane.database
-    ledgers = await _ledgers(plane, database)
-    distributions = {
-        model.name: Distribution(model.name, settings.weights, settings.engine_of(model.name), model.path)
-        for model in plane.models
-    }
-    engines = _engines(plane, distributions, _nobody_leads, alone=True)
-    host = ControlHost(settings, engines, plane.hub, _nobody_leads)
-    nodes = Nodes(settings, host, ledgers, plane.hub)
-    opened = [
-        await _open_model(settings, model, database, host, ledgers.get(model.name), distributions[model.name])
-        for model in plane.models
-    ]
-    async with AsyncExitStack() as stack:
-        episodes = await _episodes(stack, plane, database, ledgers, load=False)
-    callers = Callers(
-        settings,
-        episodes,
-        Conversations(database),
-        AutoOpen(settings, database, episodes, ledgers),
-    )
-    return Leader(0, host, LeaderModels(plane.models, opened), episodes, callers, nodes, {})
-
-
-async def _nobody_leads() -> None:
-    raise Unavailable("this store is only read", retry_after=60.0, code="recorded_run")
+        await stack.enter_async_context(_tended(plane, coordinator, database))
+        yield coordinator
 
 
 async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedger]:
@@ -140,8 +109,8 @@ async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedg
 def _engines(
     plane: DataPlane,
     distributions: Mapping[str, Distribution],
-    check_leadership: CheckLeadership,
-    alone: bool,
+    check_coordinator: CheckCoordinator,
+    single: bool,
 ) -> dict[str, ModelEngines]:
     settings, found = plane.settings, {}
     for model in plane.models:
@@ -153,9 +122,9 @@ def _engines(
             settings.update,
             plane.hub,
             distributions[model.name],
-            check_leadership,
+            check_coordinator,
             settings.lending.grace_s,
-            patient=not alone,
+            patient=not single,
         )
         found[model.name] = ModelEngines(model.pool, steps, engine)
     return found
@@ -194,9 +163,7 @@ async def _episodes(
     plane: DataPlane,
     database: Database,
     ledgers: Mapping[str, StoredLedger],
-    engine_version: Callable[[str], int | None] = lambda _model: None,
-    *,
-    load: bool = True,
+    engine_version: Callable[[str], int | None],
 ) -> Episodes:
     settings, renderers = plane.settings, {model.name: model.renderer for model in plane.models}
     grading = await Grading.open(
@@ -206,8 +173,7 @@ async def _episodes(
     recorders = [model.recorder for model in plane.models]
     episodes = Episodes(settings, database, ledgers, recorders, grading, plane.hub, engine_version)
     stack.push_async_callback(episodes.close)
-    if load:
-        await episodes.load()
+    await episodes.load()
     return episodes
 
 
@@ -225,7 +191,7 @@ def _engine_version(
 
 
 def _own_gateway(settings: Settings) -> OwnGateway:
-    """Where this process is reached from this machine, whatever agents are told."""
+    """Return where this process is reached from this machine, whatever URL agents get."""
     server, admin = settings.server, settings.admin
     url = url_of(server.host, server.port)
     admin_url = url_of(admin.host or server.host, admin.port) if admin.port else url
@@ -246,22 +212,25 @@ async def _start_engines(
 
 
 @asynccontextmanager
-async def _tended(plane: DataPlane, leader: Leader, database: Database) -> AsyncIterator[None]:
+async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database) -> AsyncIterator[None]:
     """The coordinator's periodic duties."""
     settings = plane.settings
     old = partial(retention.tend, database, settings.retention)
     slots = {model.name: model.pool.slots for model in plane.models}
-    engines = EngineEvents(database, slots, leader.nodes.nodes)
+    engines = EngineEvents(database, slots, coordinator.nodes.nodes)
     health_s = min(settings.engine_of(model.name).health_s for model in plane.models)
     duties: list[tuple[str, Duty, float]] = [
-        ("tend-snapshot", partial(_show, plane, leader), snapshot.EVERY_S),
-        ("tend-episodes", leader.episodes.sweep, TEND_EVERY_S),
-        ("tend-engines", leader.host.tend, TEND_EVERY_S),
-        ("tend-nodes", leader.nodes.tend, TEND_EVERY_S),
-        *(("tend-placement", placement.read_loads, TEND_EVERY_S) for placement in leader.placements.values()),
-        ("check-health", leader.host.check_health, health_s),
+        ("tend-snapshot", partial(_show, plane, coordinator), snapshot.EVERY_S),
+        ("tend-episodes", coordinator.episodes.sweep, TEND_EVERY_S),
+        ("tend-engines", coordinator.host.tend, TEND_EVERY_S),
+        ("tend-nodes", coordinator.nodes.tend, TEND_EVERY_S),
+        *(
+            ("tend-placement", placement.read_loads, TEND_EVERY_S)
+            for placement in coordinator.placements.values()
+        ),
+        ("check-health", coordinator.host.check_health, health_s),
         ("tend-retention", old, _RETENTION_EVERY_S),
-        ("tell-engines", engines.tend, TEND_EVERY_S),
+        ("engine-events", engines.tend, TEND_EVERY_S),
         (
             "forget-events",
             partial(retention.forget_events, database, _KEPT_EVENTS),
@@ -277,9 +246,9 @@ async def _tended(plane: DataPlane, leader: Leader, database: Database) -> Async
         await asyncio.wait(tenders)
 
 
-async def _show(plane: DataPlane, leader: Leader) -> None:
+async def _show(plane: DataPlane, coordinator: Coordinator) -> None:
     if plane.bus.shared:
-        await snapshot.keep(plane.bus, plane.described(leader.fence))
+        await snapshot.keep(plane.bus, plane.described(coordinator.fence))
 
 
 async def tend(duty: Duty, every_s: float) -> None:
@@ -292,13 +261,3 @@ async def tend(duty: Duty, every_s: float) -> None:
             log.warning("%s: %s", getattr(duty, "__qualname__", duty), error)
         except Exception:
             log.exception("%s failed; it is tried again", getattr(duty, "__qualname__", duty))
-
-
-def _look_into(host: ControlHost, model: str, slot: Slot, reason: str) -> None:
-    """A follower has trouble with an engine: it could not reach it (no reason), or it knows what is wrong."""
-    if reason and slot.state == "open":
-        host.report_lost(model, slot.name, reason)
-    elif reason:
-        return  # reported already
-    else:
-        host.check_now(model, slot)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Container, Sequence
 
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.handover import Handover
-from gateway.rollout.logged import LoggedCall
 
 _EXPECTED_S = 60.0
 """The time within which a refused request may come back."""
-Place = tuple[str, str]
+RequestPlace = tuple[str, str]
 
 
 class RefusedRequests:
@@ -22,12 +22,12 @@ class RefusedRequests:
     def __init__(self, handover: Handover | None) -> None:
         """Without `handover` every retry comes to this process."""
         self._handover = handover
-        self._arrived: dict[Place, dict[str, float]] = {}
+        self._arrived: dict[RequestPlace, dict[str, float]] = {}
         """When they arrived, by the monotonic clock."""
         self._until: dict[str, float] = {}
         """When they are given up, by name."""
 
-    def expect(self, place: Place, stored: str, name: str, arrived: float) -> None:
+    def expect(self, place: RequestPlace, stored: str, name: str, arrived: float) -> None:
         """Records a refused request, whose key is `stored`."""
         now = time.monotonic()
         self._until = {known: until for known, until in self._until.items() if until > now}
@@ -38,7 +38,7 @@ class RefusedRequests:
         if self._handover is not None:
             self._handover.expect(place, stored, name, arrived)
 
-    def at(self, place: Place) -> dict[str, float]:
+    def at(self, place: RequestPlace) -> dict[str, float]:
         """When the refused requests at a place arrived, by name."""
         now = time.monotonic()
         return {n: at for n, at in self._arrived.get(place, {}).items() if self._until.get(n, now) > now}
@@ -51,10 +51,10 @@ class RefusedRequests:
         logged = {at.log.call for at in logs if at.refused}
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}
 
-    def answered(self, place: Place, name: str) -> None:
+    def answered(self, place: RequestPlace, name: str) -> None:
         """Forgets a refused request, whose retry has a reply now."""
         if self._arrived.get(place, {}).pop(name, None) is not None and self._handover is not None:
-            self._handover.settle(name)
+            self._handover.end_refused(name)
 
     @staticmethod
     def _only(some: dict[str, float], names: Container[str]) -> dict[str, float]:

@@ -16,18 +16,18 @@ from prometheus_client.registry import Collector
 
 from gateway.api.context import Services
 from gateway.api.middleware.drain import Drain
+from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
-from gateway.control.placement import ControlPlacement
 from gateway.feed.ledger import StoredLedger
 from gateway.peers.follower import Follower
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 from gateway.render.tool_faults import TOOL_FAULTS
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class LiveMetric:
     """A metric's text and the names of its labels."""
 
     text: str
@@ -36,49 +36,51 @@ class Figure:
 
 
 _MODEL, _ENGINE, _NODE = ("model",), ("model", "engine"), ("node", "role")
-FIGURES = {
-    "role": Figure("1 for the role of this process in its cluster", ("role",)),
-    "linked": Figure("1 if this process follows a coordinator and is linked to it"),
-    "stopping": Figure("1 if this process is stopping"),
-    "running_calls": Figure("Calls that this process is answering"),
-    "store_pending_writes": Figure("Writes that are not committed yet"),
-    "store_reachable": Figure("1 if the database answered the last reads and writes"),
-    "bus_unbroken_seconds": Figure(
+LIVE_METRICS = {
+    "role": LiveMetric("1 for the role of this process in its cluster", ("role",)),
+    "linked": LiveMetric("1 if this process follows a coordinator and is linked to it"),
+    "stopping": LiveMetric("1 if this process is stopping"),
+    "running_calls": LiveMetric("Calls that this process is answering"),
+    "store_pending_writes": LiveMetric("Writes that are not committed yet"),
+    "store_reachable": LiveMetric("1 if the database answered the last reads and writes"),
+    "bus_unbroken_seconds": LiveMetric(
         "Seconds since a request of this process to the bus failed; infinite if none did"
     ),
-    "waiting_calls": Figure("Calls of this process that wait for an engine", _MODEL),
-    "engine_state": Figure("1 for the state of an engine, as this process sees it", (*_ENGINE, "state")),
-    "engine_streams": Figure("Requests of this process in an engine", _ENGINE),
-    "engine_version": Figure("The version that an engine runs; -1: it is not known", _ENGINE),
-    "engine_restarts": Figure("Restarts of an engine", _ENGINE),
-    "engine_step_seconds": Figure(
+    "waiting_calls": LiveMetric("Calls of this process that wait for an engine", _MODEL),
+    "engine_state": LiveMetric("1 for the state of an engine, as this process sees it", (*_ENGINE, "state")),
+    "engine_streams": LiveMetric("Requests of this process in an engine", _ENGINE),
+    "engine_version": LiveMetric("The version that an engine runs; -1: it is not known", _ENGINE),
+    "engine_restarts": LiveMetric("Restarts of an engine", _ENGINE),
+    "engine_step_seconds": LiveMetric(
         "The coefficients of an engine's decode step, fitted, or the initial ones until then",
         (*_ENGINE, "coefficient"),
     ),
-    "engine_step_error": Figure("The median relative error of the fitted steps", _ENGINE),
-    "fence": Figure("The coordinator's fence, which grows with every new one"),
-    "open_episodes": Figure("Open episodes"),
-    "followers": Figure("Processes that are linked to the coordinator"),
-    "waiting_episodes": Figure("Episodes that wait for a slot", _MODEL),
-    "node_role": Figure("1 for the role of a node", _NODE),
-    "node_seconds": Figure("Seconds that a node spent in each role", _NODE, "counter"),
-    "length_tail_recall": Figure(
+    "engine_step_error": LiveMetric("The median relative error of the fitted steps", _ENGINE),
+    "fence": LiveMetric("The coordinator's fence, which grows with every new one"),
+    "open_episodes": LiveMetric("Open episodes"),
+    "followers": LiveMetric("Processes that are linked to the coordinator"),
+    "waiting_episodes": LiveMetric("Episodes that wait for a slot", _MODEL),
+    "node_role": LiveMetric("1 for the role of a node", _NODE),
+    "node_seconds": LiveMetric("Seconds that a node spent in each role", _NODE, "counter"),
+    "length_tail_recall": LiveMetric(
         "The share of this process's longest recent calls that were predicted to be among the longest", _MODEL
     ),
-    "length_tail_share": Figure(
+    "length_tail_share": LiveMetric(
         "The share of recent calls that were predicted to be among the longest", _MODEL
     ),
-    "length_mean_error": Figure("The mean absolute error of recent length predictions, in tokens", _MODEL),
-    "version": Figure("The newest live version", _MODEL),
-    "bad_versions": Figure("Versions that no engine may run, since the first start", _MODEL),
-    "updates": Figure("Weight updates since the start", _MODEL, "counter"),
-    "streams_across_updates": Figure("Calls carried across an update", _MODEL, "counter"),
-    "ledger_groups": Figure("Groups that the ledger knows, by state", ("model", "state")),
-    "ledger_free_slots": Figure("Groups that may start within the staleness bound", _MODEL),
-    "ledger_next_batch": Figure("The next batch to train, counted from 0", _MODEL),
-    "ledger_broken": Figure("1 if the ledger has stopped, and the gateway must be restarted", _MODEL),
-    "lease_held": Figure("1 if a trainer leases the next batch", _MODEL),
-    "lease_left_seconds": Figure("Seconds until the lease that is held expires", _MODEL),
+    "length_mean_error": LiveMetric(
+        "The mean absolute error of recent length predictions, in tokens", _MODEL
+    ),
+    "version": LiveMetric("The newest live version", _MODEL),
+    "bad_versions": LiveMetric("Versions that no engine may run, since the first start", _MODEL),
+    "updates": LiveMetric("Weight updates since the start", _MODEL, "counter"),
+    "streams_across_updates": LiveMetric("Calls carried across an update", _MODEL, "counter"),
+    "ledger_groups": LiveMetric("Groups that the ledger knows, by state", ("model", "state")),
+    "ledger_free_slots": LiveMetric("Groups that may start within the staleness bound", _MODEL),
+    "ledger_next_batch": LiveMetric("The next batch to train, counted from 0", _MODEL),
+    "ledger_broken": LiveMetric("1 if the ledger has stopped, and the gateway must be restarted", _MODEL),
+    "lease_held": LiveMetric("1 if a trainer leases the next batch", _MODEL),
+    "lease_left_seconds": LiveMetric("Seconds until the lease that is held expires", _MODEL),
 }
 """The metrics of this module by name, without `headgate_`."""
 LABELS = {
@@ -102,7 +104,7 @@ _ROLES = ("alone", "coordinator", "follower", "starting")
 Sample = tuple[tuple[str, ...], float]
 
 
-class Figures(Collector):
+class LiveMetrics(Collector):
     """One process's. Everything is read in the event loop's thread."""
 
     def __init__(self, services: Services, drain: Drain) -> None:
@@ -117,12 +119,12 @@ class Figures(Collector):
         """Yields the metrics, for prometheus_client."""
         yield from self._process()
         yield from self._engines()
-        if isinstance(leader := self._services.role, Leader):
-            yield from self._leader(leader)
-            yield from _nodes(leader.nodes)
-            yield from _speeds(leader.placements)
-            yield from _versions(list(leader.models))
-            yield from _ledgers(leader.models.trained)
+        if isinstance(coordinator := self._services.role, Coordinator):
+            yield from self._coordinator(coordinator)
+            yield from _nodes(coordinator.nodes)
+            yield from _speeds(coordinator.placements)
+            yield from _versions(list(coordinator.models))
+            yield from _ledgers(coordinator.models.trained)
 
     def _process(self) -> Iterator[Metric]:
         services, database = self._services, self._services.database
@@ -151,15 +153,15 @@ class Figures(Collector):
                 f"engine_{value}", [((model, slot.name), getattr(slot, value)) for model, slot in slots]
             )
 
-    def _leader(self, leader: Leader) -> Iterator[Metric]:
-        yield _one("fence", leader.fence)
-        yield _one("open_episodes", leader.episodes.open_count)
+    def _coordinator(self, coordinator: Coordinator) -> Iterator[Metric]:
+        yield _one("fence", coordinator.fence)
+        yield _one("open_episodes", coordinator.episodes.open_count)
         if self._services.membership.role != "alone":
             followers = self._services.hub.describe()
             yield _one("followers", len(followers))
         waiting = [
-            ((model.name,), sum(leader.episodes.waiting(model.name).values()))
-            for model in leader.models.trained
+            ((model.name,), sum(coordinator.episodes.waiting(model.name).values()))
+            for model in coordinator.models.trained
         ]
         yield _figure("waiting_episodes", waiting)
 
@@ -232,7 +234,7 @@ def _one(name: str, value: float) -> Metric:
 
 
 def _figure(name: str, samples: Iterable[Sample]) -> Metric:
-    figure = FIGURES[name]
+    figure = LIVE_METRICS[name]
     kind = GaugeMetricFamily if figure.kind == "gauge" else CounterMetricFamily
     family = kind(f"headgate_{name}", figure.text, labels=figure.labels)
     for values, number in samples:

@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from gateway.render.renderer import ChatRenderer
-from gateway.render.switches import EFFORTS, NONE, Switches, chosen
+from gateway.render.template_options import EFFORTS, NONE, Switches, chosen
 from gateway.sections import ModelSettings
 from tests.families.family import named, renderer, save
 from tests.harness.models import save_tokenizer

@@ -1,8 +1,8 @@
-"""Has the placement reactor (`scheduler.program.placement`) choose engines for the calls of one pool in this process.
+"""Connects an engine pool to the placement reactor (`scheduler.program.placement`).
 
 All calls that begin or end within one turn of the event loop are sent together at the end of that turn; ends for which no call
-waits are sent with the next calls, or a moment later. A call that was given an engine continues at once, or when its turn comes
-if it had to wait. Owns the unanswered requests, and the slot states that the reactor was told. Invariants:
+waits are sent with the next calls, or a moment later. A call that was given an engine continues immediately, or when its turn
+comes if it had to wait. Owns the open requests, and the slot states that the reactor knows. Invariants:
 - a call is sent as `Arrived` only with or after everything before it that was `Left`;
 - while a call waits for an engine, an end is sent in the turn in which it happens;
 - the reactor counts an engine as open exactly while its slot is open; a call that was sent to an engine which closed meanwhile
@@ -18,8 +18,8 @@ from typing import Protocol, TypeVar
 
 from gateway.errors import GatewayError, Unavailable
 from gateway.rollout.call import Call
-from gateway.rollout.placing import PlacementRequest
 from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot_placer import PlacementRequest
 from scheduler.program.calls import Arrived, Closed, Demand, Left, Move, Opened, Placed
 from scheduler.program.placement import Placement
 from scheduler.reactor import Output, PhysicalAction
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ENDED_S = 0.02
-"""The longest that the program is not told of an end for which no call waits."""
+"""The longest that the end of a call for which no other waits is held back."""
 
 
 class ProgramHost(Protocol):
@@ -41,34 +41,34 @@ class ProgramHost(Protocol):
         ...
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
-        """Calls `callback` with every value of an output, at once and in order."""
+        """Call `callback` with every value of an output, immediately and in order."""
         ...
 
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
-        """Injects an event. `now`: the decisions about it have been observed when this returns.
+        """Inject an event. `now`: the decisions about it have been observed when this returns.
 
-        Raises Unavailable if the program has stopped.
+        Raise Unavailable if the program has stopped.
         """
         ...
 
 
 class ProgramPlacer:
-    """The calls of one model in this process. See `gateway.rollout.placing.Placer`."""
+    """The calls of one model in this process. See `gateway.rollout.slot_placer.Placer`."""
 
     def __init__(self, host: ProgramHost, reactor: Placement, model: str, pool: EnginePool) -> None:
         self.reactor = reactor
         self._host = host
         self._model = model
         self._pool = pool
-        self._asking: dict[str, PlacementRequest] = {}
-        """Calls that want an engine, since the last turn."""
+        self._submitted: dict[str, PlacementRequest] = {}
+        """Calls that need an engine, since the last turn."""
         self._waiting: dict[str, PlacementRequest] = {}
         """Calls that the program knows and has not placed yet."""
         self._left: list[Left] = []
         self._scheduled = False
         self._later: asyncio.TimerHandle | None = None
         """Sends the calls that have left, if no other call comes before."""
-        self._told: dict[str, tuple[int, int]] = {}
+        self._open: dict[str, tuple[int, int]] = {}
         """The version and generation of each engine that the program knows as open."""
         self._moving: set[asyncio.Task[None]] = set()
         host.observe(reactor.placed, self._on_placed)
@@ -77,66 +77,66 @@ class ProgramPlacer:
     # Events of calls
 
     def submit(self, request: PlacementRequest) -> None:
-        self._asking[request.call.call_id] = request
-        self._soon()
+        self._submitted[request.call.call_id] = request
+        self._schedule_flush()
 
     def cancel(self, request: PlacementRequest) -> None:
         call = request.call
-        if self._asking.get(call.call_id) is request:
-            del self._asking[call.call_id]
+        if self._submitted.get(call.call_id) is request:
+            del self._submitted[call.call_id]
         elif self._waiting.get(call.call_id) is request or request.found.cancelled():
             self._waiting.pop(call.call_id, None)
             self._withdraw(call)
 
     def _withdraw(self, call: Call) -> None:
         self._left.append(Left(call.call_id, call.length))
-        self._soon()
+        self._schedule_flush()
 
     def left(self, call: Call) -> None:
         self._left.append(Left(call.call_id, call.length))
         if self._waiting:
-            self._soon()
+            self._schedule_flush()
         elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(_ENDED_S, self._tell)
+            self._later = asyncio.get_running_loop().call_later(_ENDED_S, self._flush)
 
     def retire(self) -> list[PlacementRequest]:
-        requests = [*self._waiting.values(), *self._asking.values()]
-        self._waiting, self._asking = {}, {}
-        self._tell_no_more()
+        requests = [*self._waiting.values(), *self._submitted.values()]
+        self._waiting, self._submitted = {}, {}
+        self._cancel_flush()
         return requests
 
-    def _soon(self) -> None:
+    def _schedule_flush(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._tell)
+            asyncio.get_running_loop().call_soon(self._flush)
 
-    def _tell(self) -> None:
-        """Sends the program the calls that came and went since the last time."""
+    def _flush(self) -> None:
+        """Send the program the calls that came and went since the last time."""
         self._scheduled = False
-        self._tell_no_more()
+        self._cancel_flush()
         left, self._left = tuple(self._left), []
-        asking, self._asking = self._asking, {}
-        self._waiting.update(asking)
-        arrived = tuple(self._arrived(request.call) for request in asking.values())
+        submitted, self._submitted = self._submitted, {}
+        self._waiting.update(submitted)
+        arrived = tuple(self._arrived(request.call) for request in submitted.values())
         try:
             self._host.inject(self.reactor.demand, Demand(left, arrived), now=True)
         except Unavailable:
             self._stopped()
             return
-        for name, request in asking.items():
+        for name, request in submitted.items():
             if self._waiting.get(name) is request and not self._pool.let_wait(request):
                 del self._waiting[name]
                 self._withdraw(request.call)
 
-    def _tell_no_more(self) -> None:
-        """Calls off what would be told later."""
+    def _cancel_flush(self) -> None:
+        """Cancel the flush that would come later."""
         if self._later is not None:
             self._later.cancel()
             self._later = None
 
     def _stopped(self) -> None:
-        """Nothing is decided any more."""
-        log.warning("%s: nothing is decided any more; calls go where there is room", self._model)
+        """Place calls without the program, which has stopped."""
+        log.warning("%s: the control program has stopped; calls go where there is room", self._model)
         self._pool.set_placer(None)
 
     def _arrived(self, call: Call) -> Arrived:
@@ -160,19 +160,19 @@ class ProgramPlacer:
         if not self._host.running:
             return
         try:
-            self._tell_slots()
+            self._sync_slots()
         except Unavailable:
             self._stopped()
 
-    def _tell_slots(self) -> None:
+    def _sync_slots(self) -> None:
         slots = self._pool.slots
         now = {name: (s.version, s.generation) for name, s in slots.items() if s.state == "open"}
-        for name in self._told.keys() - now.keys():
-            del self._told[name]
+        for name in self._open.keys() - now.keys():
+            del self._open[name]
             self._host.inject(self.reactor.closed, Closed(name))
         for name, state in now.items():
-            if self._told.get(name) != state:
-                self._told[name] = state
+            if self._open.get(name) != state:
+                self._open[name] = state
                 self._host.inject(self.reactor.opened, Opened(name, state[0]))
 
     # Decisions
@@ -189,7 +189,7 @@ class ProgramPlacer:
             task.add_done_callback(self._moving.discard)
 
     async def end_moves(self) -> None:
-        """Takes back the moves that have not been made."""
+        """Cancel the moves that have not been made."""
         for task in self._moving:
             task.cancel()
         if self._moving:

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import BadRequest
-from gateway.render.control import ControlTokens
 from gateway.render.renderer import FAMILIES as LIBRARY
 from gateway.render.renderer import ChatRenderer, Message, Tool
+from gateway.render.special_tokens import ControlTokens
 from gateway.sections import ModelSettings, RenderSettings
 from tests.families.family import FAMILIES, Family, named, renderer, save
 

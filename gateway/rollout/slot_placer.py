@@ -1,9 +1,8 @@
 """The interface between the pool of engines and the placer, which chooses an engine for each call.
 
-The coordinator's placer is the control program (`gateway.control.placement`), a follower's a program of its own by the
-coordinator's tables (`gateway.control.following`). Without tables, and when the program has stopped, a process applies the pure
-policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its
-`min_version`.
+The coordinator's placer is the control program (`gateway.control.coordinator_placement`). A follower runs a program of its own by
+the coordinator's tables (`gateway.control.follower_placement`). Without tables, and when the program has stopped, a process
+applies the pure policy to its own slots (`SlotPlacer`). Either way a call gets no engine older than its `min_version`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class PlacementRequest:
 
 
 class Placer(Protocol):
-    """Chooses engines for the calls of one pool. Every method returns at once."""
+    """Chooses engines for the calls of one pool. Every method returns immediately."""
 
     def submit(self, request: PlacementRequest) -> None:
         """Requests an engine for a call. Answers by `EnginePool.give`, after `EnginePool.let_wait` if none is free now."""
@@ -87,7 +86,7 @@ class SlotPlacer:
         """Does nothing: the slots count their runs."""
 
     def changed(self) -> None:
-        """Lets waiting calls try again, a few at a time."""
+        """Let waiting calls retry, a few at a time."""
         for request in self._waiting:
             self._pool.in_turn(partial(self._retry, request))
 

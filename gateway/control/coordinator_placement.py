@@ -1,7 +1,7 @@
-"""Places the calls of the process that leads, by the control program, and has every other process place its own alike.
+"""Places the coordinator's calls by the control program, and has followers place theirs alike.
 
-Every engine's load is read once a second. The program is told of it and of the other processes' calls; what it knows and has
-decided then goes to the processes that follow, as a table (`gateway.rollout.tables`).
+Every engine's load is read once a second. The program gets it and the other processes' calls; what it knows and has decided then
+goes to the followers, as a table (`gateway.rollout.plan_messages`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.control.host import ControlHost
-from gateway.control.placer import ProgramPlacer
+from gateway.control.program_placer import ProgramPlacer
 from gateway.control.speed_model import SpeedModels
 from gateway.engines.base import Load
 from gateway.errors import EngineError
 from gateway.rollout.peers import Peers
+from gateway.rollout.plan_messages import Table
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.tables import Table
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Fitted, Others, Seen
 
@@ -44,7 +44,7 @@ class ControlPlacement(ProgramPlacer):
         self._pool.set_placer(self)
 
     async def close(self) -> None:
-        """Stops choosing engines; each process chooses by itself again."""
+        """Stop choosing engines; each process chooses by itself from now on."""
         self._pool.set_placer(None)
         await self.end_moves()
 
@@ -57,7 +57,7 @@ class ControlPlacement(ProgramPlacer):
         processes what it knows and has decided."""
         slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
         loads = await asyncio.gather(*(_load(slot) for slot in slots))
-        seen = tuple(
+        snapshot = tuple(
             self._engine_load(slot, load)
             for slot, load in zip(slots, loads, strict=True)
             if slot.state == "open"
@@ -68,11 +68,11 @@ class ControlPlacement(ProgramPlacer):
         if others.processes > 1 or before.processes > 1:
             self._others = others
             self._host.inject(self.reactor.others, others)
-        self._host.inject(self.reactor.seen, Seen(seen), now=True)
+        self._host.inject(self.reactor.seen, Seen(snapshot), now=True)
         for name, model in self.fits.changed():
             self._host.inject(self.reactor.fitted, Fitted(name, model.k1, model.k2, model.k3, model.k4))
         self.fits.forget(self._pool.slots)
-        self._peers.send_table(self._model, Table(seen, self.reactor.decided(), self.fits.models()))
+        self._peers.send_table(self._model, Table(snapshot, self.reactor.decided(), self.fits.models()))
 
     def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
         """Combines both sides of an engine's load: gateways know best how many requests are inside, the engine which of

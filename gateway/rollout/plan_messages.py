@@ -1,7 +1,7 @@
-"""What gateway processes tell each other so that the calls of all go where one plan says.
+"""The messages by which one plan places the calls of all gateway processes.
 
-Every process counts its calls (`CallCounts`); once a second the coordinator answers each with a `Table`: the engines as they are,
-what the other processes have, and what was decided.
+Every process counts its calls (`CallCounts`); once a second the coordinator sends each a `Table`: the engines as they are, what
+the other processes have, and what was decided.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Table:
     speeds: Mapping[str, EngineModel] = field(default_factory=dict)
     """The fitted speed of engines."""
     others: Others = field(default_factory=lambda: Others(1))
-    """What all processes have but the one that reads this."""
+    """The load of all processes but the one that reads this."""
 
     def inside(self) -> Counter[str]:
         """The other processes' calls in each engine."""
@@ -47,7 +47,7 @@ class Table:
 
 
 def count_calls(waiting: Iterable[Call], slots: Iterable[Slot]) -> CallCounts:
-    """Counts the calls that wait and those in engines."""
+    """Count the calls that wait and those in engines."""
     queued: dict[int, tuple[int, int]] = {}
     for call in waiting:
         calls, tokens = queued.get(call.min_version, (0, 0))
@@ -60,7 +60,7 @@ def count_calls(waiting: Iterable[Call], slots: Iterable[Slot]) -> CallCounts:
 
 
 def others_of(counts: Collection[CallCounts]) -> Others:
-    """What so many other processes have together."""
+    """Return the combined load of the other processes."""
     queued: dict[int, tuple[int, int]] = {}
     held: Counter[tuple[str, int]] = Counter()
     for one in counts:

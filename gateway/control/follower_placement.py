@@ -1,8 +1,8 @@
-"""Places the calls of a process that follows, by the coordinator's tables (`gateway.rollout.tables`).
+"""Places a follower's calls by the coordinator's tables (`gateway.rollout.plan_messages`).
 
 The same reactor decides as in the coordinator, on the same snapshot; so a call goes where the coordinator would send it, waits in
-the same order and moves for the same reasons, and no call waits for an answer from there. Between two tables it knows what this
-process does, and takes it that others do alike.
+the same order and moves for the same reasons, and no call waits for a reply from there. Between two tables it knows what this
+process does, and assumes that the others behave the same way.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from gateway.control.placer import ProgramPlacer
+from gateway.control.program_placer import ProgramPlacer
 from gateway.errors import Unavailable
+from gateway.rollout.plan_messages import Table
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.tables import Table
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Fitted, Seen
 from scheduler.program.following import FollowerProgram
@@ -61,8 +61,8 @@ class FollowerPlacement(ProgramPlacer):
         self._begun = False
         host.runtime.start()
 
-    def take(self, table: Table) -> None:
-        """Takes the newest table; from the first on, calls are placed by it."""
+    def apply_table(self, table: Table) -> None:
+        """Apply the newest table; from the first on, calls are placed by it."""
         if not self._host.running:
             return
         elsewhere = table.inside()
@@ -76,8 +76,8 @@ class FollowerPlacement(ProgramPlacer):
                 self.changed()
             self._host.inject(self.reactor.plan, table.plan)
             self._host.inject(self.reactor.others, table.others)
-            seen = tuple(self._seen(one, elsewhere[one.engine]) for one in table.engines)
-            self._host.inject(self.reactor.seen, Seen(seen))
+            snapshot = tuple(self._updated(one, elsewhere[one.engine]) for one in table.engines)
+            self._host.inject(self.reactor.seen, Seen(snapshot))
         except Unavailable:
             self._stopped()
             return
@@ -85,8 +85,8 @@ class FollowerPlacement(ProgramPlacer):
             self._begun = True
             self._pool.set_placer(self)
 
-    def _seen(self, shown: EngineSeen, elsewhere: int) -> EngineSeen:
-        """An engine as it was shown, with this process's calls as they are now."""
+    def _updated(self, shown: EngineSeen, elsewhere: int) -> EngineSeen:
+        """Return an engine of the table with this process's calls as they are now."""
         slot = self._pool.slots.get(shown.engine)
         inside = elsewhere + (slot.streams if slot is not None else 0)
         waiting = min(shown.waiting, inside)

@@ -4,7 +4,7 @@ The head is written once: the request, its sampling and its prompt. The body has
 log-probability, little-endian. The state has everything else about these tokens, above all the versions that may have sampled
 them.
 
-A call whose sampler has a state cannot be continued: its log only tells retries where it runs.
+A call whose sampler has a state cannot be continued: its log only shows retries where it runs.
 """
 
 from __future__ import annotations

@@ -6,39 +6,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.limits import Limit, begun, drawn, ended, fresh, idle, refill, refusal
+from gateway.tenancy.limits import Limit, Usage
 
 MINUTE = Limit(tokens_per_minute=60)
 
 
 def test_calls_at_once_are_counted() -> None:
     limit = Limit(calls=2)
-    usage = begun(begun(fresh(limit, 0.0)))
-    assert (found := refusal(limit, usage, 0.0)) and found.reason == "too_many_calls"
-    assert refusal(limit, ended(usage), 0.0) is None
+    usage = Usage.unused(limit, 0.0).begin().begin()
+    assert (found := usage.refusal(0.0)) and found.reason == "too_many_calls"
+    assert usage.end().refusal(0.0) is None
     with pytest.raises(AssertionError):
-        ended(ended(ended(usage)))
+        usage.end().end().end()
 
 
 def test_a_minutes_tokens_come_back_evenly() -> None:
-    usage = drawn(MINUTE, fresh(MINUTE, 0.0), 60, 0.0)
-    found = refusal(MINUTE, usage, 0.0)
+    usage = Usage.unused(MINUTE, 0.0).draw(60, 0.0)
+    found = usage.refusal(0.0)
     assert found is not None and (found.reason, found.after_s) == ("too_many_tokens", 1.0)
-    assert refusal(MINUTE, usage, 0.5) is None  # something is there again
-    assert refill(MINUTE, usage, 30.0).level == 30.0
-    assert refill(MINUTE, usage, 600.0).level == 60.0  # and never more than a minute's
+    assert usage.refusal(0.5) is None  # something is there again
+    assert usage.refill(30.0).level == 30.0
+    assert usage.refill(600.0).level == 60.0  # and never more than a minute's
 
 
 def test_a_debt_is_paid_before_the_next_call() -> None:
-    usage = drawn(MINUTE, fresh(MINUTE, 0.0), 160, 0.0)
-    found = refusal(MINUTE, usage, 0.0)
+    usage = Usage.unused(MINUTE, 0.0).draw(160, 0.0)
+    found = usage.refusal(0.0)
     assert found is not None and found.after_s == 101.0
-    assert refusal(MINUTE, usage, 100.0) is not None and refusal(MINUTE, usage, 101.0) is None
+    assert usage.refusal(100.0) is not None and usage.refusal(101.0) is None
 
 
 def test_nothing_is_refused_without_limits() -> None:
-    usage = drawn(Limit(), begun(fresh(Limit(), 0.0)), 10**9, 0.0)
-    assert refusal(Limit(), usage, 0.0) is None and Limit().none and not MINUTE.none
+    usage = Usage.unused(Limit(), 0.0).begin().draw(10**9, 0.0)
+    assert usage.refusal(0.0) is None and Limit().none and not MINUTE.none
 
 
 events = st.lists(
@@ -52,18 +52,18 @@ def test_whatever_happens_limits_hold(
 ) -> None:
     """Never more calls than allowed; tokens of any time are a minute's, the even flow, and what the last calls took beyond."""
     limit, now, running, used, overdrawn = Limit(calls, tokens), 0.0, 0, 0, 0
-    usage = fresh(limit, now)
+    usage = Usage.unused(limit, now)
     for what, taken, later in happened:
         now += later
-        if what == "begin" and refusal(limit, usage, now) is None:
-            usage, running = begun(usage), running + 1
+        if what == "begin" and usage.refusal(now) is None:
+            usage, running = usage.begin(), running + 1
         elif what == "end" and running:
-            usage, running = ended(drawn(limit, usage, taken, now)), running - 1
+            usage, running = usage.draw(taken, now).end(), running - 1
             used, overdrawn = used + taken, max(overdrawn, taken)
         assert usage.calls == running <= calls
         assert used <= tokens + now * tokens / 60 + calls * overdrawn + 1e-6
     for _ in range(running):
-        usage = ended(usage)
-    wait = refusal(limit, usage, now)
-    assert wait is None or refusal(limit, usage, now + wait.after_s + 1e-6) is None
-    assert idle(limit, usage, now + 60.0 * (used / tokens + 2))
+        usage = usage.end()
+    wait = usage.refusal(now)
+    assert wait is None or usage.refusal(now + wait.after_s + 1e-6) is None
+    assert usage.idle(now + 60.0 * (used / tokens + 2))

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from gateway.render.control import ControlTokens
-from gateway.render.quoting import quoted
-from gateway.render.yielding import yielding
+from gateway.render.escaping import quoted
+from gateway.render.gil import release_gil
+from gateway.render.special_tokens import ControlTokens
 
 JSON = st.recursive(
     st.none()
@@ -32,7 +32,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_it_is_equal_and_written_alike(value: Any) -> None:
-    found = yielding(value)
+    found = release_gil(value)
     assert found == value
     assert json.dumps(found) == json.dumps(value)
     assert json.dumps(found, indent=2, sort_keys=True) == json.dumps(value, indent=2, sort_keys=True)
@@ -59,7 +59,7 @@ def test_others_run_while_it_is_written() -> None:
     value = {"rows": [{"id": i, "tags": ["a", "b"]} for i in range(1_000)], "schema": {"type": "object"}}
     with python_calls() as plain:
         json.dumps(value, ensure_ascii=False)
-    found = yielding(value)
+    found = release_gil(value)
     with python_calls() as called:
         json.dumps(found, ensure_ascii=False)
     assert len(plain) < 10, "one call in C"
@@ -69,7 +69,7 @@ def test_others_run_while_it_is_written() -> None:
 
 def test_quoting_leaves_it_so(tiny_model: Path) -> None:
     control = ControlTokens(AutoTokenizer.from_pretrained(str(tiny_model)), as_text=True)
-    found = quoted(yielding({"rows": [{"said": "<|im_end|>"}]}), control)
+    found = quoted(release_gil({"rows": [{"said": "<|im_end|>"}]}), control)
     assert control.cut in found["rows"][0]["said"]
     with python_calls() as called:
         json.dumps(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gateway.render.control import ControlTokens
+from gateway.render.special_tokens import ControlTokens
 
 
 class Quoted(str):
@@ -24,7 +24,7 @@ class Quoted(str):
 
 
 def quoted(value: Any, control: ControlTokens) -> Any:
-    """A JSON value with every text in it, keys too, that spells a control token as `Quoted`; of the same types (`yielding`)."""
+    """Return a JSON value in which every text, keys too, that spells a control token is a `Quoted`."""
 
     def change(text: str) -> str:
         found = control.cut_up(text)
@@ -34,7 +34,7 @@ def quoted(value: Any, control: ControlTokens) -> Any:
 
 
 def cut(value: Any, control: ControlTokens) -> Any:
-    """A JSON value with every text in it, keys too, cut where it spells a control token; of the same types (`yielding`)."""
+    """A JSON value with every text in it, keys too, cut where it spells a control token; of the same types (`release_gil`)."""
     return _changed(value, control.cut_up)
 
 

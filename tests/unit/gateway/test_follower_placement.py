@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.control.following import FollowerPlacement
+from gateway.control.follower_placement import FollowerPlacement
 from gateway.peers.messages import (
     counts_from_json,
     counts_to_json,
@@ -15,8 +15,8 @@ from gateway.peers.messages import (
     table_to_json,
     unpack,
 )
+from gateway.rollout.plan_messages import CallCounts, Table, others_of
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.tables import CallCounts, Table, others_of
 from gateway.sections import QueueSettings
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
@@ -48,9 +48,9 @@ async def test_a_call_goes_where_other_processes_have_least(pool: EnginePool) ->
     a, b = opened(pool, "a"), opened(pool, "b")
     assert await asks(pool, call("before")) is a, "nothing is known of others"
     placement = follows(pool)
-    placement.take(table(Held("a", 0, 3), Held("b", 0, 1)))
+    placement.apply_table(table(Held("a", 0, 3), Held("b", 0, 1)))
     assert await asks(pool, call("one")) is b
-    placement.take(table(Held("a", 0, 0), Held("b", 0, 1)))
+    placement.apply_table(table(Held("a", 0, 0), Held("b", 0, 1)))
     assert await asks(pool, call("two")) is a
 
 
@@ -63,7 +63,7 @@ async def test_calls_of_this_process_count_as_they_are_now_and_not_as_they_were_
     placement = follows(pool)
     for counted in (0, 5):
         stale = (EngineSeen("a", counted, 0, 0, 0.0), EngineSeen("b", 2, 0, 0, 0.0))
-        placement.take(Table(stale, Plan(0), others=Others(2, (), (Held("b", 0, 2),))))
+        placement.apply_table(Table(stale, Plan(0), others=Others(2, (), (Held("b", 0, 2),))))
         one = call(f"one-{counted}")
         assert await asks(pool, one) is b
         pool.release(one)
@@ -74,25 +74,25 @@ async def test_calls_wait_here_in_the_order_of_their_v_and_for_room(pool: Engine
     slot = opened(pool, "a", 1)
     placement = follows(pool, "gain")
     speeds = {"a": ROOM_FOR_3}
-    placement.take(table(Held("a", 0, 3), speeds=speeds))
+    placement.apply_table(table(Held("a", 0, 3), speeds=speeds))
     young, old = asks(pool, call("young", 1)), asks(pool, call("old", 0))
     await turns()
     assert (young.done(), old.done(), pool.waiting) == (False, False, 2)
     assert pool.counts().queued == ((0, 1, 10), (1, 1, 10))
-    placement.take(table(Held("a", 0, 2), speeds=speeds))
+    placement.apply_table(table(Held("a", 0, 2), speeds=speeds))
     await turns()
     assert (young.done(), old.done()) == (False, True)
-    placement.take(table(Held("a", 0, 0), queued=(Queued(0, 9, 10),), speeds=speeds))
+    placement.apply_table(table(Held("a", 0, 0), queued=(Queued(0, 9, 10),), speeds=speeds))
     await turns()
     assert not young.done(), "older ones wait elsewhere"
-    placement.take(table(Held("a", 0, 0), speeds=speeds))
+    placement.apply_table(table(Held("a", 0, 0), speeds=speeds))
     assert await young is slot
 
 
 async def test_calls_move_out_of_an_engine_in_whose_queue_they_wait(pool: EnginePool) -> None:
     a = opened(pool, "a")
     placement = follows(pool, "gain", migration={"waiting_above": 0})
-    placement.take(Table((), Plan(0), {"a": ROOM_FOR_3, "b": ROOM_FOR_3}))
+    placement.apply_table(Table((), Plan(0), {"a": ROOM_FOR_3, "b": ROOM_FOR_3}))
     moved: list[tuple[str, str | None]] = []
 
     async def move(name: str, engine: str | None) -> None:
@@ -103,7 +103,7 @@ async def test_calls_move_out_of_an_engine_in_whose_queue_they_wait(pool: Engine
     assert await asks(pool, one) is a
     inside(a, one)
     opened(pool, "b")
-    placement.take(
+    placement.apply_table(
         Table((EngineSeen("a", 2, 2, 40, 1.0),), Plan(0), others=Others(2, (), (Held("a", 0, 3),)))
     )
     await turns()
@@ -113,7 +113,7 @@ async def test_calls_move_out_of_an_engine_in_whose_queue_they_wait(pool: Engine
 async def test_who_waits_goes_on_waiting_without_a_link_and_gets_what_opens(pool: EnginePool) -> None:
     placement = follows(pool)
     opened(pool, "a")
-    placement.take(table())
+    placement.apply_table(table())
     pool.hold("there is no coordinator")
     waits = asks(pool, call("one"))
     await turns()
@@ -127,7 +127,7 @@ async def test_when_its_program_fails_the_process_chooses_alone(
     pool: EnginePool, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     slot, placement = opened(pool, "a"), follows(pool)
-    placement.take(table())
+    placement.apply_table(table())
 
     def fail(*_: Any) -> None:
         raise RuntimeError("a defect")
@@ -137,7 +137,7 @@ async def test_when_its_program_fails_the_process_chooses_alone(
     if at == "an engine":
         slot = opened(pool, "0")
     assert await asks(pool, call("one")) is slot
-    placement.take(table())
+    placement.apply_table(table())
     assert await asks(pool, call("two")) is slot
 
 

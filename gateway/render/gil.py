@@ -14,12 +14,12 @@ LARGE = 250_000
 """Characters of JSON that take some milliseconds to write."""
 
 
-def yielding(value: Any) -> Any:
-    """Returns an equal JSON value whose objects and arrays let other threads run while they are written."""
+def release_gil(value: Any) -> Any:
+    """Return an equal JSON value whose objects and arrays let other threads run while they are written."""
     if isinstance(value, dict):
-        return _Object({key: yielding(item) for key, item in value.items()})
+        return _Object({key: release_gil(item) for key, item in value.items()})
     if isinstance(value, list):
-        return _Array([yielding(item) for item in value])
+        return _Array([release_gil(item) for item in value])
     return value
 
 
