@@ -42,7 +42,10 @@ class Form:
             return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
 
 
-form = functools.cache(Form)
+@functools.cache
+def form(declared: Any) -> Form:
+    """Return the form of a declared type."""
+    return Form(declared)
 
 
 def from_json(value: Any, declared: Any) -> Any:
