@@ -9,7 +9,6 @@ its parts when they are read from a recording. Floats are finite: NaN and the in
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -40,9 +39,6 @@ class Form:
             return _encode(value).decode()
         except UnicodeEncodeError:  # half of a surrogate pair, as in a file's name that is not UTF-8
             return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
-
-
-form = functools.cache(Form)
 
 
 def from_json(value: Any, declared: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any, Generic, TypeVar
 
-from scheduler.reactor.codec import form
+from scheduler.reactor.codec import Form
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class Element(Generic[T]):
     kind = "element"
 
     def __init__(self, reactor: str, name: str, declared: type[T]) -> None:
-        self.form = form(declared)
+        self.form = Form(declared)
         self.reactor = reactor
         self.name = name
         self.type = declared

@@ -343,7 +343,7 @@ def links(mode: str, *, accounts: bool = True) -> Iterator[LinkMachine]:
     """Three processes and one engine; at the end all must heal."""
     machine = LinkMachine()
     try:
-        machine.begin(mode, "rolling", 1, 0.0, accounts=accounts)
+        machine.begin(mode, "rolling", 1, accounts=accounts)
         yield machine
         machine.nothing_is_wrong()
     finally:

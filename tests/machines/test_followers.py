@@ -247,7 +247,7 @@ def versions_side_by_side(*, tables: bool) -> Iterator[LinkMachine]:
     first_alone = patch.object(Placement, "_pull", _pull_once)
     try:
         with first_alone if tables else patch.object(ControlPlacement, "read_loads", _nothing):
-            machine.begin("abort", "pull", 2, 0.0, accounts=True)
+            machine.begin("abort", "pull", 2, accounts=True)
             assert machine.c.open_episode() is not None
             machine.publish()
             machine.advance(5.0)
@@ -297,7 +297,7 @@ def two_engines() -> Iterator[tuple[LinkMachine, Process, Process]]:
     """A coordinator and its followers, who have had their first table; answers the first of them."""
     machine = LinkMachine()
     try:
-        machine.begin("abort", "rolling", 2, 0.0, accounts=True)
+        machine.begin("abort", "rolling", 2, accounts=True)
         machine.advance(2.0)
         yield machine, machine.alive()[0], machine.alive()[1]
     finally:
