@@ -38,6 +38,7 @@ from gateway.api.context import DataPlane, Services
 from gateway.api.errors import error_response
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
+from gateway.api.query import QueryRoute
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.refusals import Refusals
@@ -110,6 +111,7 @@ def create_archive(run: RecordedRun) -> FastAPI:
             yield
 
     app = FastAPI(title="headgate, a recorded run", lifespan=lifespan, redirect_slashes=False)
+    app.router.route_class = QueryRoute
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:

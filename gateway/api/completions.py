@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.api.context import Gateway, asked_object
 from gateway.api.generation import admitted, count_replies, generate, respond
+from gateway.api.query import QueryRoute
 from gateway.api.stored import body_of
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -13,7 +14,7 @@ from gateway.dialects.completions import CompletionAnswer, CompletionRequest, pa
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))

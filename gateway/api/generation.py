@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from gateway.api.context import Services, check_placed, credentials, json_object
 from gateway.api.images import keep_images, load_image, take_images
+from gateway.api.query import check_query
 from gateway.api.sampling import nth_seed, sampling_of, tools_of
 from gateway.api.scope import EPISODE, call_of, keep_call, keep_ticket, ticket_of
 from gateway.api.stream import KEEP_ALIVE, Answer, EventStream, Failure, WholeAnswer, openai_failure
@@ -75,8 +76,11 @@ async def identify(request: Request, gateway: Services) -> Caller:
     return await gateway.callers.identify(key, prefix or header)
 
 
-async def admitted(request: Request, gateway: Services, api: str) -> Caller:
-    """Identifies the caller and reserves a place for its request, until it has been answered. Raises Busy, and as `identify`."""
+async def admitted(request: Request, gateway: Services, api: str, query: Collection[str] = ()) -> Caller:
+    """Identify the caller and reserve a place for its request until it has been answered. Raise Busy, and as `identify`.
+
+    `query`: the query parameters that the route has.
+    """
     received_at = time.time()
     try:
         caller = await identify(request, gateway)
@@ -84,6 +88,7 @@ async def admitted(request: Request, gateway: Services, api: str) -> Caller:
         keep_call(request.scope, AskedCall(api, received_at, other.episode))
         raise
     keep_call(request.scope, AskedCall(api, received_at, caller.episode))
+    check_query(request, query)
     try:
         gateway.database.check()  # refuse now: the sampled tokens could not be recorded
         keep_ticket(request.scope, gateway.limits.admit(caller))

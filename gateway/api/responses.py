@@ -9,19 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from gateway.api.context import Gateway, Services, asked_object, json_object
 from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
 from gateway.api.images import image_support, take_images
+from gateway.api.query import QueryRoute
 from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
 from gateway.dialects.request import GenerationRequest, Message, unsupported
-from gateway.dialects.responses import Item, ResponsesRequest
+from gateway.dialects.responses import Includable, Item, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
@@ -30,7 +31,10 @@ from gateway.errors import BadRequest, NotFound
 from gateway.render.offload import offload, offload_read
 from gateway.store import answers
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
+Include = Annotated[
+    Sequence[Includable], Query(alias="include[]", description="Changes nothing: answers are stored whole.")
+]
 
 DROPPED_TOOLS_HEADER = "x-headgate-dropped-tools"
 _SCHEMA = ResponsesRequest.model_json_schema()
@@ -108,6 +112,7 @@ async def response(
     gateway: Gateway,
     stream: bool = False,
     starting_after: int | None = None,
+    include: Include = (),
 ) -> dict[str, Any]:
     """A stored response. It is not streamed again."""
     row = await _response(gateway, await identify(request, gateway), response_id)
@@ -136,6 +141,7 @@ async def input_items(
     order: Order = "desc",
     limit: Limit = 20,
     after: str | None = None,
+    include: Include = (),
 ) -> dict[str, Any]:
     """The input of a stored response, without the conversation before it."""
     row = await _response(gateway, await identify(request, gateway), response_id)

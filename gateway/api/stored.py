@@ -16,13 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.api.context import Gateway, Services, json_object
 from gateway.api.generation import Generation, identify
+from gateway.api.query import QueryRoute
 from gateway.dialects.chat import MAX_METADATA, ChatAnswer, ChatRequest, Metadata
 from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, NotFound, validation_error
 from gateway.render.offload import offload_read
 from gateway.store import answers
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 Order = Literal["asc", "desc"]
 Limit = Annotated[int, Query(ge=1, le=100)]
@@ -135,8 +136,9 @@ async def list_chat_completions(
     order: Order = "asc",
     limit: Limit = 20,
     after: str | None = None,
+    metadata_: Annotated[str | None, Query(alias="metadata[KEY]", description="Its value under KEY.")] = None,
 ) -> dict[str, Any]:
-    """The stored chat completions of the episode, or of all the agent's. `metadata[KEY]=VALUE` picks those that have it."""
+    """Return the stored chat completions of the episode, or of all episodes of the agent."""
     caller = await identify(request, gateway)
     owner = answers.Owner(caller.episode.id if caller.episode else "", caller.agent)
     if after is not None:

@@ -38,7 +38,7 @@ from gateway.render.constraints import ContentForm
 Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
 Summary = Literal["auto", "concise", "detailed"]
-_INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+Includable = Literal["message.output_text.logprobs", "reasoning.encrypted_content"]
 """Clients that keep their own history always ask for encrypted reasoning; there is none here, and they get null."""
 
 
@@ -132,8 +132,10 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
     except ValidationError as error:
         raise validation_error(error.errors(), values) from error
     for name in request.include or ():
-        if name not in _INCLUDABLE:
-            raise unsupported("include", repr(name), f"leave it out; there are {', '.join(_INCLUDABLE)}")
+        if name not in get_args(Includable):
+            raise unsupported(
+                "include", repr(name), f"leave it out; there are {', '.join(get_args(Includable))}"
+            )
     if request.top_logprobs and not request.logprobs:
         raise BadRequest(
             f"top_logprobs needs include: {LOGPROBS!r}", code="invalid_value", param="top_logprobs"
