@@ -9,7 +9,7 @@ import orjson
 from pydantic import Field, ValidationError
 
 from gateway.dialects.extensions import EXTENSIONS, EngineFields, ThinkingFields, UsageOptions
-from gateway.dialects.forms import of_response_format, only_one
+from gateway.dialects.forms import check_choice, of_response_format, only_one
 from gateway.dialects.images import TEXT_ONLY, ImageSupport
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.request import (
@@ -129,14 +129,16 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
     effort, thinking = request.wishes(request.reasoning_effort)
+    choice, form = tool_choice(request.tool_choice, tools), request.content_form
+    check_choice(form, choice)
     return GenerationRequest(
         "chat",
         request.model,
         request.messages,
         tools,
-        tool_choice(request.tool_choice, tools),
+        choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        form=only_one(of_response_format(request.response_format), request.content_form),
+        form=only_one(of_response_format(request.response_format), form),
         effort=effort,
         thinking=thinking,
         n=request.n or 1,
