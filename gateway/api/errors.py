@@ -18,7 +18,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from gateway.api.scope import EPISODE, PREFIX
-from gateway.api.wrong_paths import no_route
+from gateway.api.wrong_paths import is_doubled, no_route
 from gateway.errors import (
     Busy,
     Conflict,
@@ -131,7 +131,7 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         method, path = request.method, request.scope["path"]
-        if allowed := _allowed(app, request.scope):
+        if not is_doubled(path) and (allowed := _allowed(app, request.scope)):
             message = f"{method} {path}: this route has {', '.join(allowed)}"
             return _counted(request, WrongMethod(message, allowed))
         server = request.app.state.services.settings.server

@@ -107,5 +107,5 @@ async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str,
 def _nodes(access: Access) -> Nodes:
     """Nodes are shared by all models, so they are the root key's. Raises NotFound for a project's."""
     if not access.reach.everything:
-        raise NotFound("there is no such route", code="not_found")
+        raise NotFound("no route has this path", code="not_found")
     return access.gateway.leader.nodes

@@ -452,6 +452,8 @@ async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
 
 
 async def test_a_wrong_base_url_is_explained_and_never_redirected(gateway: RunningGateway) -> None:
+    twice = await gateway.http.post("/v1/responses/responses", json={"model": "demo"})
+    assert "It has an endpoint twice" in error_of(twice, 404, "no_such_route")["message"]
     for path in ("/chat/completions", "/e/ep-1/chat/completions", "/v1/chat/completions/", "/v1/models/"):
         answer = await gateway.http.get(path, headers={"host": "localhost:9"})
         error = error_of(answer, 404, "no_such_route")
