@@ -43,7 +43,7 @@ from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.errors import WrongMethod
+from gateway.errors import BadRequest
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import EQUALITY
 from gateway.leading import open_reader
@@ -140,9 +140,8 @@ class ReadOnly:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        error = WrongMethod(
-            "this is a recorded run: nothing can be changed in it", ("HEAD", "GET"), code="recorded_run"
-        )
+        message = "this is a recorded run: nothing can be changed in it"
+        error = BadRequest(message, code="recorded_run", status=405, headers={"allow": "GET, HEAD"})
         await error_response(error, scope["path"])(scope, receive, send)
 
 

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.errors import error_body
-from gateway.errors import BadRequest, HeadTooLarge, TooSlow
+from gateway.errors import BadRequest
 from gateway.web_pages import check_host
 
 _HEAD_BYTES = 64 * 1024
@@ -150,7 +150,7 @@ class Connection(HttpToolsProtocol):
             self._begin_window()
         elif not self.transport.is_closing():
             message = f"the request did not arrive within {self.window_s:g} s, nor {_LEAST_BYTES} bytes of it"
-            self._refuse(TooSlow(message, code="request_too_slow"))
+            self._refuse(BadRequest(message, code="request_too_slow", status=408))
 
     def _refuse(self, error: BadRequest) -> None:
         """Close the connection, after an answer unless it would be taken for a part of another one."""
@@ -164,9 +164,9 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def _head_too_large() -> HeadTooLarge:
+def _head_too_large() -> BadRequest:
     message = f"the head of the request is over {_HEAD_BYTES} bytes or {_HEADERS} headers"
-    return HeadTooLarge(message, code="head_too_large")
+    return BadRequest(message, code="head_too_large", status=431)
 
 
 def _unframed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.errors import NoRoute
+from gateway.errors import BadRequest
 
 _APIS = "The APIs here are POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages, and GET /v1/models"
 _CALL = r"/(chat/completions|completions|responses|messages|models)(?=/|$)"
@@ -50,11 +50,10 @@ _SHOWN = 200
 """Characters of a path that a message quotes."""
 
 
-def no_route(method: str, path: str, root: str) -> NoRoute:
+def no_route(method: str, path: str, root: str) -> BadRequest:
     """Return the error for a path that no route has. `root`: the gateway's URL for agents, without `/v1`."""
-    return NoRoute(
-        f"{method} {path[:_SHOWN]}: no route has this path. {_hint(path, root)}", code="no_such_route"
-    )
+    message = f"{method} {path[:_SHOWN]}: no route has this path. {_hint(path, root)}"
+    return BadRequest(message, code="no_such_route", status=404)
 
 
 def is_doubled(path: str) -> bool:
