@@ -21,9 +21,11 @@ from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
+from gateway.dialects import responses_input as inputs
 from gateway.dialects.request import GenerationRequest, Message, unsupported
-from gateway.dialects.responses import Includable, Item, ResponsesRequest
+from gateway.dialects.responses import Includable, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
+from gateway.dialects.responses_input import Item
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
@@ -55,9 +57,9 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(
-        gateway, caller, await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
+        gateway, caller, await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
     )
-    new = await offload_read(body, lambda: dialect.messages(items))
+    new = await offload_read(body, lambda: inputs.messages(items))
     whole = await offload_read(
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
@@ -90,7 +92,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     listed = (
-        await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
+        await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
         if given is not None
         else []
     )
@@ -98,7 +100,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
 
     def conversation() -> GenerationRequest:
         return dialect.generation_request(
-            asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values
+            asked, _toolbox(gateway, asked), [*history, *inputs.messages(items)], values
         )
 
     whole = await offload_read(body, conversation)
@@ -195,7 +197,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
     known: dict[str, dict[str, Item]] = {}
     """The items of each answer that is referred to, by the answer's id and their own; each answer is read once."""
     for item in items:
-        if item["type"] == "item_reference" and (answer := dialect.answer_of(item)) not in known:
+        if item["type"] == "item_reference" and (answer := inputs.answer_of(item)) not in known:
             known[answer] = await _items_of(gateway, caller, answer)
     return [_referred(known, item) if item["type"] == "item_reference" else item for item in items]
 
@@ -208,7 +210,7 @@ async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[s
 
 
 def _referred(known: dict[str, dict[str, Item]], reference: Item) -> Item:
-    item = known[dialect.answer_of(reference)].get(reference["id"])
+    item = known[inputs.answer_of(reference)].get(reference["id"])
     if item is None:
         raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
     return item
@@ -232,7 +234,7 @@ def _keep(
             "model": generation.model.name,
             "previous": asked.previous_response_id or "",
             "messages": [*new, reply.message()],
-            "input": dialect.named(items, answer["id"]),
+            "input": inputs.named(items, answer["id"]),
             "answer": answer,
             "created_at": reply.received_at,
         }

@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
-from gateway.dialects.responses import ResponsesRequest, item_id
+from gateway.dialects.responses import ResponsesRequest
+from gateway.dialects.responses_input import item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
 from gateway.errors import GatewayError
