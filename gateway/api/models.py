@@ -97,7 +97,7 @@ def _page(names: list[str], limit: int, after: str | None, before: str | None) -
     """The names after or before one of them, and whether there are more. Raises BadRequest."""
     for param, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
-            raise BadRequest(f"{param}: there is no model {name!r}", code="invalid_value", param=param)
+            raise BadRequest(f"{param}: no model has the name {name!r}", code="invalid_value", param=param)
     start = names.index(after) + 1 if after is not None else 0
     end = names.index(before) if before is not None else len(names)
     found = names[start:end]

@@ -84,8 +84,8 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     check_sizes(values, gateway.settings.requests)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
-    said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
-    asked = await offload_read(body, lambda: dialect.parse({**values, **said}))
+    defaults = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
+    asked = await offload_read(body, lambda: dialect.parse({**values, **defaults}))
     model = gateway.models.resolve(asked.model, caller.model)
     if not isinstance(model, ServedModel):
         instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
@@ -114,11 +114,17 @@ async def response(
     gateway: Gateway,
     stream: bool = False,
     starting_after: int | None = None,
+    include_obfuscation: bool | None = None,
     include: Include = (),
 ) -> dict[str, Any]:
     """A stored response. It is not streamed again."""
     row = await _response(gateway, await identify(request, gateway), response_id)
-    for name, refused in (("stream", stream), ("starting_after", starting_after is not None)):
+    asked = {
+        "stream": stream,
+        "starting_after": starting_after is not None,
+        "include_obfuscation": include_obfuscation,
+    }
+    for name, refused in asked.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
     answer: dict[str, Any] = row["answer"]

@@ -13,7 +13,7 @@ from gateway.types import Grammar, Sampling
 
 
 def tools_of(asked: GenerationRequest) -> list[Tool]:
-    """The tools that the model is told of."""
+    """Return the tools that the model's prompt names."""
     return [] if asked.tool_choice == "none" else asked.tools
 
 

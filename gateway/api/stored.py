@@ -1,7 +1,7 @@
 """Stored answers: who may read them, and stored chat completions.
 
-An answer belongs to the episode in which it was given. Whoever may call in that episode may read, change and delete it; for
-everybody else it does not exist.
+An answer belongs to the episode in which it was given. The callers of that episode may read, change and delete it; for
+others it does not exist.
 """
 
 from __future__ import annotations
@@ -219,5 +219,5 @@ async def _completion(gateway: Services, caller: Caller, completion_id: str) -> 
 
 
 def _no_completion(completion_id: str) -> NotFound:
-    message = f"there is no stored chat completion {completion_id!r}"
+    message = f"no stored chat completion has the id {completion_id!r}"
     return NotFound(message, code="completion_not_found", param="completion_id")

@@ -204,13 +204,13 @@ class ChatAnswer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer in one piece."""
-        said: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
+        logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news if self._request.logprobs else ():
-                said[index] += self._entries(self._aligners[index].take(delivery))
+                logged[index] += self._entries(self._aligners[index].take(delivery))
         for index, aligner in enumerate(self._aligners):
-            said[index] += self._entries(aligner.end())
-        choices = [self._choice(i, reply, said[i]) for i, reply in enumerate(self._choices.replies)]
+            logged[index] += self._entries(aligner.end())
+        choices = [self._choice(i, reply, logged[i]) for i, reply in enumerate(self._choices.replies)]
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
     def _choice(self, index: int, reply: Reply, entries: list[dict[str, Any]]) -> dict[str, Any]:

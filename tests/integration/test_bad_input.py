@@ -399,7 +399,7 @@ async def test_a_query_parameter_that_is_unknown_is_refused_with_those_that_are_
         ("POST", "/v1/messages/count_tokens?stream=1", "beta"),
         ("POST", "/v1/responses/input_tokens?x=1", "no query parameters"),
         ("GET", "/v1/chat/completions?limit[x]=1", "model, order, limit, after, metadata[KEY]"),
-        ("GET", "/v1/responses/resp_1?include=x", "stream, starting_after, include[]"),
+        ("GET", "/v1/responses/resp_1?include=x", "stream, starting_after, include_obfuscation, include[]"),
         ("GET", "/v1/models?page=2", "limit, after_id, before_id, beta, client_version"),
         ("GET", "/metrics?name=x", "no query parameters"),
         ("GET", "/health?x=1", "no query parameters"),
