@@ -38,13 +38,14 @@ from gateway.api.context import DataPlane, Services
 from gateway.api.errors import error_response
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
+from gateway.api.query import QueryRoute
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
 from gateway.control.read_model import ReadModel, RecordedModel
 from gateway.control.versions import VersionRecords
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.errors import WrongMethod
+from gateway.errors import BadRequest
 from gateway.feed.batches import Batches
 from gateway.feed.events import EventFeed
 from gateway.feed.groups import GroupReader
@@ -115,6 +116,7 @@ def create_archive(run: RecordedRun) -> FastAPI:
             yield
 
     app = FastAPI(title="headgate, a recorded run", lifespan=lifespan, redirect_slashes=False)
+    app.router.route_class = QueryRoute
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
@@ -143,9 +145,8 @@ class ReadOnly:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        error = WrongMethod(
-            "this is a recorded run: nothing can be changed in it", ("HEAD", "GET"), code="recorded_run"
-        )
+        message = "this is a recorded run: nothing can be changed in it"
+        error = BadRequest(message, code="recorded_run", status=405, headers={"allow": "GET, HEAD"})
         await error_response(error, scope["path"])(scope, receive, send)
 
 

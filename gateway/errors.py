@@ -1,14 +1,8 @@
 """Every error that the gateway raises on purpose, and what a caller can do about each.
 
     GatewayError
-    ├── BadRequest          the caller must change the request              400
-    │   ├── Unprocessable   well-formed, but its content cannot be used     422
-    │   ├── NoRoute         no route has this path                          404
-    │   ├── WrongMethod     the route has other methods                     405
-    │   ├── TooSlow         the request does not arrive                     408
-    │   ├── Encoded         the body is compressed                          415
-    │   ├── HeadTooLarge    too many bytes or headers before the body       431
-    │   └── Unimplemented   the body is transferred in a way unknown here   501
+    ├── BadRequest          the caller must change the request              400; also 404, 405, 408, 415, 431, 501
+    │   └── Unprocessable   well-formed, but its content cannot be used     422
     ├── NotAuthenticated    send the right key                              401
     ├── Forbidden           no web page of another site may do this         403
     ├── NotFound            there is no such thing here                     404
@@ -36,7 +30,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 _KEPT = 4000
@@ -46,7 +40,7 @@ _KEPT = 4000
 class GatewayError(Exception):
     """The gateway cannot do this."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     type: ClassVar[str] = "server_error"
 
     def __init__(
@@ -57,20 +51,23 @@ class GatewayError(Exception):
         param: str | None = None,
         quoted: str = "",
         details: dict[str, Any] | None = None,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """`quoted`: the words of another program, which may hold a part of a prompt: they go to clients, not to logs
         (`str`).
 
-        `details`: the error for programs, in the form that Anthropic's clients look for.
+        `details`: the error for programs, in the form that Anthropic's clients look for. `status`: in place of the class's.
+        `headers`: of the response.
         """
         super().__init__(message)
+        self.status = status or self.status
         self.message = f"{message}: {quoted}" if quoted else message
         self.code = code
         self.param = param
         self.details = details
         self.retry_after: float | None = None
-        self.headers: dict[str, str] = {}
-        """Headers of the answer."""
+        self.headers = headers or {}
 
 
 class BadRequest(GatewayError):
@@ -84,51 +81,6 @@ class Unprocessable(BadRequest):
     """The request is well-formed, but what it names cannot be used."""
 
     status = 422
-
-
-class NoRoute(BadRequest):
-    """No route has the path."""
-
-    status = 404
-
-
-class WrongMethod(BadRequest):
-    """The route has other methods; the header `Allow` names them."""
-
-    status = 405
-
-    def __init__(self, message: str, allowed: Sequence[str], *, code: str = "wrong_method") -> None:
-        super().__init__(message, code=code)
-        self.headers = {"allow": ", ".join(allowed)}
-
-
-class TooSlow(BadRequest):
-    """The request does not arrive."""
-
-    status = 408
-
-
-class HeadTooLarge(BadRequest):
-    """The head of the request has too many bytes or headers."""
-
-    status = 431
-
-
-class Encoded(BadRequest):
-    """The body is compressed; none is unpacked here."""
-
-    status = 415
-
-    def __init__(self) -> None:
-        message = "Content-Encoding: compressed bodies are not read: send the body as it is"
-        super().__init__(message, code="encoded_body", param="Content-Encoding")
-        self.headers = {"accept-encoding": "identity"}
-
-
-class Unimplemented(BadRequest):
-    """The body is transferred in a way that is not implemented here."""
-
-    status = 501
 
 
 class NotAuthenticated(GatewayError):

@@ -17,7 +17,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -135,9 +135,12 @@ class Supervisor:
     async def run(self) -> int:
         """Runs until a signal comes; returns the exit status. Raises ConfigError if the port is taken."""
         host, port = self._server.host, self._server.port
-        bound(host, port, False).close()  # only workers may listen here
+        for free in bound(host, port, False):  # only workers may listen here
+            free.close()
         loop = asyncio.get_running_loop()
-        with closing(bound(host, port, True)):
+        with ExitStack() as stack:
+            for reserved in bound(host, port, True):
+                stack.enter_context(reserved)
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self._on_signal)
             try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from fastapi import Request
 
 from gateway.api.context import Services, check_placed, credentials, json_object
+from gateway.api.query import check_query
 from gateway.api.scope import EPISODE, keep_call, keep_ticket
 from gateway.control.models import ServedModel
 from gateway.dialects.request import GenerationRequest, replies_of
@@ -67,8 +68,11 @@ class Admission:
         return await offload_read(body, lambda: _request_key(self.headers, body))
 
 
-async def admit(request: Request, gateway: Services, api: str) -> Admission:
-    """Identify the caller and reserve a place for its request, until it is answered. Raise Busy, and as `identify` does."""
+async def admit(request: Request, gateway: Services, api: str, query: Collection[str] = ()) -> Admission:
+    """Identify the caller and reserve a place for its request, until it is answered. Raise Busy, and as `identify` does.
+
+    `query`: the query parameters that the route has.
+    """
     received_at = time.time()
     try:
         caller = await identify(request, gateway)
@@ -77,6 +81,7 @@ async def admit(request: Request, gateway: Services, api: str) -> Admission:
         raise
     call = RequestedCall(api, received_at, caller.episode)
     keep_call(request.scope, call)
+    check_query(request, query)
     try:
         gateway.database.check()  # refuse now: the sampled tokens could not be recorded
         ticket = gateway.limits.admit(caller)

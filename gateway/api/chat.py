@@ -8,6 +8,7 @@ from gateway.api.admission import admit
 from gateway.api.context import Gateway, asked_object, body_of
 from gateway.api.generation import generate
 from gateway.api.images import image_support
+from gateway.api.query import QueryRoute
 from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -15,7 +16,7 @@ from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest.model_json_schema()))

@@ -24,7 +24,7 @@ async def cluster(access: Admin) -> dict[str, Any]:
     """
     gateway = access.gateway
     if not access.reach.everything:
-        raise NotFound("there is no such route", code="not_found")
+        raise NotFound("no route has this path", code="not_found")
     match gateway.role:
         case Coordinator(fence=fence):
             known = {**gateway.described(fence), "age_s": 0.0}

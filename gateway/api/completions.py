@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from gateway.api.admission import admit
 from gateway.api.context import Gateway, asked_object, body_of
 from gateway.api.generation import generate
+from gateway.api.query import QueryRoute
 from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
@@ -14,7 +15,7 @@ from gateway.dialects.completions import CompletionAnswer, CompletionRequest, pa
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionRequest.model_json_schema()))

@@ -85,8 +85,8 @@ def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Se
 
 
 def _folders(access: Access, step: Step) -> list[Path]:
-    told = [] if step is None or not step.get("folder") else [Path(step["folder"])]
-    return [*access.gateway.run_folders, *told]
+    folders = [] if step is None or not step.get("folder") else [Path(step["folder"])]
+    return [*access.gateway.run_folders, *folders]
 
 
 def _columns(
@@ -102,20 +102,20 @@ def _columns(
     if step is None:
         return columns, None, "no batch was trained on this episode"
     if "step" not in step:
-        return columns, None, f"no trainer has told of the step that made version {step['version']}"
+        return columns, None, f"no trainer has reported the step that made version {step['version']}"
     files = [tokens_file(folder, step["step"]) for folder in folders]
     path = next((path for path in files if path.is_file()), None)
     if path is None:
         looked = f"; looked for {files[0]}" if files else ""
-        return columns, None, f"there are no figures by token of step {step['step']} here: {OFF}{looked}"
+        return columns, None, f"step {step['step']} has no figures by token here: {OFF}{looked}"
     try:
         found = read_figures(path, episode_id, nodes, columns)
     except (OSError, ValueError, KeyError) as error:
         return columns, None, f"{path} cannot be read: {error}"
     if found is None:
         return columns, None, f"{path} has nothing of this episode"
-    said = {"run": step["run"], "step": step["step"], "buffer": step["buffer"], "version": step["version"]}
-    return columns, {**said, **found}, ""
+    source = {"run": step["run"], "step": step["step"], "buffer": step["buffer"], "version": step["version"]}
+    return columns, {**source, **found}, ""
 
 
 def _tagged(body: bytes, known: str | None) -> Response:

@@ -18,14 +18,14 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from gateway.api.scope import EPISODE, PREFIX
-from gateway.api.wrong_paths import no_route
+from gateway.api.wrong_paths import is_doubled, no_route
 from gateway.errors import (
+    BadRequest,
     Busy,
     Conflict,
     GatewayError,
     NotAccepted,
     Unavailable,
-    WrongMethod,
     validation_error,
 )
 
@@ -131,9 +131,10 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         method, path = request.method, request.scope["path"]
-        if allowed := _allowed(app, request.scope):
+        if not is_doubled(path) and (allowed := _allowed(app, request.scope)):
             message = f"{method} {path}: this route has {', '.join(allowed)}"
-            return _counted(request, WrongMethod(message, allowed))
+            headers = {"allow": ", ".join(allowed)}
+            return _counted(request, BadRequest(message, code="wrong_method", status=405, headers=headers))
         server = request.app.state.services.settings.server
         prefix = f"{PREFIX}{request.scope[EPISODE]}" if EPISODE in request.scope else ""
         return _counted(request, no_route(method, path, server.url + prefix))

@@ -9,10 +9,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.api.context import Gateway
 from gateway.api.middleware.drain import stopping
+from gateway.api.query import QueryRoute
 from gateway.errors import Unavailable
 from gateway.peers.role import Coordinator
 
-router = APIRouter(tags=["Health"])
+router = APIRouter(tags=["Health"], route_class=QueryRoute)
 
 
 @router.get("/", include_in_schema=False)

@@ -191,9 +191,9 @@ def _nodes(nodes: Nodes) -> Iterator[Metric]:
 
 
 def _lengths(lengths: Lengths, models: Sequence[str]) -> Iterator[Metric]:
-    described = [(model, told) for model in models if (told := lengths.describe(model)) is not None]
+    described = [(model, figures) for model in models if (figures := lengths.describe(model)) is not None]
     for key in ("tail_recall", "tail_share", "mean_error"):
-        known = [((model,), told[key]) for model, told in described if told[key] is not None]
+        known = [((model,), figures[key]) for model, figures in described if figures[key] is not None]
         yield _figure(f"length_{key}", known)
 
 

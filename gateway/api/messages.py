@@ -12,6 +12,7 @@ from gateway.api.context import Gateway, Services, asked_object, body_of
 from gateway.api.errors import anthropic_error_body
 from gateway.api.generation import generate
 from gateway.api.images import image_support
+from gateway.api.query import BETA, Beta, QueryRoute
 from gateway.api.responses import prompt_tokens
 from gateway.api.stream import respond
 from gateway.control.models import ServedModel
@@ -21,13 +22,13 @@ from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, GatewayError
 from gateway.render.offload import offload_read
 
-router = APIRouter(tags=["Anthropic"])
+router = APIRouter(tags=["Anthropic"], route_class=QueryRoute)
 
 
 @router.post("/v1/messages", openapi_extra=body_of(MessagesRequest.model_json_schema()))
-async def create_message(request: Request, gateway: Gateway) -> Response:
+async def create_message(request: Request, gateway: Gateway, beta: Beta = None) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    admission = await admit(request, gateway, "messages")
+    admission = await admit(request, gateway, "messages", (BETA,))
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body))
     model = _model(gateway, admission.caller, values["model"])
@@ -38,7 +39,7 @@ async def create_message(request: Request, gateway: Gateway) -> Response:
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))
-async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
+async def count_tokens(request: Request, gateway: Gateway, beta: Beta = None) -> dict[str, Any]:
     """Counts the tokens that a call with this conversation would have in the caller's episode now."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):

@@ -118,4 +118,4 @@ def _described(access: Access) -> Sequence[NodeDescription]:
 def _check_root(access: Access) -> None:
     """Nodes are shared by all models, so they are the root key's. Raise NotFound for a project's."""
     if not access.reach.everything:
-        raise NotFound("there is no such route", code="not_found")
+        raise NotFound("no route has this path", code="not_found")

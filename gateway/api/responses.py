@@ -17,14 +17,17 @@ from gateway.api.admission import admit, identify
 from gateway.api.context import Gateway, Services, asked_object, body_of, json_object
 from gateway.api.generation import Generation, generate
 from gateway.api.images import image_support, read_images
+from gateway.api.query import QueryRoute
 from gateway.api.sampling import tools_of
 from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
+from gateway.dialects import responses_input as inputs
 from gateway.dialects.request import GenerationRequest, Message, unsupported
-from gateway.dialects.responses import Item, ResponsesRequest
+from gateway.dialects.responses import Includable, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
+from gateway.dialects.responses_input import Item
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
@@ -32,7 +35,10 @@ from gateway.errors import BadRequest, NotFound
 from gateway.render.offload import offload, offload_read
 from gateway.store import answers
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
+Include = Annotated[
+    Sequence[Includable], Query(alias="include[]", description="Changes nothing: answers are stored whole.")
+]
 
 DROPPED_TOOLS_HEADER = "x-headgate-dropped-tools"
 Order = Literal["asc", "desc"]
@@ -55,9 +61,9 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(
-        gateway, caller, await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
+        gateway, caller, await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
     )
-    new = await offload_read(body, lambda: dialect.messages(items))
+    new = await offload_read(body, lambda: inputs.messages(items))
     whole = await offload_read(
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
@@ -82,15 +88,15 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     check_sizes(values)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
-    said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
-    asked = await offload_read(body, lambda: dialect.parse({**values, **said}))
+    defaults = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
+    asked = await offload_read(body, lambda: dialect.parse({**values, **defaults}))
     model = gateway.models.resolve(asked.model, caller.model)
     if not isinstance(model, ServedModel):
         instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     listed = (
-        await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
+        await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
         if given is not None
         else []
     )
@@ -98,7 +104,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
 
     def conversation() -> GenerationRequest:
         return dialect.generation_request(
-            asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values
+            asked, _toolbox(gateway, asked), [*history, *inputs.messages(items)], values
         )
 
     whole = await offload_read(body, conversation)
@@ -112,10 +118,17 @@ async def response(
     gateway: Gateway,
     stream: bool = False,
     starting_after: int | None = None,
+    include_obfuscation: bool | None = None,
+    include: Include = (),
 ) -> dict[str, Any]:
     """A stored response. It is not streamed again."""
     row = await _response(gateway, await identify(request, gateway), response_id)
-    for name, refused in (("stream", stream), ("starting_after", starting_after is not None)):
+    asked = {
+        "stream": stream,
+        "starting_after": starting_after is not None,
+        "include_obfuscation": include_obfuscation,
+    }
+    for name, refused in asked.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
     answer: dict[str, Any] = row["answer"]
@@ -140,6 +153,7 @@ async def input_items(
     order: Order = "desc",
     limit: Limit = 20,
     after: str | None = None,
+    include: Include = (),
 ) -> dict[str, Any]:
     """The input of a stored response, without the conversation before it."""
     row = await _response(gateway, await identify(request, gateway), response_id)
@@ -193,7 +207,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
     known: dict[str, dict[str, Item]] = {}
     """The items of each answer that is referred to, by the answer's id and their own; each answer is read once."""
     for item in items:
-        if item["type"] == "item_reference" and (answer := dialect.answer_of(item)) not in known:
+        if item["type"] == "item_reference" and (answer := inputs.answer_of(item)) not in known:
             known[answer] = await _items_of(gateway, caller, answer)
     return [_referred(known, item) if item["type"] == "item_reference" else item for item in items]
 
@@ -206,7 +220,7 @@ async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[s
 
 
 def _referred(known: dict[str, dict[str, Item]], reference: Item) -> Item:
-    item = known[dialect.answer_of(reference)].get(reference["id"])
+    item = known[inputs.answer_of(reference)].get(reference["id"])
     if item is None:
         raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
     return item
@@ -229,7 +243,7 @@ def _keep(
             "model": generation.model.name,
             "previous": asked.previous_response_id or "",
             "messages": [*new, reply.message()],
-            "input": dialect.named(items, answer["id"]),
+            "input": inputs.named(items, answer["id"]),
             "answer": answer,
             "created_at": reply.received_at,
         }

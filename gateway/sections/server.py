@@ -16,7 +16,8 @@ class ServerSettings(Section):
     """`[server]`: where the gateway listens."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. Other addresses than loopback need `[admin] key`."""
+    """The address to listen on. `localhost` is both loopback addresses: `127.0.0.1`, and `[::1]` where there is IPv6. Other
+    addresses than loopback need `[admin] key`."""
     port: int = Field(8000, ge=0, le=65_535)
     """The port to listen on; 0: a free one."""
     public_url: str | None = None

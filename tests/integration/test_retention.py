@@ -132,7 +132,7 @@ async def test_each_kind_has_its_own_age(values: dict[str, Any]) -> None:
 async def test_the_coordinator_looks_for_old_episodes_itself(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.leading._RETENTION_EVERY_S", 0.05)
+    monkeypatch.setattr("gateway.coordinator._RETENTION_EVERY_S", 0.05)
     values["retention"] = {
         "keep_days": 1e-9,
     }

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.dialects.responses import items, messages, parse
+from gateway.dialects.responses import parse
 from gateway.dialects.responses_answer import ResponsesAnswer
+from gateway.dialects.responses_input import items, messages
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import Unavailable
 from gateway.render.renderer import ChatRenderer
