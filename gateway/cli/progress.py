@@ -29,6 +29,7 @@ from gateway.client.outcomes import EpisodeOutcome
 from processes.interrupts import Interrupted
 
 _LINE_EVERY_S = 5.0
+_WAIT_EVERY_S = 30.0
 _SMOOTHING = 0.05
 ENDING = "interrupted: giving up open episodes"
 CANCELLED = (
@@ -47,7 +48,7 @@ class EpisodeProgress:
         self._console = console or Console(stderr=True)
         self._total = total
         self._started = time.monotonic()
-        self._last_line = self._started
+        self._last_line = self._last_wait = self._started
         self._done = self._failed = self._aborted = self._untrainable = 0
         self._sum = 0.0
         self._recent: float | None = None
@@ -117,9 +118,13 @@ class EpisodeProgress:
         self._print(text)
 
     def wait(self, what: str) -> None:
-        """Shows why episodes cannot be opened yet; empty: they can."""
+        """Show what the run waits for; empty: for nothing. Without a terminal, a known reason is repeated after a while."""
         self._waits_for = what
-        if what and not self._console.is_terminal and self._waits.is_new(what):
+        now = time.monotonic()
+        if not what or self._console.is_terminal:
+            return
+        if self._waits.is_new(what) or now - self._last_wait >= _WAIT_EVERY_S:
+            self._last_wait = now
             self._print(f"waiting: {what}")
 
     def summary(self) -> dict[str, float | None]:

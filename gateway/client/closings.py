@@ -1,7 +1,8 @@
 """Episodes that the gateway closes by itself while their agents run: deadlines, groups that it gives up, people.
 
-Owns one stream of events, from before the first episode is opened. Invariant: a closing is reported however often the stream
-breaks, because each stream goes on after the one before.
+Owns one stream of events, from before the first episode is opened. Invariants: a closing is reported however often the stream
+breaks, because each stream goes on after the one before; a gateway that stops answering is noticed while all agents run, because
+the stream breaks.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import httpx
 
 from gateway.client.admin import GatewayClient, GatewayRefused
+from gateway.client.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +26,10 @@ _KEPT = ("rewarded",)
 class Closings:
     """The closings among the episodes that are watched. Use `watch` as a task, after `begin`."""
 
-    def __init__(self, client: GatewayClient, model: str | None) -> None:
+    def __init__(self, client: GatewayClient, model: str | None, retry: RetryPolicy) -> None:
         self._client = client
         self._model = model
+        self._retry = retry
         self._after: int | None = None
         self._watched: dict[str, asyncio.Future[None]] = {}
 
@@ -48,21 +51,26 @@ class Closings:
             closed.cancel()
 
     async def watch(self) -> None:
-        """Report closings until cancelled."""
+        """Report closings until cancelled. Raise GatewayUnreachable."""
         reported = ""
         while True:
             try:
-                await self._read()
-            except httpx.TransportError:
-                pass  # the driver's other requests report a gateway that does not answer
+                await self._follow()
             except GatewayRefused as refused:
                 if str(refused) != reported:
                     reported = str(refused)
                     log.warning("the closings of episodes cannot be watched now: %s", refused)
             await asyncio.sleep(_AGAIN_S)
 
-    async def _read(self) -> None:
-        stream = self._client.events(self._after, kinds=[_CLOSED], model=self._model)
+    async def _follow(self) -> None:
+        """Read a stream until it ends. After one that broke, retry until the gateway answers."""
+        try:
+            await self._read(None)
+        except httpx.TransportError:
+            await self._retry.call("watch the episodes", lambda: self._read(0.0))
+
+    async def _read(self, wait_s: float | None) -> None:
+        stream = self._client.events(self._after, kinds=[_CLOSED], model=self._model, wait_s=wait_s)
         try:
             async for event in stream:
                 if event["kind"] == "gap":

@@ -1,6 +1,7 @@
 """The reasons why a driver waits, for its user.
 
-Several episodes wait at the same time; the most common reason is reported, and only when it changes.
+Several episodes wait at the same time; the most common reason is reported, an urgent one before all others, and only when it
+changes.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ class Waits:
 
     def __init__(self, report: Callable[[str], None] | None = None) -> None:
         self._report = report
-        self._reasons: dict[object, str] = {}
+        self._reasons: dict[object, tuple[bool, str]] = {}
+        """Whether it is urgent, and the reason."""
         self._reported = ""
 
-    def set(self, who: object, reason: str) -> None:
+    def set(self, who: object, reason: str, *, urgent: bool = False) -> None:
         """Note what `who` waits for; empty: for nothing any more."""
         self._reasons.pop(who, None)
         if reason:
-            self._reasons[who] = reason
-        common = Counter(self._reasons.values()).most_common(1)
-        reason = common[0][0] if common else ""
+            self._reasons[who] = urgent, reason
+        counts = Counter(self._reasons.values())
+        _, reason = max(counts, key=lambda kind: (kind[0], counts[kind]), default=(False, ""))
         if reason != self._reported:
             self._reported = reason
             if self._report is not None:

@@ -39,11 +39,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Pauses between episodes take no time; answers how long each was to be."""
     pauses: list[float] = []
 
-    async def rest(seconds: float, stop: asyncio.Event | None) -> None:
+    async def sleep_or_stop(seconds: float, stop: asyncio.Event | None) -> None:
         pauses.append(seconds)
         await turns(1)
 
-    monkeypatch.setattr(driver, "rest", rest)
+    monkeypatch.setattr(driver, "sleep_or_stop", sleep_or_stop)
     return pauses
 
 

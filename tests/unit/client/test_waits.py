@@ -5,9 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from gateway.client import patience
+from gateway.client import retry
 from gateway.client.admin import GatewayRefused
-from gateway.client.patience import GatewayUnreachable, Patience
+from gateway.client.retry import GatewayUnreachable, RetryPolicy
 from gateway.client.waits import Waits
 from tests.harness.waiting import turns, until
 
@@ -26,6 +26,10 @@ def test_the_most_common_reason_is_reported_when_it_changes() -> None:
     ):
         waits.set(who, reason)
     assert reported == ["a slot", "an engine", ""]
+    waits.set(1, "a slot")
+    waits.set(2, "a slot")
+    waits.set(3, "the gateway", urgent=True)
+    assert reported[3:] == ["a slot", "the gateway"]
 
 
 async def test_what_takes_long_is_reported_while_it_goes_on() -> None:
@@ -39,22 +43,26 @@ async def test_what_takes_long_is_reported_while_it_goes_on() -> None:
     assert reported == ["a graders' answer", ""]
 
 
-async def test_a_gateway_that_is_gone_is_reported_and_given_up_with_the_step(
+async def test_an_outage_is_reported_and_given_up_with_the_url_and_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(patience, "SILENT_S", 0.0)
-    monkeypatch.setattr(patience, "_FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retry, "SILENT_S", 0.0)
+    monkeypatch.setattr(retry, "_FIRST_BACKOFF_S", 0.01)
     reported: list[str] = []
 
     async def refuse() -> None:
         raise httpx.ConnectError("refused")
 
-    with pytest.raises(GatewayUnreachable, match=r"step 'reward episode e1': no answer for 0\.05 s"):
-        await Patience(0.05, Waits(reported.append)).insist("reward episode e1", refuse)
-    assert reported == ["the gateway to answer (step 'reward episode e1')", ""]
+    message = r"http://g has not answered for 0\.05 s \(refused; step 'reward episode e1'\): start it again"
+    with pytest.raises(GatewayUnreachable, match=message):
+        await RetryPolicy("http://g", 0.05, Waits(reported.append)).call("reward episode e1", refuse)
+    assert reported == [
+        "the gateway at http://g, which has not answered for 0 s; the run ends after 0.05 s",
+        "",
+    ]
 
 
-async def test_why_a_request_is_sent_away_is_reported() -> None:
+async def test_why_a_request_is_on_refusal_is_reported() -> None:
     reported, refusals = [], [GatewayRefused(503, "no disk", None, 0.01)]
 
     async def request() -> str:
@@ -62,5 +70,5 @@ async def test_why_a_request_is_sent_away_is_reported() -> None:
             raise refusals.pop()
         return "done"
 
-    assert await Patience(60.0, Waits(reported.append)).insist("reward episode e1", request) == "done"
+    assert await RetryPolicy("http://g", 60.0, Waits(reported.append)).call("step", request) == "done"
     assert reported == ["no disk", ""]
