@@ -13,7 +13,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gateway.settings import ConfigError
-from processes.lock import Held, lock
+from processes.lock import Held, holder, lock
 
 
 @contextmanager
@@ -23,15 +23,30 @@ def held(url: str) -> Iterator[None]:
     with ExitStack() as stack:
         if database:
             try:
-                stack.enter_context(lock(Path(f"{database}.lock")))
+                stack.enter_context(lock(_lock_of(database)))
             except Held as error:
-                raise ConfigError(
-                    f"[store] url: {database} is used by the process {error.process}, and SQLite serves one gateway: end that"
-                    " one, name another file, or use PostgreSQL"
-                ) from error
+                raise ConfigError(f"[store] url: {in_use(database, error.process)}: {REMEDY}") from error
             except OSError:
                 pass  # the folder cannot be written, which opening the database reports
         yield
+
+
+REMEDY = "end that one, name another file, or use PostgreSQL"
+
+
+def in_use(database: str, process: str) -> str:
+    """Return the words for a SQLite file that a process serves."""
+    return f"{database} is used by the process {process}, and SQLite serves one gateway"
+
+
+def holder_of(url: str) -> str:
+    """Return the process that serves the database at `url`; empty: none, or it is not SQLite."""
+    database = _file_of(url)
+    return holder(_lock_of(database)) if database else ""
+
+
+def _lock_of(database: str) -> Path:
+    return Path(f"{database}.lock")
 
 
 def _file_of(url: str) -> str:

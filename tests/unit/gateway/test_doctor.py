@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import socket
@@ -20,6 +21,7 @@ from gateway.doctor import engines, host, models, stores, telemetry
 from gateway.doctor.finding import Finding
 from gateway.settings import Settings
 from gateway.store import clock
+from gateway.store.holder import held
 from processes.ports import free_port
 from tests.harness.collector import Collector
 from tests.harness.gateways import serve, settings_for
@@ -72,6 +74,25 @@ async def test_a_store_that_can_be_made(tiny_model: Path, tmp_path: Path) -> Non
     given = settings(tiny_model, tmp_path, store={"url": f"sqlite:///{tmp_path}/a/b/store.db"})
     (found,) = await stores.examine_database(given)
     assert (found.level, (tmp_path / "a").exists()) == ("ok", False)
+
+
+async def test_a_store_that_another_gateway_has_unless_it_is_the_one_at_the_address(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = settings_for(tiny_model, tmp_path, server={"port": free_port()})
+    make_tables(values["store"]["url"])
+    given = Settings.parse(values)
+    assert [one.level for one in await stores.examine_database(given)] == ["ok"]
+    with held(given.store.url):
+        problem = only(await stores.examine_database(given), "problem")
+        assert f"gateway.db is used by the process {os.getpid()}" in problem.what
+
+        async def answers(_host: str, _port: int) -> bool:
+            return True
+
+        monkeypatch.setattr(stores, "gateway_answers", answers)
+        _, finding = await stores.examine_database(given)
+        assert (finding.level, str(os.getpid()) in finding.what) == ("ok", True)
 
 
 async def test_an_address_that_another_program_has(tiny_model: Path, tmp_path: Path) -> None:
