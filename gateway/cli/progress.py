@@ -41,7 +41,7 @@ _BAR = 30
 class EpisodeProgress:
     """Counts outcomes and shows them; `total` is None for a run without an end.
 
-    A crash of an agent is printed when it is the first of its kind; at the end it is said how often each came.
+    A crash of an agent is printed when it is the first of its kind; at the end, the numbers of its episodes and attempts are.
     """
 
     def __init__(self, total: int | None, console: Console | None = None) -> None:
@@ -70,9 +70,10 @@ class EpisodeProgress:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._live.stop()
-        for crash, count in self._crashes.counts():
-            if count > 1:
-                self._print(f"{count} times: {crash}")
+        for crash, episodes, attempts in self._crashes.counts():
+            if attempts > 1:
+                noun = "episode" if episodes == 1 else "episodes"
+                self._print(f"{episodes} {noun} ({attempts} attempts): {crash}")
 
     def add(self, outcome: EpisodeOutcome) -> None:
         """Counts an ended episode."""
@@ -88,7 +89,7 @@ class EpisodeProgress:
             recent = outcome.reward if self._recent is None else self._recent
             self._recent = recent + _SMOOTHING * (outcome.reward - recent)
         for attempt, crash in enumerate(outcome.crashes or ((outcome.error,) if outcome.error else ()), 1):
-            if self._crashes.is_new(crash):
+            if self._crashes.is_new(crash, outcome):
                 what = f"episode {outcome.episode_id or 'of ' + outcome.task_id}"
                 if outcome.error is None:
                     what = f"attempt {attempt} of {outcome.attempts} at {what}"
