@@ -1,21 +1,13 @@
-"""Warns when calls of training episodes sample in a way that cannot be trained, and says what to do."""
+"""Warn when calls of training episodes sample in a way that cannot be trained."""
 
 from __future__ import annotations
 
 import logging
 
+from gateway.mask_reasons import REMEDIES
 from gateway.types import TokenFlag
 
 log = logging.getLogger(__name__)
-
-WHAT_TO_DO = {
-    "greedy": "temperature 0 draws no tokens: ask for a temperature above 0, or set [sampling] temperature = { override = 1.0 }",
-    "truncated": "top-p, top-k or min-p cut the distribution: leave them out of requests, or set [sampling]"
-    " top_p = { override = 1.0 } if it is top_p",
-    "constrained": "a grammar, a forced tool, a penalty or a bias shaped the tokens: leave response_format, tool_choice,"
-    " penalties and logit_bias out of requests",
-}
-"""By the name of the flag that such a request puts on its tokens (`TokenFlag`)."""
 
 
 class UntrainedNotice:
@@ -26,8 +18,7 @@ class UntrainedNotice:
 
     def see(self, model: str, episode_id: str, flags: TokenFlag) -> None:
         """Take note of the flags that a call of a training episode puts on every token of its reply."""
-        reasons = [reason for reason in WHAT_TO_DO if flags & TokenFlag[reason.upper()]]
-        for reason in reasons:
+        for reason in [reason for flag in flags if (reason := str(flag.name).lower()) in REMEDIES]:
             if (model, reason) not in self._reported:
                 self._reported.add((model, reason))
                 log.warning(
@@ -35,5 +26,5 @@ class UntrainedNotice:
                     episode_id,
                     model,
                     reason,
-                    WHAT_TO_DO[reason],
+                    REMEDIES[reason],
                 )

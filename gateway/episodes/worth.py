@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.episodes.closing_state import Outcome
-from gateway.episodes.untrained import WHAT_TO_DO
+from gateway.mask_reasons import REMEDIES
 from gateway.store.sampled import Sampled
 from gateway.types import NO_CALLS, EpisodeMode
 
@@ -65,5 +65,5 @@ def untrainable(found: Sampled) -> str:
     if found.trainable or not found.tokens:
         return ""
     reasons = ", ".join(f"{count} {reason}" for reason, count in found.masked.most_common())
-    todo = [WHAT_TO_DO[reason] for reason, _ in found.masked.most_common() if reason in WHAT_TO_DO]
+    todo = [REMEDIES[reason] for reason, _ in found.masked.most_common() if reason in REMEDIES]
     return "; ".join([f"none of its {found.tokens} sampled tokens can be trained ({reasons})", *todo])
