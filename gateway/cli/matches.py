@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gateway.cli import run_options as options
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def run_matches(
     forever: Annotated[
         bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
     ] = False,
+    order_state: options.OrderState = None,
+    seed: options.Seed = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that one match may take.")] = 600.0,
     max_failures: Annotated[
         float,
         typer.Option(
@@ -63,6 +67,8 @@ def run_matches(
         sys.path.insert(0, here)
     try:
         models, play, found = parse_seats(seats), function_named(agent), read_tasks(tasks)
+        options.check_order(forever, order_state, seed)
+        order = options.order_of(order_state, seed, None, found) if forever else None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     kind: dict[str, Any] = {
@@ -70,6 +76,8 @@ def run_matches(
         "concurrency": concurrency,
         "mode": mode,
         "max_failures": max_failures,
+        "timeout_s": timeout,
+        "order": order,
     }
     program = Program()
     try:
@@ -94,7 +102,7 @@ async def _run(
     forever: bool,
     kind: dict[str, Any],
 ) -> tuple[dict[str, dict[str, float | None]], EpisodeProgress]:
-    """Return the summary of each seat's episodes, and how the run has ended."""
+    """Return the summary of each seat's episodes, and how the run has ended. `kind`: arguments of Matches."""
     from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import GatewayClient
     from gateway.client.seats import Matches

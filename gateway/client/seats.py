@@ -19,6 +19,7 @@ from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task, overrun, reward_of
 from gateway.client.driver import EpisodeRunner
 from gateway.client.foreign import Overran, run_foreign
+from gateway.client.order import SharedOrder, TaskOrder
 from gateway.client.outcomes import EpisodeOutcome
 from gateway.end_reasons import NO_PARTNER
 
@@ -138,8 +139,8 @@ class SeatAgent:
 
 
 class Matches:
-    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `timeout_s`: of a match. `kind`:
-    arguments of EpisodeRunner.
+    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `timeout_s`: of a match. `order`: of
+    the tasks of a run without an end. `kind`: arguments of EpisodeRunner.
 
     `on_outcome` is called at the end of every episode; `on_wait` with what the seats wait for before their episodes are
     opened, when that changes; empty: for nothing.
@@ -154,9 +155,11 @@ class Matches:
         on_outcome: Callable[[EpisodeOutcome], None] | None = None,
         on_wait: Callable[[str], None] | None = None,
         timeout_s: float = 600.0,
+        order: TaskOrder | None = None,
         **kind: Any,
     ) -> None:
         table = Table(play, [*seats], timeout_s=timeout_s)
+        orders = [None] * len(seats) if order is None else SharedOrder(order, len(seats)).views
         self._on_outcome = on_outcome
         self._on_wait = on_wait
         self._waits = dict.fromkeys(seats, "")
@@ -170,9 +173,10 @@ class Matches:
                 on_outcome=partial(self._count, seat),
                 on_wait=partial(self._wait, seat),
                 in_order=True,
+                order=view,
                 **kind,
             )
-            for seat, model in seats.items()
+            for (seat, model), view in zip(seats.items(), orders, strict=True)
         }
 
     async def run(self, tasks: Sequence[Task], stop: asyncio.Event | None = None) -> None:
