@@ -32,37 +32,16 @@ _CLOSE_S = 5
 """Seconds that connections may take to close once nothing is served any more."""
 
 
-class GatewayServer(uvicorn.Server):
-    """Serves an application that has a `Drain`."""
+class Server(uvicorn.Server):
+    """Calls `on_listening` once connections are accepted, and ends at a signal. Raise ConfigError if it cannot listen."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        drain: Drain,
-        end_calls: Callable[[], Awaitable[None]],
-        leave: Callable[[], Awaitable[None]],
-        *,
-        shutdown_s: float,
-        shared: bool = False,
-    ) -> None:
-        """`end_calls` ends whatever runs, `leave` the process's part in its cluster.
-
-        `shared`: other processes listen at the port of the first socket, too.
-        """
-        config.timeout_graceful_shutdown = _CLOSE_S
+    def __init__(self, config: uvicorn.Config, on_listening: Callable[[], None]) -> None:
         super().__init__(config)
-        self._drain = drain
-        self._end_calls = end_calls
-        self._leave = leave
-        self._shutdown_s = shutdown_s
-        self._shared = shared
+        self._on_listening = on_listening
 
     def stop(self) -> None:
-        """Stops the server as a signal does."""
-        if not self.started:  # errors of a start that is given up are noise
-            logging.getLogger("uvicorn.error").disabled = True
+        """Stop the server as a signal does."""
         self.should_exit = True
-        self._drain.begin()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -75,6 +54,48 @@ class GatewayServer(uvicorn.Server):
         finally:
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another process has begun to listen since the sockets were bound
+            await self.lifespan.shutdown()
+            raise ConfigError(f"cannot listen: {error.strerror or error}") from error
+        if self.started:
+            self._on_listening()
+
+
+class GatewayServer(Server):
+    """Serves an application that has a `Drain`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_listening: Callable[[], None],
+        drain: Drain,
+        end_calls: Callable[[], Awaitable[None]],
+        leave: Callable[[], Awaitable[None]],
+        *,
+        shutdown_s: float,
+        shared: bool = False,
+    ) -> None:
+        """`end_calls` ends whatever runs, `leave` the process's part in its cluster.
+
+        `shared`: other processes listen at the port of the first socket too.
+        """
+        config.timeout_graceful_shutdown = _CLOSE_S
+        super().__init__(config, on_listening)
+        self._drain = drain
+        self._end_calls = end_calls
+        self._leave = leave
+        self._shutdown_s = shutdown_s
+        self._shared = shared
+
+    def stop(self) -> None:
+        if not self.started:  # errors of a start that is given up are noise
+            logging.getLogger("uvicorn.error").disabled = True
+        super().stop()
+        self._drain.begin()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:

@@ -85,8 +85,12 @@ class LocalProcess:
 
     def _raise_if_dead(self) -> None:
         if self.returncode is not None:
-            said = f"; {self.log}:\n{self.tail()}" if self.log is not None else ""
-            raise ChildDied(f"{self.name} ended with {self.returncode}{said}")
+            raise ChildDied(self.exit_report())
+
+    def exit_report(self) -> str:
+        """Return how the child ended, with the last lines of its log if there are any."""
+        lines = self.tail()
+        return f"{self.name} ended with {self.returncode}" + (f"; {self.log}:\n{lines}" if lines else "")
 
     def tail(self, lines: int = 15) -> str:
         """The last lines of the log."""

@@ -94,8 +94,8 @@ class LineWorker:
                 async with asyncio.timeout(_EXIT_S):
                     await process.wait()
             await kill_group(process)
-            said = quoted(await errors.end())
-            raise WorkerFailed(f"{self._name} ended with {process.returncode}; {said}")
+            stderr = quoted(await errors.end())
+            raise WorkerFailed(f"{self._name} ended with {process.returncode}{stderr}")
         try:
             answer = json.loads(line)
         except (ValueError, RecursionError):  # no JSON, or nested too deep
@@ -125,10 +125,9 @@ class _Tail:
 
 
 def quoted(errors: str) -> str:
-    """Return the last lines that a process wrote to standard error."""
-    if not errors.strip():
-        return "nothing on stderr"
-    return "stderr:\n" + "\n".join(errors.splitlines()[-_QUOTED_LINES:])
+    """Return the last lines that a process wrote, as the end of a message; empty if it wrote none."""
+    lines = errors.rstrip().splitlines()[-_QUOTED_LINES:]
+    return "\n".join(["; stderr:", *lines]) if lines else ""
 
 
 async def start_worker(

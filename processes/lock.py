@@ -27,6 +27,19 @@ class Held(Exception):
         self.process = process
 
 
+def holder(path: Path) -> str:
+    """Return the id of the process that holds the lock at `path`, "?" if it has not written it yet; empty: no process does."""
+    try:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "?"
+    except OSError:
+        pass  # no file, or a file system without locks: `lock` reports what it needs
+    return ""
+
+
 @contextmanager
 def lock(path: Path) -> Iterator[None]:
     """Hold the lock at `path` for a block. Raise Held, and OSError if the file cannot be written."""
@@ -45,16 +58,3 @@ def lock(path: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
-
-
-def holder(path: Path) -> str | None:
-    """Return the id of the process that holds the lock at `path`, "?" if it has not written it yet; None: no process does."""
-    try:
-        with path.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip() or "?"
-    except OSError:
-        pass
-    return None

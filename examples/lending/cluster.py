@@ -132,7 +132,7 @@ class Run:
             raise RunFailed(f"{self.topology.name}: {self.steps} steps took longer than {limit:g} s")
         ended = waits[done.pop()]
         if ended is not trainer or trainer.returncode:
-            raise RunFailed(f"{ended.name} ended with {ended.returncode}; {ended.log}:\n{ended.tail()}")
+            raise RunFailed(ended.exit_report())
 
     @asynccontextmanager
     async def _engines(self, at: dict[str, str], config: str) -> AsyncIterator[None]:

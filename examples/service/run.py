@@ -120,8 +120,8 @@ class Service:
         argv = [sys.executable, "-m", "trainer.cli", "warmstart", *arguments]
         process = await LocalProcess.start("warmstart", argv, self.folder / "model.log")
         try:
-            if status := await process.wait():
-                raise ChildDied(f"the model could not be made ({status}):\n{process.tail()}")
+            if await process.wait():
+                raise ChildDied(f"the model could not be made: {process.exit_report()}")
         finally:
             await process.stop()
 
@@ -190,8 +190,8 @@ async def _stopped(stop: asyncio.Event) -> None:
 
 
 async def _ended(process: LocalProcess) -> None:
-    status = await process.wait()
-    raise ChildDied(f"{process.name} ended with {status}:\n{process.tail()}")
+    await process.wait()
+    raise ChildDied(process.exit_report())
 
 
 async def _main(service: Service) -> int:

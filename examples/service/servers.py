@@ -51,7 +51,7 @@ async def _initialise(folder: Path, data: Path, password: str, as_another: list[
     status = await process.wait()
     secret.unlink()
     if status:
-        raise NotInstalled(f"PostgreSQL could not be set up:\n{process.tail()}")
+        raise NotInstalled(f"PostgreSQL could not be set up: {process.exit_report()}")
 
 
 async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:

@@ -168,7 +168,7 @@ async def restart(episode_id: str, gateway: Gateway) -> dict[str, Any]:
 
     Its running calls are stopped, its rewards are forgotten, and no later request repeats one of its calls. The attempt that
     begins has the key of the episode followed by a dot and `attempt`; requests with the key of an earlier attempt get 409
-    (`attempt_over`).
+    (`attempt_over`). Keys of `[agents]` have no attempts: their requests belong to the attempt that has begun.
     """
     return {"episode_id": episode_id, "attempt": await gateway.episodes.restart(episode_id)}
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.cli.options import AdminKey, Url, Verbose, ask, configure_logging
+
+if TYPE_CHECKING:
+    from gateway.archive import RecordedRun
+
+_HOST = "127.0.0.1"
 
 
 def console(
@@ -61,38 +67,30 @@ def _show(url: str, browser: bool) -> None:
         webbrowser.open(url)
 
 
-def _serve(run: object, port: int, browser: bool) -> None:
-    """Serves a run until a signal comes. Raises ConfigError where it cannot be shown."""
+def _serve(run: RecordedRun, port: int, browser: bool) -> None:
+    """Serve a run until a signal comes. Raise ConfigError where it cannot be shown."""
     import asyncio
-    import socket
 
     import uvicorn
 
-    from gateway.archive import RecordedRun, create_archive, open_archive
+    from gateway.archive import create_archive, open_archive
     from gateway.connection import Connection
-    from gateway.settings import ConfigError
-    from processes.ports import free_port, url_of
-
-    assert isinstance(run, RecordedRun)
+    from gateway.server import Server, bound
+    from processes.ports import url_of
 
     async def check() -> None:
         async with open_archive(run):
             return
 
+    def announce() -> None:
+        typer.echo("a recorded run: nothing can be changed in it. Ctrl-C ends this.")
+        url = f"{url_of(_HOST, listening.getsockname()[1])}/console/"
+        # A browser in this terminal would hold the server's thread
+        threading.Thread(target=_show, args=(url, browser), name="browser", daemon=True).start()
+
+    listening = bound(_HOST, port, False, "--port")
     asyncio.run(check())
-    port = port or free_port()
     config = uvicorn.Config(
         create_archive(run), http=Connection, log_level="warning", timeout_graceful_shutdown=1
     )
-    with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-            listening.listen()
-        except OSError as error:
-            raise ConfigError(
-                f"--port: {port} cannot be listened on ({error.strerror}); name another"
-            ) from error
-        _show(f"{url_of('127.0.0.1', port)}/console/", browser)
-        typer.echo("This is a recorded run: nothing in it can be changed. Ctrl-C stops the console.")
-        uvicorn.Server(config).run(sockets=[listening])
+    Server(config, announce).run([listening])

@@ -66,6 +66,7 @@ async def _serve(
 
     from gateway.weights.mirror import Mirror
     from gateway.weights.server import create_server
+    from processes.ports import url_of
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,7 +76,8 @@ async def _serve(
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
-            typer.echo(f"versions in {directory} are served at http://{host}:{port}/versions", err=True)
+            url = url_of(host, runner.addresses[0][1])
+            typer.echo(f"versions in {directory} are served at {url}/versions", err=True)
             await stop.wait()
         finally:
             await runner.cleanup()

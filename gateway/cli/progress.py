@@ -29,6 +29,7 @@ from gateway.client.outcomes import EpisodeOutcome
 from processes.interrupts import Interrupted
 
 _LINE_EVERY_S = 5.0
+_WAIT_EVERY_S = 30.0
 _SMOOTHING = 0.05
 ENDING = "interrupted: giving up open episodes"
 CANCELLED = (
@@ -40,14 +41,14 @@ _BAR = 30
 class EpisodeProgress:
     """Counts outcomes and shows them; `total` is None for a run without an end.
 
-    A crash of an agent is printed when it is the first of its kind; at the end the number of each kind is printed.
+    A crash of an agent is printed when it is the first of its kind; at the end, the numbers of its episodes and attempts are.
     """
 
     def __init__(self, total: int | None, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
         self._total = total
         self._started = time.monotonic()
-        self._last_line = self._started
+        self._last_line = self._last_wait = self._started
         self._done = self._failed = self._aborted = self._untrainable = 0
         self._sum = 0.0
         self._recent: float | None = None
@@ -69,9 +70,10 @@ class EpisodeProgress:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._live.stop()
-        for crash, count in self._crashes.counts():
-            if count > 1:
-                self._print(f"{count} failed attempts: {crash}")
+        for crash, episodes, attempts in self._crashes.counts():
+            if attempts > 1:
+                noun = "episode" if episodes == 1 else "episodes"
+                self._print(f"{episodes} {noun} ({attempts} attempts): {crash}")
 
     def add(self, outcome: EpisodeOutcome) -> None:
         """Counts an ended episode."""
@@ -87,7 +89,7 @@ class EpisodeProgress:
             recent = outcome.reward if self._recent is None else self._recent
             self._recent = recent + _SMOOTHING * (outcome.reward - recent)
         for attempt, crash in enumerate(outcome.crashes or ((outcome.error,) if outcome.error else ()), 1):
-            if self._crashes.is_new(crash):
+            if self._crashes.is_new(crash, outcome):
                 what = f"episode {outcome.episode_id or 'of ' + outcome.task_id}"
                 if outcome.error is None:
                     what = f"attempt {attempt} of {outcome.attempts} at {what}"
@@ -117,9 +119,13 @@ class EpisodeProgress:
         self._print(text)
 
     def wait(self, what: str) -> None:
-        """Shows why episodes cannot be opened yet; empty: they can."""
+        """Show what the run waits for; empty: for nothing. Without a terminal, a known reason is repeated after a while."""
         self._waits_for = what
-        if what and not self._console.is_terminal and self._waits.is_new(what):
+        now = time.monotonic()
+        if not what or self._console.is_terminal:
+            return
+        if self._waits.is_new(what) or now - self._last_wait >= _WAIT_EVERY_S:
+            self._last_wait = now
             self._print(f"waiting: {what}")
 
     def summary(self) -> dict[str, float | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import shutil
 import sys
 from collections.abc import Callable
@@ -108,8 +107,7 @@ def run_episodes(
         raise typer.BadParameter(f"passes or difficulty, not {order!r}", param_hint="--order")
     if order == "difficulty" and (not forever or group_size == 1):
         raise typer.BadParameter("--order difficulty is for --forever, and groups of 2 and more")
-    if not forever and (order_state is not None or seed is not None):
-        raise typer.BadParameter("--order-state and --seed are for --forever: else each task comes once")
+    options.check_order(forever, order_state, seed)
     if spare and mode == "eval":
         raise typer.BadParameter("--spare is for training: evaluations count every episode")
     kind = {
@@ -124,7 +122,7 @@ def run_episodes(
     if group_size == 1 and mode == "train":
         typer.echo(_LONELY, err=True)
     floor = order_floor if order == "difficulty" else None
-    ordered = partial(_ordered, floor, order_state, secrets.randbits(32) if seed is None else seed)
+    ordered = partial(options.order_of, order_state, seed, floor)
     program = Program()
     try:
         summary = program.run(_run(gateway, admin_key, chosen, found, forever, kind, ordered))
@@ -244,17 +242,6 @@ def _agent(
     if worker:
         return WorkerAgent(command, workers, timeout_s)
     return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, place=place)
-
-
-def _ordered(floor: float | None, state: Path | None, seed: int, tasks: list[Task]) -> TaskOrder:
-    """`floor`: of the order by difficulty; None: the tasks come in passes."""
-    from gateway.client.kept_order import KeptOrder
-    from gateway.client.order import ByDifficulty, Passes
-
-    if not tasks:
-        raise ValueError("there are no tasks")
-    order = Passes(tasks, seed) if floor is None else ByDifficulty(tasks, seed, floor)
-    return KeptOrder(order, state) if state is not None else order
 
 
 def _place(sandbox: str, limits: Limits, read: list[Path]) -> Place:

@@ -1,11 +1,16 @@
-"""The options of `gateway episodes run`."""
+"""The options of `gateway episodes run` and `match`."""
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gateway.client import Task
+    from gateway.client.order import TaskOrder
 
 Tasks = Annotated[Path | None, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')]
 Command = Annotated[
@@ -100,3 +105,24 @@ MaxFailures = Annotated[
         help="Stop when more than this share of the latest episodes failed; 1 never stops.",
     ),
 ]
+
+
+def check_order(forever: bool, state: Path | None, seed: int | None) -> None:
+    """Refuse options of an order for a run that plays each task once."""
+    if not forever and (state is not None or seed is not None):
+        raise typer.BadParameter("--order-state and --seed are for --forever: else each task comes once")
+
+
+def order_of(state: Path | None, seed: int | None, floor: float | None, tasks: list[Task]) -> TaskOrder:
+    """Return the order of the tasks of a run without an end.
+
+    `state`: the file that keeps it. `floor`: the least weight of the order by difficulty; None: the tasks come in passes.
+    """
+    from gateway.client.kept_order import KeptOrder
+    from gateway.client.order import ByDifficulty, Passes
+
+    if not tasks:
+        raise ValueError("there are no tasks")
+    seed = secrets.randbits(32) if seed is None else seed
+    order = Passes(tasks, seed) if floor is None else ByDifficulty(tasks, seed, floor)
+    return KeptOrder(order, state) if state is not None else order

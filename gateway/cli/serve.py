@@ -112,15 +112,15 @@ def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
         settings = Settings.parse(demo_settings(folder, port), "--demo")
         configure_logging(verbose)
         sockets = listening(settings, False)
-        typer.echo(introduction(folder, settings.server.url))
-        _serve(settings, sockets, verbose)
+        _serve(settings, sockets, verbose, introduction(folder, settings.server.url))
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
 
 
-def _serve(settings: Settings, sockets: list[socket], verbose: bool) -> None:
-    """Serve at bound sockets until a signal comes, in this process. Raise ConfigError if it cannot start."""
+def _serve(settings: Settings, sockets: list[socket], verbose: bool, banner: str = "") -> None:
+    """Serve at bound sockets until a signal comes, in this process; print `banner` once it listens. Raise ConfigError if it
+    cannot start."""
     import uvicorn
 
     from gateway.app import create_app, end_calls, leave
@@ -143,6 +143,7 @@ def _serve(settings: Settings, sockets: list[socket], verbose: bool) -> None:
     )
     server = GatewayServer(
         config,
+        lambda: typer.echo(banner) if banner else None,
         gateway.state.drain,
         lambda: end_calls(gateway.state.services),
         lambda: leave(gateway.state.services),

@@ -5,7 +5,7 @@ from gateway.client.agents import Agent, AgentCrashed, Task, load_agent
 from gateway.client.driver import EpisodeRunner
 from gateway.client.failures import RunStopped
 from gateway.client.outcomes import EpisodeOutcome
-from gateway.client.patience import GatewayUnreachable
+from gateway.client.retry import GatewayUnreachable
 
 __all__ = [
     "Agent",

@@ -146,12 +146,10 @@ def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
     return AgentCrashed(f"{who}: {str(answer['error'])[:2000]}", reason)
 
 
-def overrun(step: str, limit_s: float, said: str = "") -> AgentCrashed:
-    """Return the error of an agent that took longer than it may; `said`: its last lines."""
-    message = (
-        f"step '{step}' was not done within {limit_s:g} s, the limit of --timeout or [rollout] timeout_s"
-    )
-    return AgentCrashed(f"{message}; {said}" if said else message, TIME_LIMIT)
+def overrun(step: str, limit_s: float, stderr: str = "") -> AgentCrashed:
+    """Return the error of an agent that took longer than it may; `stderr`: its last lines (`quoted`)."""
+    limit = "the limit is --timeout of the driver, or [rollout] timeout_s of the trainer"
+    return AgentCrashed(f"step '{step}' was not done within {limit_s:g} s ({limit}){stderr}", TIME_LIMIT)
 
 
 # An async function
@@ -268,7 +266,7 @@ class CommandAgent:
             status = await self._run(env, output, errors)
             stderr = quoted(_end_of(errors))
             if status not in ((0, 1) if self._exit_code_reward else (0,)):
-                raise AgentCrashed(f"{self._argv[0]} ended with {status}; {stderr}")
+                raise AgentCrashed(f"{self._argv[0]} ended with {status}{stderr}")
             if self._grade:
                 return None
             return self._reward(status, _last_line(_end_of(output)), stderr)
@@ -284,7 +282,7 @@ class CommandAgent:
         printed = f"its last line is {line[:200]!r}" if line else "it printed nothing"
         raise AgentCrashed(
             f"{self._argv[0]} ended with 0 and stated no reward: {printed}. Print a number as the last line, or let the exit"
-            f" status be the reward with --exit-code-reward; {stderr}"
+            f" status be the reward with --exit-code-reward{stderr}"
         )
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
@@ -294,9 +292,7 @@ class CommandAgent:
         except WorkerFailed as error:
             raise AgentCrashed(str(error)) from error
         except Killed as error:
-            raise AgentCrashed(
-                f"{self._argv[0]}: {error}; {quoted(_end_of(errors))}", error.reason
-            ) from error
+            raise AgentCrashed(f"{self._argv[0]}: {error}{quoted(_end_of(errors))}", error.reason) from error
         except TimeoutError as error:
             raise overrun("run the agent's command", self._timeout_s, quoted(_end_of(errors))) from error
 

@@ -1,7 +1,8 @@
 """Episodes that the gateway closes by itself while their agents run: deadlines, groups that it gives up, people.
 
 Owns one stream of events, from before the first episode is opened. Invariants: a closing is reported however often the stream
-breaks, because each stream continues after the one before; a gateway that is gone is reported while no other request is made.
+breaks, because each stream goes on after the one before; a gateway that stops answering is noticed while all agents run, because
+the stream breaks.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import logging
 import httpx
 
 from gateway.client.admin import GatewayClient, GatewayRefused
-from gateway.client.waits import Waits
-from processes.slow import SILENT_S
+from gateway.client.retry import RetryPolicy
 
 log = logging.getLogger(__name__)
 
@@ -26,22 +26,19 @@ _KEPT = ("rewarded",)
 class Closings:
     """The closings among the episodes that are watched. Use `watch` as a task, after `begin`."""
 
-    def __init__(self, client: GatewayClient, model: str | None, waits: Waits) -> None:
+    def __init__(self, client: GatewayClient, model: str | None, retry: RetryPolicy) -> None:
         self._client = client
         self._model = model
-        self._waits = waits
+        self._retry = retry
         self._after: int | None = None
         self._watched: dict[str, asyncio.Future[None]] = {}
 
     async def begin(self) -> None:
         """Note where the stream is now. Raise GatewayRefused, and httpx's errors if the gateway does not answer."""
-        self._after = await self._newest()
-
-    async def _newest(self) -> int | None:
         stream = self._client.events(kinds=[_CLOSED], model=self._model, wait_s=0.0)
         async for _ in stream:
             pass
-        return stream.last
+        self._after = stream.last
 
     def of(self, episode_id: str) -> asyncio.Future[None]:
         """Return a future that is done once the gateway has closed an episode. `forget` it later."""
@@ -54,36 +51,26 @@ class Closings:
             closed.cancel()
 
     async def watch(self) -> None:
-        """Report closings until cancelled."""
+        """Report closings until cancelled. Raise GatewayUnreachable."""
         reported = ""
         while True:
             try:
-                await self._read()
-            except httpx.TransportError:
-                await self._reconnect()
+                await self._follow()
             except GatewayRefused as refused:
                 if str(refused) != reported:
                     reported = str(refused)
                     log.warning("the closings of episodes cannot be watched now: %s", refused)
             await asyncio.sleep(_AGAIN_S)
 
-    async def _reconnect(self) -> None:
-        """Wait until the gateway responds again. An agent in the middle of its work makes no request that would find it gone."""
-        with self._waits.slow(
-            f"the gateway at {self._client.url}, which does not respond", SILENT_S, cause=True
-        ):
-            while True:
-                try:
-                    await self._newest()
-                except httpx.TransportError:
-                    await asyncio.sleep(_AGAIN_S)
-                except GatewayRefused:
-                    return
-                else:
-                    return
+    async def _follow(self) -> None:
+        """Read a stream until it ends. After one that broke, retry until the gateway answers."""
+        try:
+            await self._read(None)
+        except httpx.TransportError:
+            await self._retry.call("watch the episodes", lambda: self._read(0.0))
 
-    async def _read(self) -> None:
-        stream = self._client.events(self._after, kinds=[_CLOSED], model=self._model)
+    async def _read(self, wait_s: float | None) -> None:
+        stream = self._client.events(self._after, kinds=[_CLOSED], model=self._model, wait_s=wait_s)
         try:
             async for event in stream:
                 if event["kind"] == "gap":

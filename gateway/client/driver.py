@@ -30,8 +30,8 @@ from gateway.client.foreign import RanIntoCancel, run_foreign
 from gateway.client.opening import STOP_GRACE_S, Kind, Opening
 from gateway.client.order import Passes, TaskOrder
 from gateway.client.outcomes import Crash, Ended, EpisodeOutcome, closed
-from gateway.client.patience import GatewayUnreachable, Patience, Stopped, rest
 from gateway.client.refusal import NotAGateway, unanswered
+from gateway.client.retry import GatewayUnreachable, RetryPolicy, Stopped, sleep_or_stop
 from gateway.client.waits import Waits
 from gateway.end_reasons import INTERRUPTED
 from gateway.keys import attempt_key
@@ -108,15 +108,15 @@ class EpisodeRunner:
         self._retries = retries
         self._open_wait_s = open_wait_s
         self._waits = Waits(on_wait)
-        self._patience = Patience(unreachable_s, self._waits)
+        self._retry = RetryPolicy(client.url, unreachable_s, self._waits)
         self._seed = seed
         self._on_outcome = on_outcome
         self._failures = FailureRate(max_failures, concurrency)
         self._stopped = False
         kind = Kind(group_size, mode, model, sampling, describe, open_wait_s)
         at_once = 1 if in_order else concurrency
-        self._opening = Opening(client, kind, self._patience, self._waits, self._leave, at_once)
-        self._closings = Closings(client, model, self._waits)
+        self._opening = Opening(client, kind, self._retry, self._waits, self._leave, at_once)
+        self._closings = Closings(client, model, self._retry)
         self._order = order
         self._under_way: dict[str, list[EpisodeOutcome]] = {}
         """The outcomes so far of groups of which an order is to hear."""
@@ -164,18 +164,25 @@ class EpisodeRunner:
     ) -> None:
         numbered = enumerate(jobs)
         await self._find_gateway()
-        watching = asyncio.create_task(self._closings.watch(), name="closings")
         try:
-            async with asyncio.TaskGroup() as lanes:
-                for i in range(self._concurrency):
-                    lanes.create_task(self._lane(numbered, keep, stop), name=f"episodes-{i}")
+            async with asyncio.TaskGroup() as run:
+                watching = run.create_task(self._watch(), name="closings")
+                async with asyncio.TaskGroup() as lanes:
+                    for i in range(self._concurrency):
+                        lanes.create_task(self._lane(numbered, keep, stop), name=f"episodes-{i}")
+                watching.cancel()
         except ExceptionGroup as group:
-            raise group.exceptions[0] from group
-        finally:
-            watching.cancel()
+            raise _first(group) from group
+
+    async def _watch(self) -> None:
+        try:
+            await self._closings.watch()
+        except GatewayUnreachable:
+            self._stopped = True
+            raise
 
     async def _find_gateway(self) -> None:
-        """Fail at once where no gateway answers: patience is for one that was there before. Raise
+        """Fail immediately where no gateway answers: retries are for one that has answered before. Raise
         GatewayUnreachable and NotAGateway."""
         try:
             with self._waits.slow(f"an answer of the gateway at {self._client.url}"):
@@ -225,7 +232,7 @@ class EpisodeRunner:
                 raise
             failed = failed + 1 if outcome.error is not None else 0
             if failed and not stop.is_set():
-                await rest(pause_s(failed, self._jitter), stop)
+                await sleep_or_stop(pause_s(failed, self._jitter), stop)
 
     async def _episode(self, job: _Job, stop: asyncio.Event) -> EpisodeOutcome:
         unopened = EpisodeOutcome(job.task.task_id, job.group_id, None, None, task_number=job.number)
@@ -306,7 +313,7 @@ class EpisodeRunner:
     async def _restart(self, episode_id: str) -> int:
         """Restart the episode after a crash of its agent. Return the attempt's number; 0 if the episode is over."""
         try:
-            return await self._patience.insist(
+            return await self._retry.call(
                 f"restart episode {episode_id}", lambda: self._client.restart(episode_id)
             )
         except GatewayRefused:
@@ -324,7 +331,7 @@ class EpisodeRunner:
 
         try:
             await self._reward_calls(episode_id, reward)
-            taken = await self._patience.insist(f"reward episode {episode_id}", request)
+            taken = await self._retry.call(f"reward episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._fate(episode_id)
@@ -335,7 +342,7 @@ class EpisodeRunner:
 
     async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
         for call_id, earned in reward.calls.items():
-            await self._patience.insist(
+            await self._retry.call(
                 f"reward call {call_id}", partial(self._client.call_reward, episode_id, call_id, earned)
             )
 
@@ -346,7 +353,7 @@ class EpisodeRunner:
             return self._client.abandon(episode_id, reason, report or error)
 
         try:
-            await self._patience.insist(f"abandon episode {episode_id}", request)
+            await self._retry.call(f"abandon episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._fate(episode_id, error)
@@ -363,7 +370,7 @@ class EpisodeRunner:
         try:
             while state == "grading":
                 with self._waits.slow("graders to compute rewards"):
-                    fate = await self._patience.insist(f"close episode {episode_id}", request)
+                    fate = await self._retry.call(f"close episode {episode_id}", request)
                 state = fate["state"]
         except GatewayRefused as refused:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
@@ -373,8 +380,13 @@ class EpisodeRunner:
 
     async def _fate(self, episode_id: str, error: str | None = None) -> Ended:
         """How the gateway ended an episode by itself."""
-        row = await self._patience.insist("look at an episode", lambda: self._client.episode(episode_id))
+        row = await self._retry.call("look at an episode", lambda: self._client.episode(episode_id))
         return closed(row["reason"], error or row["error"])
+
+
+def _first(error: Exception) -> Exception:
+    """Return the first error of a group, or of a group in it."""
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 def _until(stop: asyncio.Event, order: TaskOrder) -> Iterator[Task]:

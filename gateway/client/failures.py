@@ -60,21 +60,26 @@ class FailureRate:
 
 
 class Crashes:
-    """Counts crashes by kind; beyond a few kinds, the rest count as one."""
+    """Counts crashes by kind; beyond a few kinds, the rest count as one. The crashes of one episode come one after the other."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
+        self._episodes: Counter[str] = Counter()
+        self._latest: dict[str, object] = {}
+        """The episode of the latest crash of each kind."""
         self._shown: dict[str, str] = {}
 
-    def is_new(self, error: str) -> bool:
-        """Counts a crash; True if it is the first of its kind, and worth printing."""
+    def is_new(self, error: str, episode: object = None) -> bool:
+        """Count a crash. Return True if it is the first of its kind, and worth printing."""
         kind = _VARYING.sub("#", error)
         if kind not in self._counts and len(self._counts) >= _KINDS:
             kind = ""
         self._counts[kind] += 1
+        self._episodes[kind] += kind not in self._latest or self._latest[kind] is not episode
+        self._latest[kind] = episode
         self._shown.setdefault(kind, in_a_line(error) if kind else "others")
         return self._counts[kind] == 1 and bool(kind)
 
-    def counts(self) -> list[tuple[str, int]]:
-        """Returns a line about each kind of crash, and how often it came, the most frequent first."""
-        return [(self._shown[kind], count) for kind, count in self._counts.most_common()]
+    def counts(self) -> list[tuple[str, int, int]]:
+        """Return a line about each kind of crash, and the numbers of its episodes and attempts, the most frequent first."""
+        return [(self._shown[kind], self._episodes[kind], n) for kind, n in self._counts.most_common()]

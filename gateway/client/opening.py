@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.client.agents import Task
-from gateway.client.patience import Patience, Stopped
+from gateway.client.retry import RetryPolicy, Stopped
 from gateway.client.waits import Waits
 from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeOpened, EpisodeSampling
 from processes.slow import SILENT_S
@@ -43,7 +43,7 @@ class Opening:
         self,
         client: GatewayClient,
         kind: Kind,
-        patience: Patience,
+        retry: RetryPolicy,
         waits: Waits,
         leave: Callable[[str], Awaitable[None]],
         at_once: int,
@@ -51,7 +51,7 @@ class Opening:
         """`leave` gives up an episode of a run that has ended."""
         self._client = client
         self._kind = kind
-        self._patience = patience
+        self._retry = retry
         self._waits = waits
         self._leave = leave
         self._free = asyncio.Semaphore(at_once)
@@ -65,11 +65,11 @@ class Opening:
         again = secrets.token_hex(16)
         request = _Request(self._client, self._kind, task, group_id, again)
 
-        async def sent_away(refused: GatewayRefused) -> None:
+        async def on_refusal(refused: GatewayRefused) -> None:
             request.wait_s = self._kind.open_wait_s
             self._waits.set(again, await self._client.not_ready() or refused.message)
 
-        work = self._patience.insist(_STEP, request, stop, sent_away, SILENT_S + self._kind.open_wait_s)
+        work = self._retry.call(_STEP, request, stop, on_refusal, SILENT_S + self._kind.open_wait_s)
         opening = asyncio.create_task(work, name=f"open-{group_id}")
         stopping = asyncio.create_task(stop.wait(), name=f"stop-{group_id}")
         try:

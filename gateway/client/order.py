@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -82,6 +83,48 @@ class Passes:
         self._pass = min(known.values(), default=0)
         self._over = {task_id: known.get(task_id, self._pass) for task_id in self._over}
         self._skip, self._left = dict(self._over), []
+
+
+class SharedOrder:
+    """One order for `count` runs that play the same tasks in the same order: each run has one of `views`.
+
+    A group has ended once it has in every run.
+    """
+
+    def __init__(self, order: TaskOrder, count: int) -> None:
+        self._order = order
+        self._ended = [Counter[str]() for _ in range(count)]
+        self._reported = Counter[str]()
+        self._queues: list[deque[Task]] = [deque() for _ in range(count)]
+        """The tasks that each run has still to begin, of those that another run has begun."""
+        self.views: list[TaskOrder] = [_View(self, number) for number in range(count)]
+
+    def next(self, view: int) -> Task:
+        """Return the next task of a run."""
+        if not self._queues[view]:
+            task = self._order.next()
+            for queue in self._queues:
+                queue.append(task)
+        return self._queues[view].popleft()
+
+    def ended(self, view: int, task_id: str, teaches: bool | None) -> None:
+        """Record that a group of a run has ended."""
+        self._ended[view][task_id] += 1
+        if min(ended[task_id] for ended in self._ended) > self._reported[task_id]:
+            self._reported[task_id] += 1
+            self._order.ended(task_id, teaches)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    shared: SharedOrder
+    number: int
+
+    def next(self) -> Task:
+        return self.shared.next(self.number)
+
+    def ended(self, task_id: str, teaches: bool | None) -> None:
+        self.shared.ended(self.number, task_id, teaches)
 
 
 @dataclass(frozen=True, slots=True)

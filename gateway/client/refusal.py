@@ -61,9 +61,11 @@ def refusal(response: httpx.Response) -> GatewayRefused:
     return GatewayRefused(response.status_code, message, code, float(retry_after) if retry_after else None)
 
 
+def cause_of(error: httpx.TransportError) -> str:
+    """Return an error of a connection in a few words."""
+    return str(error).partition(" ssl:")[0] or type(error).__name__
+
+
 def unanswered(url: str, error: httpx.TransportError) -> str:
     """Return why no gateway answers at a URL, and what to do about it."""
-    why = str(error).partition(" ssl:")[0] or type(error).__name__
-    return (
-        f"no gateway answers at {url} ({why}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"
-    )
+    return f"no gateway answers at {url} ({cause_of(error)}): start one, or name its URL with --gateway or HEADGATE_GATEWAY"

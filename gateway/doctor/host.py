@@ -75,13 +75,14 @@ async def _examine_port(setting: str, host: str, port: int) -> Finding:
             return Finding(
                 "problem", f"{where}: {error.strerror or error}", "name an address of this machine"
             )
-    if await _gateway_answers(host, port):
+    if await gateway_answers(host, port):
         return Finding("ok", f"{where}: a gateway answers there")
     what = f"{where} is taken by another program"
     return Finding("problem", what, f"end what listens there, or set another {setting}")
 
 
-async def _gateway_answers(host: str, port: int) -> bool:
+async def gateway_answers(host: str, port: int) -> bool:
+    """Return whether a gateway answers at an address."""
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     try:
         async with (

@@ -1,4 +1,4 @@
-"""Examines the database and the bus: whether they answer, the form of the tables, the clock."""
+"""Examines the database and the bus: whether they answer, which process has the database, the form of the tables, the clock."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from gateway.bus.opening import open_bus
 from gateway.doctor.finding import Finding
-from gateway.doctor.host import writable
+from gateway.doctor.host import gateway_answers, writable
 from gateway.errors import Unavailable
 from gateway.render.tool_alarm import WORDS
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError, Settings
 from gateway.store import clock, turns
 from gateway.store.connections import connect, driver, without_password
-from gateway.store.holder import used_by
+from gateway.store.holder import REMEDY, holder_of, in_use
 from gateway.store.schema import check_form
 
 _SKEW_S = 1.0
@@ -23,8 +23,15 @@ _DAY_S = 86_400.0
 
 
 async def examine_database(settings: Settings) -> list[Finding]:
-    """Looks at the tables' revision and at the database's clock."""
-    return await asyncio.to_thread(_examine_database, settings.store)
+    """Look for another gateway on it, at the tables' revision and at the database's clock."""
+    process = holder_of(settings.store.url)
+    found = await asyncio.to_thread(_examine_database, settings.store)
+    if not process:
+        return found
+    server, what = settings.server, in_use(without_password(settings.store.url), process)
+    if await gateway_answers(server.host, server.port):
+        return [*found, Finding("ok", f"{what}; a gateway answers at [server] port, too")]
+    return [*found, Finding("problem", what, REMEDY)]
 
 
 def _examine_database(store: StoreSettings) -> list[Finding]:
@@ -40,8 +47,6 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
         mend = "run `gateway migrate`, or start the gateway on it once; or mend [store] url"
         return [Finding("problem", str(error), mend)]
     found = [Finding("ok", f"{shown}: the tables have this build's form")]
-    if (used := used_by(store.url)) is not None:
-        found.append(Finding("problem", *used))
     engine = connect(store.url, 1)
     try:
         with engine.connect() as connection:

@@ -1,10 +1,11 @@
-"""Warn when calls of training episodes sample in a way that cannot be trained, with the remedy."""
+"""Warn when calls of training episodes sample in a way that cannot be trained."""
 
 from __future__ import annotations
 
 import logging
 
-from gateway.types import FLAG_REMEDIES, TokenFlag
+from gateway.mask_reasons import REMEDIES
+from gateway.types import TokenFlag
 
 log = logging.getLogger(__name__)
 
@@ -16,9 +17,8 @@ class UntrainedNotice:
         self._reported: set[tuple[str, str]] = set()
 
     def see(self, model: str, episode_id: str, flags: TokenFlag) -> None:
-        """Report the flags that a call of a training episode puts on every token of its reply."""
-        reasons = [reason for reason in FLAG_REMEDIES if flags & TokenFlag[reason.upper()]]
-        for reason in reasons:
+        """Take note of the flags that a call of a training episode puts on every token of its reply."""
+        for reason in [reason for flag in flags if (reason := str(flag.name).lower()) in REMEDIES]:
             if (model, reason) not in self._reported:
                 self._reported.add((model, reason))
                 log.warning(
@@ -26,5 +26,5 @@ class UntrainedNotice:
                     episode_id,
                     model,
                     reason,
-                    FLAG_REMEDIES[reason],
+                    REMEDIES[reason],
                 )

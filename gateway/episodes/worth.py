@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.episodes.closing_state import Outcome
+from gateway.mask_reasons import REMEDIES
 from gateway.store.sampled import Sampled
-from gateway.types import FLAG_REMEDIES, NO_CALLS, EpisodeMode
+from gateway.types import NO_CALLS, EpisodeMode
 
 _HOW = "an agent must take its base URL from OPENAI_BASE_URL and its key from OPENAI_API_KEY, or what a function is given"
 
@@ -64,5 +65,5 @@ def untrainable(found: Sampled) -> str:
     if found.trainable or not found.tokens:
         return ""
     reasons = ", ".join(f"{count} {reason}" for reason, count in found.masked.most_common())
-    todo = [FLAG_REMEDIES[reason] for reason, _ in found.masked.most_common() if reason in FLAG_REMEDIES]
+    todo = [REMEDIES[reason] for reason, _ in found.masked.most_common() if reason in REMEDIES]
     return "; ".join([f"none of its {found.tokens} sampled tokens can be trained ({reasons})", *todo])

@@ -45,7 +45,7 @@ class AgentSettings(Section):
     """`[agents.NAME]`: a key of an agent's own, under which episodes are opened by the calls themselves (docs/callers.md)."""
 
     key: SecretStr = Field(min_length=16)
-    """Or `HEADGATE_AGENT_KEY_NAME` in the environment: the name in capitals, `_` for `-`."""
+    """Or `HEADGATE_AGENT_KEY_NAME` in the environment: the name in capitals, `_` for `-`. Without attempts (docs/callers.md)."""
     model: str | None = None
     """The trained model that its episodes are about; the first, if none is named."""
     mode: Literal["eval", "train"] = "eval"

@@ -15,8 +15,6 @@ from sqlalchemy.exc import ArgumentError
 from gateway.settings import ConfigError
 from processes.lock import Held, holder, lock
 
-_REMEDY = "end that one, name another file, or use PostgreSQL"
-
 
 @contextmanager
 def held(url: str) -> Iterator[None]:
@@ -27,21 +25,24 @@ def held(url: str) -> Iterator[None]:
             try:
                 stack.enter_context(lock(_lock_of(database)))
             except Held as error:
-                raise ConfigError(f"{_used(database, error.process)}: {_REMEDY}") from error
+                raise ConfigError(f"[store] url: {in_use(database, error.process)}: {REMEDY}") from error
             except OSError:
                 pass  # the folder cannot be written, which opening the database reports
         yield
 
 
-def used_by(url: str) -> tuple[str, str] | None:
-    """Return what a start on the database at `url` would be refused for, and the remedy; None if no other gateway has it."""
+REMEDY = "end that one, name another file, or use PostgreSQL"
+
+
+def in_use(database: str, process: str) -> str:
+    """Return the words for a SQLite file that a process serves."""
+    return f"{database} is used by the process {process}, and SQLite serves one gateway"
+
+
+def holder_of(url: str) -> str:
+    """Return the process that serves the database at `url`; empty: none, or it is not SQLite."""
     database = _file_of(url)
-    process = holder(_lock_of(database)) if database else None
-    return (_used(database, process), _REMEDY) if process is not None else None
-
-
-def _used(database: str, process: str) -> str:
-    return f"[store] url: {database} is used by the process {process}, and SQLite serves one gateway"
+    return holder(_lock_of(database)) if database else ""
 
 
 def _lock_of(database: str) -> Path:

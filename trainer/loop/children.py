@@ -156,8 +156,8 @@ def url_of(config: Path) -> str:
 
 
 async def _needed(process: LocalProcess) -> None:
-    code = await process.wait()
-    raise ChildDied(f"{process.name} ended with {code}; {process.log}:\n{process.tail()}")
+    await process.wait()
+    raise ChildDied(process.exit_report())
 
 
 async def _answers(http: httpx.AsyncClient, any_status: bool = False, path: str = "/readyz") -> bool:

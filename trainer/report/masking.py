@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.types import FLAG_REMEDIES
+from gateway.mask_reasons import REMEDIES
 
 _MASKED = "masked_tokens/"
 _MOST = 0.5
-_REMEDIES = {
-    **FLAG_REMEDIES,
-    "invalid_logprob": "the engine gave no log-probabilities of them; look at the engine's log",
-    "overlong": 'calls were cut at their token limit, and [credit] truncated is "mask"; raise max_tokens in agents\' requests',
-    "late": "they are older than [staleness] eta of the gateway's configuration allows",
-    "images_unseen": "their episodes have images, and the trained model is given none",
-    "image_missing": "images of their episodes cannot be had; the run's log says which, and why",
-    "image_placeholder": "the token that stands for images was sampled where no image is; ban it in agents' requests",
-    "orphaned": "they were sampled by versions that an older checkpoint has replaced; later batches have none",
-}
-"""The cause, and what to do about it, by the reason for which tokens are masked."""
 
 
 def masked_warning(measured: Mapping[str, float]) -> tuple[str, str] | None:
@@ -36,7 +25,7 @@ def masked_warning(measured: Mapping[str, float]) -> tuple[str, str] | None:
         reason = "truncated"
     elif trained:
         return None
-    remedy = _REMEDIES.get(reason)
+    remedy = REMEDIES.get(reason)
     return reason, (
         f"warning: {masked[reason]:.0f} of the batch's {sampled:.0f} sampled tokens are not trained, for they are"
         f" {reason.upper()}{': ' if remedy else ''}{remedy or ''}"

@@ -45,6 +45,7 @@ class FakeGateway:
         """The reasons of episodes that were closed without their driver."""
         self.closings: asyncio.Queue[str] = asyncio.Queue()
         self.requests: Counter[str] = Counter()
+        self.server = uvicorn.Server(uvicorn.Config(self.app(), port=0, log_level="error", lifespan="off"))
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -76,6 +77,13 @@ class FakeGateway:
         """Closes an episode without its driver."""
         self.closed[episode_id] = reason
         self.closings.put_nowait(episode_id)
+
+    def die(self) -> None:
+        """Break all connections, and listen no more."""
+        for listener in self.server.servers:
+            listener.close()
+        for connection in list(self.server.server_state.connections):
+            connection.transport.abort()
 
     async def look(self, episode_id: str) -> JSONResponse:
         return JSONResponse({"state": "closed", "reason": self.closed[episode_id], "error": ""})
@@ -122,7 +130,7 @@ def _refused(
 @pytest.fixture
 async def gateway() -> AsyncIterator[FakeGateway]:
     fake = FakeGateway()
-    server = uvicorn.Server(uvicorn.Config(fake.app(), port=0, log_level="error", lifespan="off"))
+    server = fake.server
     serving = asyncio.create_task(server.serve(), name="fake-gateway")
     await until(lambda: server.started, "the fake gateway listens")
     fake.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, opening
+from gateway.client import EpisodeOutcome, EpisodeRunner, GatewayRefused, GatewayUnreachable, opening, retry
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import FunctionAgent, Task
 from gateway.client.order import Passes
@@ -195,6 +195,25 @@ async def test_a_run_ends_at_once_where_no_gateway_answers() -> None:
             GatewayUnreachable, match=r"no gateway answers at http://127\.0\.0\.1:9 .*: start one"
         ):
             await result_of(EpisodeRunner(client, FunctionAgent(value)).run(TASKS), "the run has ended", 20.0)
+
+
+async def test_a_gateway_that_dies_while_all_agents_run_is_reported_and_ends_the_run(
+    gateway: FakeGateway, client: GatewayClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "SILENT_S", 0.05)
+    monkeypatch.setattr(retry, "_FIRST_BACKOFF_S", 0.01)
+    waits: list[str] = []
+
+    async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
+        gateway.die()
+        return await hang(task, base_url, api_key)
+
+    runner = EpisodeRunner(client, FunctionAgent(solve), unreachable_s=0.3, on_wait=waits.append)
+    with pytest.raises(
+        GatewayUnreachable, match=rf"the gateway at {gateway.url} has not answered for 0\.3 s"
+    ):
+        await result_of(runner.run(TASKS[:1]), "the run has ended")
+    assert waits[0].startswith(f"the gateway at {gateway.url}, which has not answered for 0 s")
 
 
 async def test_runs_until_it_is_stopped_and_finishes_its_groups(

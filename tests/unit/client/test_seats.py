@@ -10,9 +10,12 @@ import pytest
 
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task
+from gateway.client.kept_order import KeptOrder
+from gateway.client.order import Passes, TaskOrder
 from gateway.client.outcomes import EpisodeOutcome
-from gateway.client.seats import Matches, Seat, Table, orders_of, parse_seats
-from tests.harness.waiting import until
+from gateway.client.seats import Matches, Seat, Table, parse_seats
+from tests.harness.waiting import result_of, until
+from tests.unit.client.conftest import FakeGateway
 
 ONE, TWO = Task("one", {"q": 1}), Task("two", {"q": 2})
 
@@ -95,13 +98,32 @@ def test_seats_that_make_no_match_are_refused(text: str, said: str) -> None:
     assert parse_seats("first = red, second=blue") == {"first": "red", "second": "blue"}
 
 
-def test_seats_that_start_again_continue_together_where_the_first_one_was(tmp_path: Path) -> None:
-    tasks, state = [Task(f"t{i}", {}) for i in range(5)], tmp_path / "order.json"
-    before = orders_of(["a", "b"], tasks, 7, state)
-    played = [before["a"].next().task_id for _ in range(3)]
-    for task_id in played:
-        before["a"].ended(task_id, None)
-    after = orders_of(["a", "b"], tasks, 7, state)
-    left = {seat: [order.next().task_id for _ in range(2)] for seat, order in after.items()}
-    assert left["a"] == left["b"]
-    assert {*left["a"]} == {task.task_id for task in tasks} - {*played}
+async def test_matches_that_are_started_again_go_on_in_the_order_of_the_first(
+    gateway: FakeGateway, client: GatewayClient, tmp_path: Path
+) -> None:
+    tasks = [Task(f"t{i}", {"task_id": f"t{i}"}) for i in range(6)]
+    played: list[str] = []
+
+    async def run(matches: int, order: TaskOrder) -> None:
+        stop = asyncio.Event()
+        last = len(played) + matches
+
+        async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+            if len(played) < last:
+                played.append(task["task_id"])
+                return dict.fromkeys(seats, 1.0)
+            stop.set()
+            return await asyncio.Event().wait()
+
+        kind: dict[str, Any] = {"order": order, "concurrency": 1}
+        running = asyncio.create_task(
+            Matches(client, play, {"a": "red", "b": "blue"}, **kind).run(tasks, stop), name="matches"
+        )
+        await result_of(stop.wait(), "one match more has begun")
+        running.cancel()
+        await asyncio.wait({running})
+
+    await run(4, KeptOrder(Passes(tasks, 7), tmp_path / "order.json"))
+    await run(5, KeptOrder(Passes(tasks, 7), tmp_path / "order.json"))
+    passes = Passes(tasks, 7)
+    assert played == [passes.next().task_id for _ in range(9)]

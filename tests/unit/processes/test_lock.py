@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.lock import Held, lock
+from processes.lock import Held, holder, lock
 
 HOLDER = """
 import sys
@@ -24,18 +24,20 @@ with lock(Path(sys.argv[1])):
 
 def test_the_second_is_refused_with_the_process_that_holds_it_and_death_frees_it(tmp_path: Path) -> None:
     path = tmp_path / "run" / "gateway.db.lock"
-    holder = subprocess.Popen(
+    child = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
         with pytest.raises(Held) as error, lock(path):
             pass
-        assert error.value.process == str(holder.pid)
+        assert error.value.process == holder(path) == str(child.pid)
     finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.communicate()
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+    assert holder(path) == ""
+    assert holder(tmp_path / "none.lock") == ""
     for _ in range(2):
         with lock(path):
             assert path.read_text() == f"{os.getpid()}\n"
