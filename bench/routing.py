@@ -54,7 +54,7 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
 }
 """The settings of each arm; `gain_pull` has the defaults. With `pull` calls move; `_v`: V is the admitting engine's version."""
 MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
-"""vLLM's steps and prefills with the tiny model on two cores (docs/performance.md)."""
+"""vLLM's steps and prefills with the tiny model on two cores (lab/notes/performance.md)."""
 _LONGEST = 1000
 _TASKS = 4000
 _WORDS = (

@@ -61,6 +61,17 @@ class TokenFlag(IntFlag):
     """The token is older than the bound allows in its batch (`[staleness] late = "mask"`)."""
 
 
+FLAG_REMEDIES = {
+    "greedy": "temperature 0 draws no tokens: ask for a temperature above 0, or set [sampling]"
+    " temperature = { override = 1.0 } in the gateway's configuration",
+    "truncated": "top-p, top-k or min-p cut the distribution: leave them out of requests, or set [sampling]"
+    " top_p = { override = 1.0 } in the gateway's configuration if it is top_p",
+    "constrained": "a grammar, a forced tool, a penalty or a bias shaped the tokens: leave response_format, tool_choice,"
+    " min_tokens, penalties and logit_bias out of requests",
+}
+"""The cause and the remedy for the flags that an agent's requests put on every token, by the flag's name."""
+
+
 class ImageSpan(NamedTuple):
     """An image among tokens: those from `offset` on, `length` of them, stand for it."""
 

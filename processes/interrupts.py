@@ -55,6 +55,14 @@ async def interruptible(work: Coroutine[Any, Any, T], say: Callable[[str], None]
         raise
 
 
+def run_to_the_end(work: Coroutine[Any, Any, T], say: Callable[[str], None], ending: str) -> T:
+    """Return what a program's work does, in an event loop of its own. Exit with STATUS if a signal ends it."""
+    try:
+        return asyncio.run(interruptible(work, say, ending))
+    except Interrupted:
+        raise SystemExit(STATUS) from None
+
+
 class _Interruption:
     """The end of a task at a signal. `begun`: there was one."""
 

@@ -125,7 +125,9 @@ class _Tail:
 
 
 def quoted(errors: str) -> str:
-    """The last lines of what a process wrote."""
+    """Return the last lines that a process wrote to standard error."""
+    if not errors.strip():
+        return "nothing on stderr"
     return "stderr:\n" + "\n".join(errors.splitlines()[-_QUOTED_LINES:])
 
 

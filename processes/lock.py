@@ -45,3 +45,16 @@ def lock(path: Path) -> Iterator[None]:
         file.write(f"{os.getpid()}\n")
         file.flush()
         yield
+
+
+def holder(path: Path) -> str | None:
+    """Return the id of the process that holds the lock at `path`, "?" if it has not written it yet; None: no process does."""
+    try:
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "?"
+    except OSError:
+        pass
+    return None

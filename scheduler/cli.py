@@ -201,7 +201,7 @@ def plan(
 
 @app.command()
 def simulate(
-    scenario: Annotated[Path, typer.Argument(help="A scenario in TOML (docs/simulation.md).")],
+    scenario: Annotated[Path, typer.Argument(help="A scenario in TOML (lab/notes/simulation.md).")],
     policy: Annotated[
         list[str] | None, typer.Option(help="A policy; repeatable. [default: every baseline]")
     ] = None,

@@ -152,7 +152,7 @@ def refusal(lacks: Sequence[str]) -> str:
     return (
         f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
         " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
-        " docs/gpu-check.md says more."
+        " docs/gpu.md says more."
     )
 
 

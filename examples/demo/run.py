@@ -31,7 +31,7 @@ from rich.console import Console
 from examples.demo import report
 from gateway.client import GatewayClient
 from processes.child import LocalProcess
-from processes.interrupts import STATUS, Interrupted, interruptible
+from processes.interrupts import run_to_the_end
 from processes.ports import free_port
 
 T = TypeVar("T")
@@ -92,6 +92,10 @@ class Demo:
     def url(self) -> str:
         """The gateway's root."""
         return f"http://127.0.0.1:{self.port}"
+
+    def completed(self) -> dict[str, Any]:
+        """Return the summary of a run in an event loop of its own. Exit if a signal ends it, with nothing left running."""
+        return run_to_the_end(self.run(), console.print, "stopping the trainer, the gateway and vLLM")
 
     async def run(self) -> dict[str, Any]:
         """The whole job; answers the summary."""
@@ -246,13 +250,7 @@ def main(job: Job = SUMS, description: str | None = __doc__) -> None:
     parser.add_argument("--lora", action="store_true", help="train adapters, which engines load")
     options = parser.parse_args()
     demo = Demo(options.dir, options.seed, options.frozen, job, options.dtype, options.lr, options.lora)
-    try:
-        summary = asyncio.run(
-            interruptible(demo.run(), console.print, "stopping the trainer, the gateway and vLLM")
-        )
-    except Interrupted:
-        raise SystemExit(STATUS) from None
-    report.show(summary, options.dir, console)
+    report.show(demo.completed(), options.dir, console)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ python -m examples.demo.seeds               # what `make demo-seeds` does; about
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ def main() -> None:
     directory = parser.parse_args().dir
     runs = [Demo(directory / f"seed-{seed}", seed) for seed in SEEDS]
     runs.append(Demo(directory / "control", SEEDS[0], frozen=True))
-    summaries = [asyncio.run(run.run()) for run in runs]
+    summaries = [run.completed() for run in runs]
     show(summaries, directory)
 
 

@@ -10,17 +10,18 @@ one folder a topology: the recording, the trainer's metrics, logs, and the timel
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.report import finish, machine, show
 from examples.lending.cluster import TOPOLOGIES, Run, Topology
+from processes.interrupts import run_to_the_end
 from scheduler.timeline import Timeline, page
 from scheduler.timeline.report import timeline_from
 
@@ -135,7 +136,10 @@ def main() -> None:
             continue
         print(f"{topology.name}: {topology.about}", file=sys.stderr, flush=True)
         parts = directory / topology.name, directory / "model", directory / "tasks.jsonl"
-        asyncio.run(Run(topology, *parts, options.engine, options.steps).run())
+        work = Run(topology, *parts, options.engine, options.steps).run()
+        run_to_the_end(
+            work, partial(print, file=sys.stderr), "stopping the trainer, the gateway and the engines"
+        )
         figures[topology.name] = measured(parts[0], topology)
     report(figures, directory, options.engine, time.monotonic() - started)
 

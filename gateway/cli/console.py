@@ -64,6 +64,7 @@ def _show(url: str, browser: bool) -> None:
 def _serve(run: object, port: int, browser: bool) -> None:
     """Serves a run until a signal comes. Raises ConfigError where it cannot be shown."""
     import asyncio
+    import socket
 
     import uvicorn
 
@@ -80,17 +81,18 @@ def _serve(run: object, port: int, browser: bool) -> None:
 
     asyncio.run(check())
     port = port or free_port()
-    _show(f"{url_of('127.0.0.1', port)}/console/", browser)
-    typer.echo("a recorded run: nothing can be changed in it. Ctrl-C ends this.")
     config = uvicorn.Config(
-        create_archive(run),
-        host="127.0.0.1",
-        port=port,
-        http=Connection,
-        log_level="warning",
-        timeout_graceful_shutdown=1,
+        create_archive(run), http=Connection, log_level="warning", timeout_graceful_shutdown=1
     )
-    try:
-        uvicorn.Server(config).run()
-    except SystemExit as error:
-        raise ConfigError(f"--port: {port} cannot be listened on; name another") from error
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", port))
+            listening.listen()
+        except OSError as error:
+            raise ConfigError(
+                f"--port: {port} cannot be listened on ({error.strerror}); name another"
+            ) from error
+        _show(f"{url_of('127.0.0.1', port)}/console/", browser)
+        typer.echo("This is a recorded run: nothing in it can be changed. Ctrl-C stops the console.")
+        uvicorn.Server(config).run(sockets=[listening])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
+from gateway.cli.run_options import OrderState, Seed, Timeout
 
 if TYPE_CHECKING:
     from gateway.cli.progress import EpisodeProgress
@@ -33,6 +35,9 @@ def run_matches(
     forever: Annotated[
         bool, typer.Option(help="Go through the tasks again and again, until interrupted.")
     ] = False,
+    order_state: OrderState = None,
+    seed: Seed = None,
+    timeout: Timeout = 600.0,
     max_failures: Annotated[
         float,
         typer.Option(
@@ -52,7 +57,7 @@ def run_matches(
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.agents import function_named, read_tasks
-    from gateway.client.seats import parse_seats
+    from gateway.client.seats import orders_of, parse_seats
     from processes.interrupts import STATUS
     from processes.unending import Program
 
@@ -61,8 +66,12 @@ def run_matches(
         raise typer.BadParameter("must be train or eval", param_hint="--mode")
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
+    if not forever and (order_state is not None or seed is not None):
+        raise typer.BadParameter("--order-state and --seed are for --forever: else each task is played once")
     try:
         models, play, found = parse_seats(seats), function_named(agent), read_tasks(tasks)
+        drawn = secrets.randbits(32) if seed is None else seed
+        orders = orders_of(models, found, drawn, order_state) if forever else None
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
     kind: dict[str, Any] = {
@@ -70,6 +79,8 @@ def run_matches(
         "concurrency": concurrency,
         "mode": mode,
         "max_failures": max_failures,
+        "orders": orders,
+        "timeout_s": timeout,
     }
     program = Program()
     try:

@@ -40,7 +40,7 @@ _BAR = 30
 class EpisodeProgress:
     """Counts outcomes and shows them; `total` is None for a run without an end.
 
-    A crash of an agent is printed when it is the first of its kind; at the end it is said how often each came.
+    A crash of an agent is printed when it is the first of its kind; at the end the number of each kind is printed.
     """
 
     def __init__(self, total: int | None, console: Console | None = None) -> None:
@@ -71,7 +71,7 @@ class EpisodeProgress:
         self._live.stop()
         for crash, count in self._crashes.counts():
             if count > 1:
-                self._print(f"{count} times: {crash}")
+                self._print(f"{count} failed attempts: {crash}")
 
     def add(self, outcome: EpisodeOutcome) -> None:
         """Counts an ended episode."""

@@ -148,7 +148,9 @@ def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
 
 def overrun(step: str, limit_s: float, said: str = "") -> AgentCrashed:
     """Return the error of an agent that took longer than it may; `said`: its last lines."""
-    message = f"step '{step}' was not done within {limit_s:g} s"
+    message = (
+        f"step '{step}' was not done within {limit_s:g} s, the limit of --timeout or [rollout] timeout_s"
+    )
     return AgentCrashed(f"{message}; {said}" if said else message, TIME_LIMIT)
 
 

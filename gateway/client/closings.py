@@ -1,7 +1,7 @@
 """Episodes that the gateway closes by itself while their agents run: deadlines, groups that it gives up, people.
 
-Owns one stream of events, from before the first episode is opened. Invariant: a closing is reported however often the stream
-breaks, because each stream goes on after the one before.
+Owns one stream of events, from before the first episode is opened. Invariants: a closing is reported however often the stream
+breaks, because each stream continues after the one before; a gateway that is gone is reported while no other request is made.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import logging
 import httpx
 
 from gateway.client.admin import GatewayClient, GatewayRefused
+from gateway.client.waits import Waits
+from processes.slow import SILENT_S
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +26,22 @@ _KEPT = ("rewarded",)
 class Closings:
     """The closings among the episodes that are watched. Use `watch` as a task, after `begin`."""
 
-    def __init__(self, client: GatewayClient, model: str | None) -> None:
+    def __init__(self, client: GatewayClient, model: str | None, waits: Waits) -> None:
         self._client = client
         self._model = model
+        self._waits = waits
         self._after: int | None = None
         self._watched: dict[str, asyncio.Future[None]] = {}
 
     async def begin(self) -> None:
         """Note where the stream is now. Raise GatewayRefused, and httpx's errors if the gateway does not answer."""
+        self._after = await self._newest()
+
+    async def _newest(self) -> int | None:
         stream = self._client.events(kinds=[_CLOSED], model=self._model, wait_s=0.0)
         async for _ in stream:
             pass
-        self._after = stream.last
+        return stream.last
 
     def of(self, episode_id: str) -> asyncio.Future[None]:
         """Return a future that is done once the gateway has closed an episode. `forget` it later."""
@@ -54,12 +60,27 @@ class Closings:
             try:
                 await self._read()
             except httpx.TransportError:
-                pass  # the driver's other requests report a gateway that does not answer
+                await self._reconnect()
             except GatewayRefused as refused:
                 if str(refused) != reported:
                     reported = str(refused)
                     log.warning("the closings of episodes cannot be watched now: %s", refused)
             await asyncio.sleep(_AGAIN_S)
+
+    async def _reconnect(self) -> None:
+        """Wait until the gateway responds again. An agent in the middle of its work makes no request that would find it gone."""
+        with self._waits.slow(
+            f"the gateway at {self._client.url}, which does not respond", SILENT_S, cause=True
+        ):
+            while True:
+                try:
+                    await self._newest()
+                except httpx.TransportError:
+                    await asyncio.sleep(_AGAIN_S)
+                except GatewayRefused:
+                    return
+                else:
+                    return
 
     async def _read(self) -> None:
         stream = self._client.events(self._after, kinds=[_CLOSED], model=self._model)

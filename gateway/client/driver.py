@@ -116,7 +116,7 @@ class EpisodeRunner:
         kind = Kind(group_size, mode, model, sampling, describe, open_wait_s)
         at_once = 1 if in_order else concurrency
         self._opening = Opening(client, kind, self._patience, self._waits, self._leave, at_once)
-        self._closings = Closings(client, model)
+        self._closings = Closings(client, model, self._waits)
         self._order = order
         self._under_way: dict[str, list[EpisodeOutcome]] = {}
         """The outcomes so far of groups of which an order is to hear."""

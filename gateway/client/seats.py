@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task, overrun, reward_of
 from gateway.client.driver import EpisodeRunner
 from gateway.client.foreign import Overran, run_foreign
+from gateway.client.kept_order import KeptOrder
+from gateway.client.order import Passes, TaskOrder
 from gateway.client.outcomes import EpisodeOutcome
 from gateway.end_reasons import NO_PARTNER
 
@@ -138,8 +141,8 @@ class SeatAgent:
 
 
 class Matches:
-    """A runner for each seat of a table, all at once; `seats`: the trained model of each. `timeout_s`: of a match. `kind`:
-    arguments of EpisodeRunner.
+    """A runner for each seat of a table, all at the same time; `seats`: the trained model of each. `orders`: of each seat's
+    tasks, for a run without end. `timeout_s`: of a match. `kind`: arguments of EpisodeRunner.
 
     `on_outcome` is called at the end of every episode; `on_wait` with what the seats wait for before their episodes are
     opened, when that changes; empty: for nothing.
@@ -154,6 +157,7 @@ class Matches:
         on_outcome: Callable[[EpisodeOutcome], None] | None = None,
         on_wait: Callable[[str], None] | None = None,
         timeout_s: float = 600.0,
+        orders: Mapping[str, TaskOrder] | None = None,
         **kind: Any,
     ) -> None:
         table = Table(play, [*seats], timeout_s=timeout_s)
@@ -170,6 +174,7 @@ class Matches:
                 on_outcome=partial(self._count, seat),
                 on_wait=partial(self._wait, seat),
                 in_order=True,
+                order=orders[seat] if orders else None,
                 **kind,
             )
             for seat, model in seats.items()
@@ -214,6 +219,20 @@ class Matches:
 
 async def _ended(work: Awaitable[Any]) -> None:
     await work
+
+
+def orders_of(
+    seats: Iterable[str], tasks: Sequence[Task], seed: int, state: Path | None
+) -> dict[str, TaskOrder]:
+    """Return equal passes over the tasks for each seat. `state`: the file that keeps the first seat's place for the next
+    start, from which all seats continue. Raise ValueError if the file is not a state."""
+    first, *others = seats
+    kept = Passes(tasks, seed)
+    orders: dict[str, TaskOrder] = {first: kept if state is None else KeptOrder(kept, state)}
+    for seat in others:
+        passes = orders[seat] = Passes(tasks, seed)
+        passes.restore(kept.state())
+    return orders
 
 
 def parse_seats(text: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The reasons why a driver waits, for its user.
 
-Several episodes wait at the same time; the most common reason is reported, and only when it changes.
+Several episodes wait at the same time; the most common reason is reported, and only when it changes. A lost gateway is reported
+before all others, because they follow from it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ class Waits:
     def __init__(self, report: Callable[[str], None] | None = None) -> None:
         self._report = report
         self._reasons: dict[object, str] = {}
+        self._causes: dict[object, str] = {}
         self._reported = ""
 
-    def set(self, who: object, reason: str) -> None:
-        """Note what `who` waits for; empty: for nothing any more."""
-        self._reasons.pop(who, None)
+    def set(self, who: object, reason: str, cause: bool = False) -> None:
+        """Note what `who` waits for; empty: for nothing any more. `cause`: others wait for the same, whatever they report."""
+        for reasons in (self._reasons, self._causes):
+            reasons.pop(who, None)
         if reason:
-            self._reasons[who] = reason
-        common = Counter(self._reasons.values()).most_common(1)
+            (self._causes if cause else self._reasons)[who] = reason
+        common = Counter((self._causes or self._reasons).values()).most_common(1)
         reason = common[0][0] if common else ""
         if reason != self._reported:
             self._reported = reason
@@ -34,10 +37,10 @@ class Waits:
                 self._report(reason)
 
     @contextmanager
-    def slow(self, reason: str, after_s: float = SILENT_S) -> Iterator[None]:
-        """Report a block that takes longer than `after_s`, while it goes on."""
+    def slow(self, reason: str, after_s: float = SILENT_S, cause: bool = False) -> Iterator[None]:
+        """Report a block that takes longer than `after_s`, while it runs."""
         who = object()
-        timer = asyncio.get_running_loop().call_later(after_s, self.set, who, reason)
+        timer = asyncio.get_running_loop().call_later(after_s, self.set, who, reason, cause)
         try:
             yield
         finally:

@@ -198,7 +198,7 @@ class ChatAnswer:
         first = choices.replies[0]
         head = {"id": first.call_id, "created": int(first.received_at), "model": request.model}
         self._head = b"data: " + orjson.dumps({**head, "object": "chat.completion.chunk"})[:-1]
-        self._whole_head = {**head, "object": "chat.completion"}
+        self._whole_head = {**head, "object": "chat.completion", "service_tier": "default"}
 
     async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""

@@ -15,6 +15,7 @@ from gateway.sections import StoreSettings
 from gateway.settings import ConfigError, Settings
 from gateway.store import clock, turns
 from gateway.store.connections import connect, driver, without_password
+from gateway.store.holder import used_by
 from gateway.store.schema import check_form
 
 _SKEW_S = 1.0
@@ -39,6 +40,8 @@ def _examine_database(store: StoreSettings) -> list[Finding]:
         mend = "run `gateway migrate`, or start the gateway on it once; or mend [store] url"
         return [Finding("problem", str(error), mend)]
     found = [Finding("ok", f"{shown}: the tables have this build's form")]
+    if (used := used_by(store.url)) is not None:
+        found.append(Finding("problem", *used))
     engine = connect(store.url, 1)
     try:
         with engine.connect() as connection:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.episodes.closing_state import Outcome
-from gateway.episodes.untrained import WHAT_TO_DO
 from gateway.store.sampled import Sampled
-from gateway.types import NO_CALLS, EpisodeMode
+from gateway.types import FLAG_REMEDIES, NO_CALLS, EpisodeMode
 
 _HOW = "an agent must take its base URL from OPENAI_BASE_URL and its key from OPENAI_API_KEY, or what a function is given"
 
@@ -65,5 +64,5 @@ def untrainable(found: Sampled) -> str:
     if found.trainable or not found.tokens:
         return ""
     reasons = ", ".join(f"{count} {reason}" for reason, count in found.masked.most_common())
-    todo = [WHAT_TO_DO[reason] for reason, _ in found.masked.most_common() if reason in WHAT_TO_DO]
+    todo = [FLAG_REMEDIES[reason] for reason, _ in found.masked.most_common() if reason in FLAG_REMEDIES]
     return "; ".join([f"none of its {found.tokens} sampled tokens can be trained ({reasons})", *todo])

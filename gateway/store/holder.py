@@ -13,7 +13,9 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from gateway.settings import ConfigError
-from processes.lock import Held, lock
+from processes.lock import Held, holder, lock
+
+_REMEDY = "end that one, name another file, or use PostgreSQL"
 
 
 @contextmanager
@@ -23,15 +25,27 @@ def held(url: str) -> Iterator[None]:
     with ExitStack() as stack:
         if database:
             try:
-                stack.enter_context(lock(Path(f"{database}.lock")))
+                stack.enter_context(lock(_lock_of(database)))
             except Held as error:
-                raise ConfigError(
-                    f"[store] url: {database} is used by the process {error.process}, and SQLite serves one gateway: end that"
-                    " one, name another file, or use PostgreSQL"
-                ) from error
+                raise ConfigError(f"{_used(database, error.process)}: {_REMEDY}") from error
             except OSError:
                 pass  # the folder cannot be written, which opening the database reports
         yield
+
+
+def used_by(url: str) -> tuple[str, str] | None:
+    """Return what a start on the database at `url` would be refused for, and the remedy; None if no other gateway has it."""
+    database = _file_of(url)
+    process = holder(_lock_of(database)) if database else None
+    return (_used(database, process), _REMEDY) if process is not None else None
+
+
+def _used(database: str, process: str) -> str:
+    return f"[store] url: {database} is used by the process {process}, and SQLite serves one gateway"
+
+
+def _lock_of(database: str) -> Path:
+    return Path(f"{database}.lock")
 
 
 def _file_of(url: str) -> str:

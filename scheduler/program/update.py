@@ -1,4 +1,4 @@
-"""The weight update: which engine takes which step next, on its way to the newest version (design, Weights).
+"""The weight update: which engine takes which step next, on its way to the newest version.
 
 `abort` gives an engine's requests back before the weights change; `keep` freezes them inside. A request whose sampler cannot move
 (pinned) is frozen in either mode. With `beside` a version is loaded beside those that run (adapters): the engine stays open, and

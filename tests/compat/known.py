@@ -43,7 +43,7 @@ KNOWN: tuple[Known, ...] = (
         "/v1/responses/compact",
         "Not offered: agents compact their conversations themselves, which the record shows as a branch.",
     ),
-    Known(_OWN, "Models.*delete", "Method Not Allowed", "Agents cannot delete models."),
+    Known(_OWN, "Models.*delete", "Error code: 405", "Agents cannot delete models."),
     Known(
         _OWN,
         "",

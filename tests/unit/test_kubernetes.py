@@ -231,8 +231,7 @@ def test_policies_and_the_service_select_the_pods_that_there_are() -> None:
     assert JOB["spec"]["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
 
 
-def test_ray_is_the_one_that_headgate_pins() -> None:
-    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+def test_the_cluster_runs_the_ray_of_the_lock_file() -> None:
     version = CLUSTER["spec"]["rayVersion"]
-    assert project["optional-dependencies"]["ray"] == [f"ray=={version}"]
+    assert f"ray=={version}" in (DEPLOY.parent / "requirements" / "lock.txt").read_text().splitlines()
     assert f'"ray[default]=={version}"' in (FOLDER / "Dockerfile").read_text()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.types import FLAG_REMEDIES
+
 _MASKED = "masked_tokens/"
 _MOST = 0.5
 _REMEDIES = {
-    "truncated": "agents sample with top_p below 1, or with top_k or min_p, and such tokens are not the policy's own; set"
-    " top_p = { override = 1.0 } under [sampling] in the gateway's configuration, and leave top_k and min_p out of requests",
-    "greedy": "agents ask for temperature 0; set temperature = { min = 1.0 } under [sampling] in the gateway's configuration",
-    "constrained": "grammars, forced tools, logit_bias, min_tokens or penalties shaped them; leave those out of agents' requests",
+    **FLAG_REMEDIES,
     "invalid_logprob": "the engine gave no log-probabilities of them; look at the engine's log",
     "overlong": 'calls were cut at their token limit, and [credit] truncated is "mask"; raise max_tokens in agents\' requests',
     "late": "they are older than [staleness] eta of the gateway's configuration allows",

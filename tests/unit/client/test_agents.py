@@ -241,7 +241,7 @@ async def test_a_command_that_hangs_is_killed_with_its_children(
     running = asyncio.create_task(run(CommandAgent(hangs, 1.0)), name="command")
     await until(lambda: path.exists() and path.read_text().endswith("\n"), "the child runs")
     limits.end()
-    words = r"(?s)step 'run the agent's command' was not done within 1 s.*still at it"
+    words = r"(?s)step 'run the agent's command' was not done within 1 s, the limit of --timeout.*still at it"
     with pytest.raises(AgentCrashed, match=words):
         await running
     assert await dead(int(path.read_text()))

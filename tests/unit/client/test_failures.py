@@ -216,8 +216,8 @@ def test_a_crash_is_printed_once_and_counted_at_the_end() -> None:
         "episode ep-0 failed: RuntimeError: no answer from port 0",
         "episode ep-7 failed: ValueError: boom",
     ]
-    assert "1000 times: RuntimeError: no answer from port 0" in lines
-    assert "2 times: ValueError: boom" in lines
+    assert "1000 failed attempts: RuntimeError: no answer from port 0" in lines
+    assert "2 failed attempts: ValueError: boom" in lines
     assert len(lines) < 8
     assert progress.summary()["failed"] == 501
 
@@ -276,7 +276,7 @@ async def test_the_command_ends_with_one_sentence_when_its_agent_always_fails(
     )
     assert last.endswith("ended with 1: ValueError: boom")
     assert err.count("\nTraceback") == 1, "each crash is printed once"
-    assert "times: AgentCrashed" in err
+    assert "failed attempts: AgentCrashed" in err
     assert len(err.splitlines()) < 20
     assert len(gateway.opened) <= LEAST + 8
 

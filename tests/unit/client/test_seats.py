@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task
 from gateway.client.outcomes import EpisodeOutcome
-from gateway.client.seats import Matches, Seat, Table, parse_seats
+from gateway.client.seats import Matches, Seat, Table, orders_of, parse_seats
 from tests.harness.waiting import until
 
 ONE, TWO = Task("one", {"q": 1}), Task("two", {"q": 2})
@@ -92,3 +93,15 @@ def test_seats_that_make_no_match_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_seats(text)
     assert parse_seats("first = red, second=blue") == {"first": "red", "second": "blue"}
+
+
+def test_seats_that_start_again_continue_together_where_the_first_one_was(tmp_path: Path) -> None:
+    tasks, state = [Task(f"t{i}", {}) for i in range(5)], tmp_path / "order.json"
+    before = orders_of(["a", "b"], tasks, 7, state)
+    played = [before["a"].next().task_id for _ in range(3)]
+    for task_id in played:
+        before["a"].ended(task_id, None)
+    after = orders_of(["a", "b"], tasks, 7, state)
+    left = {seat: [order.next().task_id for _ in range(2)] for seat, order in after.items()}
+    assert left["a"] == left["b"]
+    assert {*left["a"]} == {task.task_id for task in tasks} - {*played}

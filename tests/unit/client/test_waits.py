@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
 import httpx
 import pytest
 
-from gateway.client import patience
-from gateway.client.admin import GatewayRefused
+from gateway.client import closings, patience
+from gateway.client.admin import GatewayClient, GatewayRefused
+from gateway.client.closings import Closings
 from gateway.client.patience import GatewayUnreachable, Patience
 from gateway.client.waits import Waits
 from tests.harness.waiting import turns, until
@@ -64,3 +69,50 @@ async def test_why_a_request_is_sent_away_is_reported() -> None:
 
     assert await Patience(60.0, Waits(reported.append)).insist("reward episode e1", request) == "done"
     assert reported == ["no disk", ""]
+
+
+def test_a_cause_is_reported_before_what_follows_from_it() -> None:
+    reported: list[str] = []
+    waits = Waits(reported.append)
+    waits.set(1, "agents to finish")
+    waits.set(2, "agents to finish")
+    waits.set(3, "the gateway", cause=True)
+    waits.set(3, "")
+    assert reported == ["agents to finish", "the gateway", "agents to finish"]
+
+
+class Events:
+    """A gateway of which only the stream of events is used, until it is gone."""
+
+    url = "http://gateway"
+    last = 1
+
+    def __init__(self) -> None:
+        self.gone = False
+
+    def events(self, *_: object, **__: object) -> Events:
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        if self.gone:
+            raise httpx.ConnectError("refused")
+        for event in ():
+            yield event
+
+
+async def test_a_gateway_that_dies_while_agents_work_is_reported_until_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(closings, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(closings, "SILENT_S", 0.0)
+    reported: list[str] = []
+    events = Events()
+    watched = Closings(cast(GatewayClient, events), None, Waits(reported.append))
+    await watched.begin()
+    watching = asyncio.create_task(watched.watch(), name="closings")
+    events.gone = True
+    await until(lambda: bool(reported), "the gateway is reported")
+    events.gone = False
+    await until(lambda: reported[-1] == "", "it is back")
+    watching.cancel()
+    assert reported == ["the gateway at http://gateway, which does not respond", ""]

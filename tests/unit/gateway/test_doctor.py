@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import shutil
 import socket
@@ -20,6 +21,7 @@ from gateway.doctor import engines, host, models, stores, telemetry
 from gateway.doctor.finding import Finding
 from gateway.settings import Settings
 from gateway.store import clock
+from gateway.store.holder import held
 from processes.ports import free_port
 from tests.harness.collector import Collector
 from tests.harness.gateways import serve, settings_for
@@ -114,6 +116,15 @@ async def test_few_open_files_and_few_processes(
     files, processes = await host.examine_limits(settings(tiny_model, tmp_path))
     assert (files.level, files.mend) == ("warning", "ulimit -n 65536 before the start")
     assert (processes.level, processes.mend) == ("warning", "ulimit -u unlimited before the start")
+
+
+async def test_a_database_that_another_gateway_serves(tiny_model: Path, tmp_path: Path) -> None:
+    given = settings(tiny_model, tmp_path)
+    make_tables(given.store.url)
+    with held(given.store.url):
+        problem = only(await stores.examine_database(given), "problem")
+    assert f"is used by the process {os.getpid()}" in problem.what
+    assert not [one for one in await stores.examine_database(given) if one.level == "problem"]
 
 
 async def test_a_clock_that_differs_from_the_databases(

@@ -30,7 +30,7 @@ Frozen again, before the work on lending that waits for stragglers:
 Frozen again, before any of headgate's policies was compared with them:
 
 10. `baselines/dora.py` and `heddle.py` are new. What their abstracts do not say was chosen for them on the four scenarios of
-    docs/simulation.md that are not in the grid, with seed 31. No figure of another policy changed.
+    lab/notes/simulation.md that are not in the grid, with seed 31. No figure of another policy changed.
 11. `Foresight.expect` answers the tokens alone: a line of `baselines/heddle.py` follows. No figure changed, to the bit.
 """
 

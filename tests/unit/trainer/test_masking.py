@@ -20,7 +20,7 @@ from trainer.report.masking import masked_warning
             40,
             {"truncated": 60},
             "truncated",
-            "60 of the batch's 100 sampled tokens .* TRUNCATED: .*top_p = .*\\[sampling\\]",
+            "60 of the batch's 100 sampled tokens .* TRUNCATED: .*\\[sampling\\] top_p = ",
         ),
         (0, {"truncated": 9}, "truncated", "9 of the batch's 9 sampled tokens"),
         (60, {"truncated": 40}, None, ""),
