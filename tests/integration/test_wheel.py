@@ -20,7 +20,16 @@ from processes.ports import free_port
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gateway", "trainer", "scheduler", "processes", "migrations", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "gateway",
+    "trainer",
+    "scheduler",
+    "processes",
+    "migrations",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 BUILT = ROOT / "gateway" / "console" / "dist" / "index.html"
 START_S = 120.0
 
