@@ -24,7 +24,7 @@ class Quoted(str):
 
 
 def quoted(value: Any, control: ControlTokens) -> Any:
-    """Return a JSON value in which every text, keys too, that spells a control token is a `Quoted`."""
+    """Return a JSON value with every text in it, keys too, that spells a control token as `Quoted`; types are kept."""
 
     def change(text: str) -> str:
         found = control.cut_up(text)
@@ -34,7 +34,7 @@ def quoted(value: Any, control: ControlTokens) -> Any:
 
 
 def cut(value: Any, control: ControlTokens) -> Any:
-    """A JSON value with every text in it, keys too, cut where it spells a control token; of the same types (`release_gil`)."""
+    """Return a JSON value with every text in it, keys too, cut where it spells a control token; types are kept."""
     return _changed(value, control.cut_up)
 
 

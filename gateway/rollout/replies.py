@@ -1,4 +1,4 @@
-"""Finds the reply to a request: one in progress (here or in another process), a recorded one, or the place of a new one.
+"""Finds the reply to a request: one in progress (here or elsewhere), a recorded one, or the place of a new one (R4).
 
 Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
 be retried. Invariants:
