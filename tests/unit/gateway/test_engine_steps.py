@@ -198,7 +198,7 @@ async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
     assert [
         record.message for record in caplog.records if "judged by its log-probabilities" in record.message
     ] == [
-        "e: that it holds a version is judged by its log-probabilities, which cannot tell close versions apart: e cannot compare"
+        "e: that it holds a version is judged by its log-probabilities, which cannot distinguish close versions: e cannot compare"
     ]
     engine.holdings = [Holding({"a": ["1"]}, {})]
     await steps.run(Do("e", "probe", 3))
