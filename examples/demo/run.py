@@ -20,7 +20,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -31,7 +31,7 @@ from rich.console import Console
 from examples.demo import report
 from gateway.client import GatewayClient
 from processes.child import LocalProcess
-from processes.interrupts import STATUS, Interrupted, interruptible
+from processes.interrupts import run_interruptible
 from processes.ports import free_port
 
 T = TypeVar("T")
@@ -218,6 +218,15 @@ class Demo:
         return str(self.directory / name)
 
 
+def run_demos(demos: Iterable[Demo]) -> list[dict[str, Any]]:
+    """Run demos, one after the other, and return their summaries. Exit at Ctrl-C, when what they started has ended."""
+
+    async def run() -> list[dict[str, Any]]:
+        return [await demo.run() for demo in demos]
+
+    return run_interruptible(run(), console.print, "stopping the trainer, the gateway and vLLM")
+
+
 async def _is_ready(http: httpx.AsyncClient) -> bool:
     try:
         return (await http.get("/readyz")).status_code == 200
@@ -246,12 +255,7 @@ def main(job: Job = SUMS, description: str | None = __doc__) -> None:
     parser.add_argument("--lora", action="store_true", help="train adapters, which engines load")
     options = parser.parse_args()
     demo = Demo(options.dir, options.seed, options.frozen, job, options.dtype, options.lr, options.lora)
-    try:
-        summary = asyncio.run(
-            interruptible(demo.run(), console.print, "stopping the trainer, the gateway and vLLM")
-        )
-    except Interrupted:
-        raise SystemExit(STATUS) from None
+    (summary,) = run_demos([demo])
     report.show(summary, options.dir, console)
 
 

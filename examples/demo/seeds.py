@@ -6,7 +6,6 @@ python -m examples.demo.seeds               # what `make demo-seeds` does; about
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.run import Demo
+from examples.demo.run import Demo, run_demos
 
 SEEDS = (1, 2, 3)
 COLUMNS = ("reward_before", "reward_after", "updates", "streams_across_updates", "failed_requests", "seconds")
@@ -29,8 +28,7 @@ def main() -> None:
     directory = parser.parse_args().dir
     runs = [Demo(directory / f"seed-{seed}", seed) for seed in SEEDS]
     runs.append(Demo(directory / "control", SEEDS[0], frozen=True))
-    summaries = [asyncio.run(run.run()) for run in runs]
-    show(summaries, directory)
+    show(run_demos(runs), directory)
 
 
 def show(summaries: list[dict[str, Any]], directory: Path) -> None:

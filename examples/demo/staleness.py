@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo.report import failed_requests, smoothed
-from examples.demo.run import SUMS, Demo
+from examples.demo.run import SUMS, Demo, run_demos
 from examples.tools_demo.run import SHOP
 from gateway.client import GatewayClient
 
@@ -317,7 +317,7 @@ def main() -> None:
         )
         done = demo.directory / "result.json"
         console.print(f"[bold]eta {eta} for {bound}, seed {seed}[/bold] ({len(runs) + 1} of {len(planned)})")
-        runs.append(json.loads(done.read_text()) if done.exists() else asyncio.run(demo.run()))
+        runs += [json.loads(done.read_text())] if done.exists() else run_demos([demo])
     rows = summarize(runs)
     plot(options.plot, runs, rows)
     show(rows, console)

@@ -9,13 +9,12 @@ held out by the adapter's rule, by the question's text; the warm start's teacher
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.demo.run import Demo, Job
+from examples.demo.run import Demo, Job, run_demos
 from examples.demo.seeds import SEEDS, show
 
 CHAIN_SUM = Job(
@@ -49,7 +48,7 @@ def main() -> None:
     directory = parser.parse_args().dir
     runs = [EnvironmentDemo(directory / f"seed-{seed}", seed, job=CHAIN_SUM) for seed in SEEDS]
     runs.append(EnvironmentDemo(directory / "control", SEEDS[0], True, CHAIN_SUM))
-    show([asyncio.run(run.run()) for run in runs], directory)
+    show(run_demos(runs), directory)
 
 
 if __name__ == "__main__":

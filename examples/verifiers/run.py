@@ -10,7 +10,6 @@ verifiers. Nothing is of headgate but the model, whose warm start saw none of th
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.run import Job
+from examples.demo.run import Job, run_demos
 from examples.demo.seeds import SEEDS, show
 from examples.environments.run import EnvironmentDemo
 
@@ -83,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = [VerifiersDemo(options.dir / f"seed-{seed}", seed) for seed in options.seeds]
     runs.append(VerifiersDemo(options.dir / "control", options.seeds[0], True))
-    summaries = [asyncio.run(run.run()) for run in runs]
+    summaries = run_demos(runs)
     show_minutes(summaries)
     show(summaries, options.dir)
 
