@@ -55,11 +55,20 @@ async def interruptible(work: Coroutine[Any, Any, T], say: Callable[[str], None]
         raise
 
 
-def run_to_the_end(work: Coroutine[Any, Any, T], say: Callable[[str], None], ending: str) -> T:
-    """Return what a program's work does, in an event loop of its own. Exit with STATUS if a signal ends it."""
+def run_interruptible(work: Coroutine[Any, Any, T], say: Callable[[str], None], ending: str) -> T:
+    """Return what the work of a program does. Exit with `STATUS` if a signal ends it."""
     try:
         return asyncio.run(interruptible(work, say, ending))
     except Interrupted:
+        raise SystemExit(STATUS) from None
+
+
+@contextmanager
+def exit_at_ctrl_c() -> Iterator[None]:
+    """End a program without an event loop with `STATUS`, and not with a traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
         raise SystemExit(STATUS) from None
 
 

@@ -20,7 +20,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -31,7 +31,7 @@ from rich.console import Console
 from examples.demo import report
 from gateway.client import GatewayClient
 from processes.child import LocalProcess
-from processes.interrupts import run_to_the_end
+from processes.interrupts import run_interruptible
 from processes.ports import free_port
 
 T = TypeVar("T")
@@ -92,10 +92,6 @@ class Demo:
     def url(self) -> str:
         """The gateway's root."""
         return f"http://127.0.0.1:{self.port}"
-
-    def completed(self) -> dict[str, Any]:
-        """Return the summary of a run in an event loop of its own. Exit if a signal ends it, with nothing left running."""
-        return run_to_the_end(self.run(), console.print, "stopping the trainer, the gateway and vLLM")
 
     async def run(self) -> dict[str, Any]:
         """The whole job; answers the summary."""
@@ -222,6 +218,15 @@ class Demo:
         return str(self.directory / name)
 
 
+def run_demos(demos: Iterable[Demo]) -> list[dict[str, Any]]:
+    """Run demos, one after the other, and return their summaries. Exit at Ctrl-C, when what they started has ended."""
+
+    async def run() -> list[dict[str, Any]]:
+        return [await demo.run() for demo in demos]
+
+    return run_interruptible(run(), console.print, "stopping the trainer, the gateway and vLLM")
+
+
 async def _is_ready(http: httpx.AsyncClient) -> bool:
     try:
         return (await http.get("/readyz")).status_code == 200
@@ -250,7 +255,8 @@ def main(job: Job = SUMS, description: str | None = __doc__) -> None:
     parser.add_argument("--lora", action="store_true", help="train adapters, which engines load")
     options = parser.parse_args()
     demo = Demo(options.dir, options.seed, options.frozen, job, options.dtype, options.lr, options.lora)
-    report.show(demo.completed(), options.dir, console)
+    (summary,) = run_demos([demo])
+    report.show(summary, options.dir, console)
 
 
 if __name__ == "__main__":

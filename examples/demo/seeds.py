@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.run import Demo
+from examples.demo.run import Demo, run_demos
 
 SEEDS = (1, 2, 3)
 COLUMNS = ("reward_before", "reward_after", "updates", "streams_across_updates", "failed_requests", "seconds")
@@ -28,8 +28,7 @@ def main() -> None:
     directory = parser.parse_args().dir
     runs = [Demo(directory / f"seed-{seed}", seed) for seed in SEEDS]
     runs.append(Demo(directory / "control", SEEDS[0], frozen=True))
-    summaries = [run.completed() for run in runs]
-    show(summaries, directory)
+    show(run_demos(runs), directory)
 
 
 def show(summaries: list[dict[str, Any]], directory: Path) -> None:

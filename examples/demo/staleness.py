@@ -8,7 +8,7 @@
 One run of the demo per bound and seed, one after the other, on real vLLM, each in a folder of its own. Definitions:
 
 - *reward*: of the training batches, at temperature 1, smoothed, by step and by seconds since the training began;
-- *bound*: on the age of groups, or of tokens (`late_groups = "overtake"`; docs/staleness.md);
+- *bound*: on the age of groups, or of tokens (`rule = "verl"`, `late = "mask"`; docs/staleness.md);
 - *staleness*: of every trained token, the version that was trained less the version that sampled it;
 - *masked*: tokens that were not trained as they were older than eta, to all sampled tokens of the batches;
 - *trainer idle*: the share of the training's time in which the trainer computed neither gradients nor a step;
@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo.report import failed_requests, smoothed
-from examples.demo.run import SUMS, Demo
+from examples.demo.run import SUMS, Demo, run_demos
 from examples.tools_demo.run import SHOP
 from gateway.client import GatewayClient
 
@@ -46,7 +46,7 @@ CONCURRENCY = 128
 SAMPLE_S = 0.1
 _LAST = 5
 """Batches whose mean is a run's last reward."""
-BOUNDS = {"groups": "", "tokens": 'late_groups = "overtake"\n'}
+BOUNDS = {"groups": "", "tokens": 'rule = "verl"\nlate = "mask"\n'}
 """The rows of `[staleness]` that bound the age of groups, or that of tokens."""
 _COLUMNS = (
     ("eta, bound on", "bound"),
@@ -317,7 +317,7 @@ def main() -> None:
         )
         done = demo.directory / "result.json"
         console.print(f"[bold]eta {eta} for {bound}, seed {seed}[/bold] ({len(runs) + 1} of {len(planned)})")
-        runs.append(json.loads(done.read_text()) if done.exists() else demo.completed())
+        runs += [json.loads(done.read_text())] if done.exists() else run_demos([demo])
     rows = summarize(runs)
     plot(options.plot, runs, rows)
     show(rows, console)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.demo.run import Demo, Job
+from examples.demo.run import Demo, Job, run_demos
 from examples.demo.seeds import SEEDS, show
 
 CHAIN_SUM = Job(
@@ -48,7 +48,7 @@ def main() -> None:
     directory = parser.parse_args().dir
     runs = [EnvironmentDemo(directory / f"seed-{seed}", seed, job=CHAIN_SUM) for seed in SEEDS]
     runs.append(EnvironmentDemo(directory / "control", SEEDS[0], True, CHAIN_SUM))
-    show([run.completed() for run in runs], directory)
+    show(run_demos(runs), directory)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from examples.demo.report import smoothed
 from examples.frozen_lake import tasks
 from examples.frozen_lake.walks import Walker
 from gateway.types import Group
+from processes.interrupts import exit_at_ctrl_c
 from trainer.commands.warmstart import Recipe, warm_start
 from trainer.learner import Learner, prepare_torch
 from trainer.model import parallel
@@ -185,4 +186,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_at_ctrl_c():
+        main()

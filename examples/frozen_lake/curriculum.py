@@ -35,6 +35,7 @@ from examples.frozen_lake.walks import Walker
 from gateway.client import Task
 from gateway.client.order import ByDifficulty, Passes, TaskOrder
 from gateway.types import Group
+from processes.interrupts import exit_at_ctrl_c
 from scheduler.policies.rewards import all_equal
 from trainer.commands.warmstart import Recipe, warm_start
 
@@ -113,4 +114,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_at_ctrl_c():
+        main()

@@ -36,6 +36,7 @@ from examples.frozen_lake.algorithms import (
 )
 from examples.frozen_lake.walks import Walker
 from gateway.types import Group
+from processes.interrupts import exit_at_ctrl_c
 from trainer.commands.warmstart import Recipe, warm_start
 
 AS_ZEROS, EXCLUDED, NONE = "as zeros", "excluded", "no failures"
@@ -131,4 +132,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with exit_at_ctrl_c():
+        main()

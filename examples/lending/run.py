@@ -12,26 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.report import finish, machine, show
 from examples.lending.cluster import TOPOLOGIES, Run, Topology
-from processes.interrupts import run_to_the_end
+from processes.child import LocalProcess
+from processes.errors import ChildDied
+from processes.interrupts import run_interruptible
 from scheduler.timeline import Timeline, page
 from scheduler.timeline.report import timeline_from
 
-ROOT = Path(__file__).parents[2]
 STEPS = 14
 TASKS = 2000
 
 
-def prepare(directory: Path, seed: int, engine: str) -> None:
-    """The model (from the cache if it was made before) and the tasks. A fake engine needs no model that has learnt anything."""
+async def prepare(directory: Path, seed: int, engine: str) -> None:
+    """Make the model (from the cache if it was made before) and the tasks. A fake engine needs no trained model.
+
+    Raise ChildDied.
+    """
     recipe, text = str(directory / "warmstart.toml"), Path(__file__).with_name("warmstart.toml").read_text()
     if engine == "fake":
         text = text.replace("steps = 300", "steps = 1")
@@ -41,7 +43,26 @@ def prepare(directory: Path, seed: int, engine: str) -> None:
         "trainer.cli": ["warmstart", "--recipe", recipe, "--out", str(directory / "model")],
         "examples.lending.tasks": tasks,
     }.items():
-        subprocess.run([sys.executable, "-m", module, *arguments], check=True, cwd=ROOT)
+        process = await LocalProcess.start(module, [sys.executable, "-m", module, *arguments], None)
+        try:
+            if await process.wait():
+                raise ChildDied(process.exit_report())
+        finally:
+            await process.stop()
+
+
+async def run(options: argparse.Namespace, directory: Path) -> dict[str, dict[str, Any]]:
+    """Run the topologies that are wanted, one after the other, and return their figures."""
+    await prepare(directory, options.seed, options.engine)
+    figures = {}
+    for topology in TOPOLOGIES:
+        if options.only and topology.name not in options.only:
+            continue
+        print(f"{topology.name}: {topology.about}", file=sys.stderr, flush=True)
+        parts = directory / topology.name, directory / "model", directory / "tasks.jsonl"
+        await Run(topology, *parts, options.engine, options.steps).run()
+        figures[topology.name] = measured(parts[0], topology)
+    return figures
 
 
 def measured(directory: Path, topology: Topology) -> dict[str, Any]:
@@ -129,18 +150,7 @@ def main() -> None:
     started, directory = time.monotonic(), options.dir.resolve()
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    prepare(directory, options.seed, options.engine)
-    figures = {}
-    for topology in TOPOLOGIES:
-        if options.only and topology.name not in options.only:
-            continue
-        print(f"{topology.name}: {topology.about}", file=sys.stderr, flush=True)
-        parts = directory / topology.name, directory / "model", directory / "tasks.jsonl"
-        work = Run(topology, *parts, options.engine, options.steps).run()
-        run_to_the_end(
-            work, partial(print, file=sys.stderr), "stopping the trainer, the gateway and the engines"
-        )
-        figures[topology.name] = measured(parts[0], topology)
+    figures = run_interruptible(run(options, directory), print, "stopping the processes of this run")
     report(figures, directory, options.engine, time.monotonic() - started)
 
 

@@ -18,11 +18,10 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 from rich.console import Console
@@ -31,6 +30,7 @@ from examples.service.programs import NotInstalled
 from examples.service.servers import start_postgres, start_prometheus, start_redis
 from processes.child import LocalProcess
 from processes.errors import ChildDied
+from processes.interrupts import Interrupted, interruptible
 
 _HERE = Path(__file__).parent
 _START_S = 300.0
@@ -38,10 +38,6 @@ _END_S = 60.0
 """The gateway's processes let running calls finish."""
 _RECIPES = {"fake": _HERE / "warmstart.toml", "vllm": _HERE.parent / "demo" / "warmstart.toml"}
 console = Console(highlight=False)
-
-
-class _Stopped(Exception):
-    """Somebody wants an end of it."""
 
 
 @dataclass(frozen=True)
@@ -81,15 +77,15 @@ class Service:
         """The gateway's."""
         return f"http://127.0.0.1:{self.port}"
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Starts everything in order; ends everything in the opposite once `stop` is set. Raises ChildDied or NotInstalled."""
+    async def run(self) -> None:
+        """Start everything in order; stop it in the opposite order once something ends. Raise ChildDied or NotInstalled."""
         self.folder.mkdir(parents=True, exist_ok=True)
         keys = Keys.kept(self.folder / "keys.env")
         async with AsyncExitStack() as stack:
             pid = self.folder / "pid"
             pid.write_text(str(os.getpid()))
             stack.callback(pid.unlink)
-            await self._until(stop, self._make_model())
+            await self._make_model()
             postgres, store = await start_postgres(self.folder, keys.postgres)
             stack.push_async_callback(postgres.stop)
             redis, bus = await start_redis(self.folder, keys.redis)
@@ -102,14 +98,14 @@ class Service:
             }
             gateway = await self._start_gateway(environment)
             stack.push_async_callback(gateway.stop, _END_S)
-            await self._until(stop, self._ready(gateway))
+            await self._ready(gateway)
             running = [postgres, redis, gateway]
             prometheus = await start_prometheus(self.folder, self.folder / "targets.json")
             if prometheus is not None:
                 stack.push_async_callback(prometheus[0].stop)
                 running.append(prometheus[0])
             self._tell(keys, prometheus[1] if prometheus else None)
-            await self._until(stop, *(_ended(process) for process in running))
+            raise ChildDied((await _first_end(running)).exit_report())
 
     async def _make_model(self) -> None:
         """Its tokenizer is what matters here; one that is there already stays."""
@@ -152,19 +148,6 @@ class Service:
             with console.status("starting"):
                 await gateway.ready(ready, _START_S)
 
-    @staticmethod
-    async def _until(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
-        """Does some work, all of it at once, and returns when the first is done. Raises _Stopped."""
-        tasks = [asyncio.ensure_future(some) for some in (*work, _stopped(stop))]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
     def _tell(self, keys: Keys, prometheus: str | None) -> None:
         rows = [
             ("agents", f"{self.url}/v1   ({self.workers} gateway processes, engines: {self.engine})"),
@@ -184,23 +167,21 @@ class Service:
         )
 
 
-async def _stopped(stop: asyncio.Event) -> None:
-    await stop.wait()
-    raise _Stopped
-
-
-async def _ended(process: LocalProcess) -> None:
-    await process.wait()
-    raise ChildDied(process.exit_report())
+async def _first_end(running: Sequence[LocalProcess]) -> LocalProcess:
+    """Wait until one of the processes ends, and return it."""
+    waits = {asyncio.create_task(process.wait(), name=process.name): process for process in running}
+    try:
+        ended, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    return waits[ended.pop()]
 
 
 async def _main(service: Service) -> int:
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.set)
     try:
-        await service.run(stop)
-    except _Stopped:
+        await interruptible(service.run(), console.print, "stopping the gateway, Redis and PostgreSQL")
+    except Interrupted:
         return 0
     except (ChildDied, NotInstalled, TimeoutError) as error:
         console.print(str(error), markup=False, soft_wrap=True)

@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from examples.service.programs import NotInstalled, check_unprivileged, find_program
@@ -33,10 +34,21 @@ async def start_postgres(folder: Path, password: str) -> tuple[LocalProcess, str
     options = {"listen_addresses": "127.0.0.1", "port": str(port), "unix_socket_directories": ""}
     switches = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
     argv = [*as_another, str(find_program("postgres")), "-D", str(data), *switches]
-    process = await LocalProcess.start("postgres", argv, folder / "postgres.log")
     url = f"postgresql://headgate:{password}@127.0.0.1:{port}/postgres"
-    await process.ready(lambda: _answers(url), _START_S)
-    return process, url
+    return await _start("postgres", argv, folder, lambda: _answers(url)), url
+
+
+async def _start(
+    name: str, argv: list[str], folder: Path, check: Callable[[], Awaitable[bool]]
+) -> LocalProcess:
+    """Return a process once it is ready; stop one that does not become so, or that is not waited for any more."""
+    process = await LocalProcess.start(name, argv, folder / f"{name}.log")
+    try:
+        await process.ready(check, _START_S)
+    except BaseException:
+        await process.stop()
+        raise
+    return process
 
 
 async def _initialise(folder: Path, data: Path, password: str, as_another: list[str]) -> None:
@@ -48,8 +60,11 @@ async def _initialise(folder: Path, data: Path, password: str, as_another: list[
     arguments = ["--username=headgate", "--auth=scram-sha-256", f"--pwfile={secret}", "--encoding=UTF8"]
     argv = [*as_another, str(find_program("initdb")), *arguments, f"--pgdata={data}"]
     process = await LocalProcess.start("initdb", argv, folder / "postgres.log")
-    status = await process.wait()
-    secret.unlink()
+    try:
+        status = await process.wait()
+    finally:
+        await process.stop()
+        secret.unlink()
     if status:
         raise NotInstalled(f"PostgreSQL could not be set up: {process.exit_report()}")
 
@@ -63,8 +78,7 @@ async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
         f'bind 127.0.0.1\nport {port}\nsave ""\nappendonly no\nrequirepass {password}\ndir {folder.resolve()}\n'
     )
     argv = [str(find_program("redis-server")), str(config)]
-    process = await LocalProcess.start("redis", argv, folder / "redis.log")
-    await process.ready(lambda: _listens(port), _START_S)
+    process = await _start("redis", argv, folder, lambda: _listens(port))
     return process, f"redis://:{password}@127.0.0.1:{port}/0"
 
 
@@ -79,8 +93,7 @@ async def start_prometheus(folder: Path, targets: Path) -> tuple[LocalProcess, s
     config.write_text(json.dumps({"global": _SCRAPE, "scrape_configs": [job]}))  # JSON is YAML
     argv = [found, f"--config.file={config}", f"--storage.tsdb.path={folder / 'prometheus'}"]
     argv.append(f"--web.listen-address=127.0.0.1:{port}")
-    process = await LocalProcess.start("prometheus", argv, folder / "prometheus.log")
-    await process.ready(lambda: _listens(port), _START_S)
+    process = await _start("prometheus", argv, folder, lambda: _listens(port))
     return process, f"http://127.0.0.1:{port}"
 
 

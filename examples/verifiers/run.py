@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo.run import Job
+from examples.demo.run import Job, run_demos
 from examples.demo.seeds import SEEDS, show
 from examples.environments.run import EnvironmentDemo
 
@@ -82,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     runs = [VerifiersDemo(options.dir / f"seed-{seed}", seed) for seed in options.seeds]
     runs.append(VerifiersDemo(options.dir / "control", options.seeds[0], True))
-    summaries = [run.completed() for run in runs]
+    summaries = run_demos(runs)
     show_minutes(summaries)
     show(summaries, options.dir)
 

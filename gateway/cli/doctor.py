@@ -1,4 +1,4 @@
-"""`gateway doctor`: examines what a configuration names, and says how to mend what is wrong."""
+"""`gateway doctor`: examine what a configuration names, and advise how to fix what is wrong."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.doctor import Finding
     from gateway.settings import Settings
 
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+_COLORS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 
 def doctor(
@@ -24,7 +24,7 @@ def doctor(
 ) -> None:
     """Examine what a gateway's file names: checkpoints, engines, database, bus, disk. Nothing is changed.
 
-    Each finding has its mend. External engines are asked for a few tokens. The exit status is 1 if there is a problem, and 2 if
+    Each finding has its fix. A few tokens are requested of external engines. The exit status is 1 if there is a problem, and 2 if
     the file itself is wrong.
 
     Example:
@@ -38,7 +38,7 @@ def doctor(
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error
-    logging.getLogger("gateway").addHandler(logging.NullHandler())  # the findings say it all
+    logging.getLogger("gateway").addHandler(logging.NullHandler())  # the findings report it
     found = asyncio.run(_examine(settings, show=not as_json))
     if as_json:
         typer.echo(json.dumps({part: [asdict(one) for one in ones] for part, ones in found.items()}))
@@ -52,14 +52,14 @@ async def _examine(settings: Settings, *, show: bool) -> dict[str, list[Finding]
     from rich.console import Console
     from rich.text import Text
 
-    from gateway.doctor import examine
+    from gateway.doctor.checks import examine
 
     console, found = Console(), {}
     async for part, ones in examine(settings):
         found[part] = ones
         for one in ones if show else ():
-            line = Text.assemble((f"{one.level:>8} ", _COLOURS[one.level]), (f"{part}: ", "bold"), one.what)
+            line = Text.assemble((f"{one.level:>8} ", _COLORS[one.level]), (f"{part}: ", "bold"), one.what)
             console.print(line, soft_wrap=True)
-            if one.mend:
-                console.print(Text(f"         -> {one.mend}"), soft_wrap=True)
+            if one.fix:
+                console.print(Text(f"         -> {one.fix}"), soft_wrap=True)
     return found

@@ -1,4 +1,5 @@
-"""Examines the engines: programs that are to be started, and external engines that should answer as the gateway needs."""
+"""Examines models (checkpoint, tokenizer, chat template, form of tool calls, tied embeddings) and engines: programs to start, and
+external ones that must answer as the gateway needs."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from typing import Any
 
 import aiohttp
 
-from gateway.doctor.finding import Finding
+from gateway.doctor import Finding
 from gateway.engines.address import check_engines
 from gateway.engines.base import Engine, GenerateRequest
 from gateway.engines.process import api_of, check_launch, connect
-from gateway.errors import EngineError
-from gateway.sections import EngineSettings
+from gateway.engines.tied_embeddings import stale_heads
+from gateway.errors import BadRequest, EngineError
+from gateway.render.renderer import ChatRenderer, check_model, load_renderer
+from gateway.sections import EngineSettings, ModelSettings
 from gateway.settings import ConfigError, Settings
 from gateway.types import Sampling
 from scheduler.policies.probe import SEVERAL
@@ -43,8 +46,8 @@ _INSTALL = (
 )
 
 
-async def examine(settings: Settings) -> list[Finding]:
-    """Asks each external engine for a few tokens; asks the interpreter of engines that are to be started for its vLLM."""
+async def examine_engines(settings: Settings) -> list[Finding]:
+    """Request a few tokens of each external engine; find the vLLM of engines that the gateway starts."""
     try:
         await check_engines(settings)
     except ConfigError as error:
@@ -79,7 +82,7 @@ async def _examine_program(kind: EngineSettings) -> list[Finding]:
 
 
 def examine_arguments(kind: EngineSettings) -> list[Finding]:
-    """Looks for arguments and variables that undo what the gateway needs of a vLLM that it starts."""
+    """Find arguments and variables that undo what the gateway needs of a vLLM that it starts."""
     if kind.launch != "vllm":
         return []
     given = dict(zip(kind.args, (*kind.args[1:], ""), strict=False))  # there may be none
@@ -108,15 +111,15 @@ def _of_release(what: str, version: str) -> Finding:
 
 
 async def _installed(python: str, package: str) -> str:
-    """The version of a package; empty if it is not there."""
+    """Return the version of a package; empty if it is not installed."""
     process = await asyncio.create_subprocess_exec(
         *(os.path.expanduser(python), "-c", _VERSION.format(package)),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    said, _ = await process.communicate()
-    return said.decode(errors="replace").strip() if process.returncode == 0 else ""
+    output, _ = await process.communicate()
+    return output.decode(errors="replace").strip() if process.returncode == 0 else ""
 
 
 async def _examine_external(name: str, kind: EngineSettings, context: int) -> list[Finding]:
@@ -127,7 +130,7 @@ async def _examine_external(name: str, kind: EngineSettings, context: int) -> li
             async with asyncio.timeout(_ANSWER_S):
                 if not await engine.healthy():
                     found.append(
-                        Finding("problem", f"{where} does not answer", "start it, or mend [engine] url")
+                        Finding("problem", f"{where} does not answer", "start it, or correct [engine] url")
                     )
                     continue
                 found += await examine_answer(engine, str(url), where)
@@ -136,10 +139,10 @@ async def _examine_external(name: str, kind: EngineSettings, context: int) -> li
             what = f"{where} did not sample {_TOKENS} tokens within {_ANSWER_S:g} s"
             found.append(Finding("problem", what, "look into its log; a paused engine samples nothing"))
         except EngineError as error:
-            mend = (
+            fix = (
                 f"start it with {_FLAGS} and VLLM_SERVER_DEV_MODE=1" if kind.api == "vllm" else "see its log"
             )
-            found.append(Finding("problem", str(error), mend))
+            found.append(Finding("problem", str(error), fix))
         finally:
             await engine.close()
     return found
@@ -153,7 +156,7 @@ async def examine_answer(engine: Engine, url: str, where: str) -> list[Finding]:
     at every temperature; it states no release of vLLM.)
     """
     gap, noise = [await _gap(engine, temperature) for temperature in (_TEMPERATURE, 1.0)]
-    if not (version := await _stated(url)):
+    if not (version := await _release_of(url)):
         return [Finding("ok", f"{where} samples and scores; it states no release of vLLM")]
     release = _of_release(f"{where} is vLLM {version}", version)
     if gap <= SEVERAL * noise + _EXACT:
@@ -174,7 +177,7 @@ async def _gap(engine: Engine, temperature: float) -> float:
 
 
 async def _examine_context(url: str, where: str, name: str, wanted: int) -> list[Finding]:
-    """Compares the context that an engine states with the one that the gateway counts on."""
+    """Compare the context that an engine reports with the one that the gateway needs."""
     models = (await _get(url, "/v1/models")).get("data") or [{}]
     longest = models[0].get("max_model_len")
     if not isinstance(longest, int) or longest >= wanted:
@@ -183,13 +186,13 @@ async def _examine_context(url: str, where: str, name: str, wanted: int) -> list
     return [Finding("problem", what, "start it with a longer --max-model-len, or lower max_model_len")]
 
 
-async def _stated(url: str) -> str:
-    """The release of vLLM that an engine states; empty for another program."""
+async def _release_of(url: str) -> str:
+    """Return the release of vLLM that an engine reports; empty for another program."""
     return str((await _get(url, "/version")).get("version", ""))
 
 
 async def _get(url: str, path: str) -> dict[str, Any]:
-    """An object that an engine answers; empty if it has no such route."""
+    """Return the object at a path of an engine; empty if it has no such route."""
     async with (
         aiohttp.ClientSession() as http,
         http.get(f"{url.rstrip('/')}{path}", allow_redirects=False) as answer,
@@ -198,3 +201,84 @@ async def _get(url: str, path: str) -> dict[str, Any]:
             return {}
         found: dict[str, Any] = await answer.json()
         return found
+
+
+# Models
+
+
+async def examine_models(settings: Settings) -> list[Finding]:
+    """Read each model's tokenizer and template, as a start of the gateway does."""
+    found = []
+    for name, model in settings.models.items():
+        if model.path is not None:
+            loaded = settings.engine_of(name).launch == "vllm"
+            found += await asyncio.to_thread(_examine_model, settings, name, model, loaded)
+    found += [
+        Finding("warning", warning, "untie the embeddings as it says, or accept a restart for each update")
+        for warning in await stale_heads(settings)
+    ]
+    return found or [Finding("ok", "all models are upstream: no checkpoint is read")]
+
+
+def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: bool) -> list[Finding]:
+    try:
+        check_model(name, model, loaded=loaded)
+        renderer = load_renderer(name, model, settings.render)
+    except ConfigError as error:
+        fix = f"name another folder in [models.{name}], or another family: 'template' is the checkpoint's own"
+        return [Finding("problem", str(error), fix)]
+    found = [Finding("ok", f"{name}: the tokenizer and the template of family {model.family!r} are read")]
+    if renderer.form is None:
+        what = f"{name}: the vocabulary has no marks of tool calls that headgate knows"
+        found.append(
+            Finding("warning", what, "agents of this model get tool calls as text; docs/templates.md")
+        )
+    elif not renderer.call_example:
+        what = f"{name}: a tool call that the template writes is not read back in the form {renderer.form.name!r}"
+        found.append(
+            Finding(
+                "warning",
+                what,
+                f"set [models.{name}] family to that of the model, or 'template'; docs/templates.md",
+            )
+        )
+    else:
+        found.append(
+            Finding(
+                "ok", f"{name}: tool calls are read in the form {renderer.form.name!r}, tried by a round trip"
+            )
+        )
+    if _differs(renderer, name, model, settings):
+        what = f"{name}: family {model.family!r} writes prompts otherwise than the checkpoint's own chat template"
+        fix = f"set [models.{name}] family = 'template', unless you want the other form"
+        found.append(Finding("warning", what, fix))
+    return found
+
+
+_CONVERSATIONS = (
+    [{"role": "user", "content": "hello"}],
+    [
+        {"role": "system", "content": "be short"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "nothing"},
+    ],
+)
+
+
+def _differs(renderer: ChatRenderer, name: str, model: ModelSettings, settings: Settings) -> bool:
+    """Return whether the checkpoint has a chat template that writes a conversation in other tokens than the family does."""
+    try:
+        own = load_renderer(name, model.model_copy(update={"family": "template"}), settings.render)
+    except ConfigError:  # it has none
+        return False
+    return any(
+        _rendered(renderer, conversation) != _rendered(own, conversation) for conversation in _CONVERSATIONS
+    )
+
+
+def _rendered(renderer: ChatRenderer, conversation: list[dict[str, str]]) -> list[int]:
+    try:
+        return renderer.render(conversation, [])
+    except BadRequest:  # a template may refuse a system message
+        return []

@@ -19,6 +19,6 @@ async def test_a_real_vllm_is_found_well(vllm: SharedEngine, tmp_path: Path) -> 
     save_model(tmp_path / "model", seed=5, endless=True)
     settings = Settings.parse(settings_for(tmp_path / "model", tmp_path, engine=vllm.settings))
     async with vllm.running(tmp_path / "model"):
-        release, logprobs = await engines.examine(settings)
+        release, logprobs = await engines.examine_engines(settings)
     assert release.level == "ok" and "is vLLM 0.32" in release.what
     assert logprobs.level == "ok" and "what it sampled from" in logprobs.what

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
-from gateway.doctor import stores
+from gateway.doctor import machine
 from gateway.doctor.engines import examine_answer, examine_arguments
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.fake import FakeEngine, create_fake_app
@@ -36,7 +36,7 @@ async def findings(values: dict[str, Any], work: Path) -> tuple[int, dict[str, l
     """The exit status, and the level and text of every finding by its part."""
     result = await gateway_command("doctor", write_toml(values, work / "doctor.toml"), "--json")
     found = json.loads(result.output)
-    assert all(bool(one["mend"]) == (one["level"] != "ok") for ones in found.values() for one in ones)
+    assert all(bool(one["fix"]) == (one["level"] != "ok") for ones in found.values() for one in ones)
     return result.exit_code, {
         part: [(one["level"], one["what"]) for one in ones] for part, ones in found.items()
     }
@@ -89,9 +89,9 @@ async def test_only_a_clock_that_is_ahead_or_behind_however_slow_the_answer_is_r
     settings = Settings.parse(settings_for(tiny_model, tmp_path))
     make_tables(settings.store.url)
     times = iter([100.0, *[105.0] * 9])
-    monkeypatch.setattr(stores, "time", SimpleNamespace(time=lambda: next(times)))
-    monkeypatch.setattr(stores.clock, "now", lambda _connection: theirs)
-    _, *warnings = await stores.examine_database(settings)
+    monkeypatch.setattr(machine, "time", SimpleNamespace(time=lambda: next(times)))
+    monkeypatch.setattr(machine.clock, "now", lambda _connection: theirs)
+    _, *warnings = await machine.examine_database(settings)
     assert [said in one.what for one in warnings] == ([True] if said else [])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.doctor.stores import examine_database
+from gateway.doctor.machine import examine_database
 from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
 
 WRONG = '<tool_call>\n{"name": "add", "arguments": }\n</tool_call>'

@@ -6,13 +6,12 @@ admin key is in the environment (`HEADGATE_ADMIN_KEY`), the request holds the re
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from pathlib import Path
 
 from gateway.client import GatewayClient, GatewayRefused, GatewayUnreachable, RunStopped
-from processes.interrupts import STATUS, Interrupted, interruptible
+from processes.interrupts import run_interruptible
 from scheduler.configuration import Section
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import Evaluation, evaluate, tasks_of
@@ -44,9 +43,7 @@ def main(arguments: list[str]) -> None:
     request, result = map(Path, arguments)
     work = run(Request.model_validate_json(request.read_text()), result)
     try:
-        asyncio.run(interruptible(work, print, "interrupted: giving up open episodes"))
-    except Interrupted:
-        sys.exit(STATUS)
+        run_interruptible(work, print, "interrupted: giving up open episodes")
     except (ConfigError, GatewayRefused, GatewayUnreachable, RunStopped, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 

@@ -1,4 +1,4 @@
-"""Findings of `gateway doctor` on a machine: each fault is made, and its finding says how to mend it."""
+"""Findings of `gateway doctor` on a machine: each fault is made, and its finding has the fix."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 
 import gateway.telemetry
-from gateway import doctor
-from gateway.doctor import engines, host, models, stores, telemetry
-from gateway.doctor.finding import Finding
+from gateway.doctor import Finding, checks, engines, machine
 from gateway.settings import Settings
 from gateway.store import clock
 from gateway.store.holder import held
@@ -36,9 +34,9 @@ def settings(model: Path, work: Path, **sections: Any) -> Settings:
 
 
 def only(found: list[Finding], level: str) -> Finding:
-    """The one finding of a level; it says how to mend it."""
+    """The one finding of a level; it has a fix."""
     [finding] = [one for one in found if one.level == level]
-    assert finding.mend
+    assert finding.fix
     return finding
 
 
@@ -52,7 +50,7 @@ def interpreter(work: Path, script: str) -> str:
 
 async def test_a_full_disk(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _place: Usage(2**40, 2**40 - 2**30, 2**30))
-    warning = only(await host.examine_disk(settings(tiny_model, tmp_path)), "warning")
+    warning = only(await machine.examine_disk(settings(tiny_model, tmp_path)), "warning")
     assert "[store] url: 1.0 GiB are free" in warning.what
 
 
@@ -62,17 +60,17 @@ async def test_a_store_that_cannot_be_made(
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "locked").mkdir()
-    tried = host.writable
+    tried = machine.writable
     locked = tmp_path / "locked"  # its rights do not hold for root
-    monkeypatch.setattr(stores, "writable", lambda place, **kind: place != locked and tried(place, **kind))
+    monkeypatch.setattr(machine, "writable", lambda place, **kind: place != locked and tried(place, **kind))
     given = settings(tiny_model, tmp_path, store={"url": f"sqlite:///{tmp_path / folder}/store.db"})
-    problem = only(await stores.examine_database(given), "problem")
+    problem = only(await machine.examine_database(given), "problem")
     assert "none can be made" in problem.what
 
 
 async def test_a_store_that_can_be_made(tiny_model: Path, tmp_path: Path) -> None:
     given = settings(tiny_model, tmp_path, store={"url": f"sqlite:///{tmp_path}/a/b/store.db"})
-    (found,) = await stores.examine_database(given)
+    (found,) = await machine.examine_database(given)
     assert (found.level, (tmp_path / "a").exists()) == ("ok", False)
 
 
@@ -82,32 +80,32 @@ async def test_a_store_that_another_gateway_has_unless_it_is_the_one_at_the_addr
     values = settings_for(tiny_model, tmp_path, server={"port": free_port()})
     make_tables(values["store"]["url"])
     given = Settings.parse(values)
-    assert [one.level for one in await stores.examine_database(given)] == ["ok"]
+    assert [one.level for one in await machine.examine_database(given)] == ["ok"]
     with held(given.store.url):
-        problem = only(await stores.examine_database(given), "problem")
+        problem = only(await machine.examine_database(given), "problem")
         assert f"gateway.db is used by the process {os.getpid()}" in problem.what
 
         async def answers(_host: str, _port: int) -> bool:
             return True
 
-        monkeypatch.setattr(stores, "gateway_answers", answers)
-        _, finding = await stores.examine_database(given)
+        monkeypatch.setattr(machine, "gateway_answers", answers)
+        _, finding = await machine.examine_database(given)
         assert (finding.level, str(os.getpid()) in finding.what) == ("ok", True)
 
 
 async def test_an_address_that_another_program_has(tiny_model: Path, tmp_path: Path) -> None:
     port = free_port()
     given = settings(tiny_model, tmp_path, server={"port": port})
-    (found,) = await host.examine_address(given)
+    (found,) = await machine.examine_address(given)
     assert (found.level, f"127.0.0.1:{port} is free" in found.what) == ("ok", True)
     with socket.create_server(("127.0.0.1", port)) as other:
         answering = asyncio.create_task(asyncio.to_thread(lambda: other.accept()[0].close()))
-        assert "taken by another program" in only(await host.examine_address(given), "problem").what
+        assert "taken by another program" in only(await machine.examine_address(given), "problem").what
         await answering
 
 
 async def test_a_checkpoint_that_is_not_there(tmp_path: Path) -> None:
-    problem = only(await models.examine(settings(tmp_path / "none", tmp_path)), "problem")
+    problem = only(await engines.examine_models(settings(tmp_path / "none", tmp_path)), "problem")
     assert "no such folder" in problem.what
     assert f"hf download ORGANIZATION/MODEL --local-dir {tmp_path / 'none'}" in problem.what
 
@@ -121,8 +119,8 @@ async def test_an_error_of_one_part_ends_no_other(
     async def well(_: Settings) -> list[Finding]:
         return [Finding("ok", "well")]
 
-    monkeypatch.setattr(doctor, "CHECKS", {"first": broken, "second": well})
-    found = {part: ones async for part, ones in doctor.examine(settings(tiny_model, tmp_path))}
+    monkeypatch.setattr(checks, "CHECKS", {"first": broken, "second": well})
+    found = {part: ones async for part, ones in checks.examine(settings(tiny_model, tmp_path))}
     assert "KeyError: 'odd'" in only(found["first"], "problem").what
     assert found["second"] == [Finding("ok", "well")]
 
@@ -132,9 +130,9 @@ async def test_few_open_files_and_few_processes(
 ) -> None:
     limits = {resource.RLIMIT_NOFILE: (1024, 4096), resource.RLIMIT_NPROC: (512, 512)}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
-    files, processes = await host.examine_limits(settings(tiny_model, tmp_path))
-    assert (files.level, files.mend) == ("warning", "ulimit -n 65536 before the start")
-    assert (processes.level, processes.mend) == ("warning", "ulimit -u unlimited before the start")
+    files, processes = await machine.examine_limits(settings(tiny_model, tmp_path))
+    assert (files.level, files.fix) == ("warning", "ulimit -n 65536 before the start")
+    assert (processes.level, processes.fix) == ("warning", "ulimit -u unlimited before the start")
 
 
 async def test_a_clock_that_differs_from_the_databases(
@@ -143,9 +141,9 @@ async def test_a_clock_that_differs_from_the_databases(
     given = settings(tiny_model, tmp_path)
     make_tables(given.store.url)
     monkeypatch.setattr(clock, "now", lambda _connection: time.time() + 90)
-    warning = only(await stores.examine_database(given), "warning")
+    warning = only(await machine.examine_database(given), "warning")
     assert "clock is +90" in warning.what
-    assert "NTP" in warning.mend
+    assert "NTP" in warning.fix
 
 
 @pytest.mark.parametrize(
@@ -160,14 +158,14 @@ async def test_the_vllm_of_engines_that_are_to_be_started(
     tiny_model: Path, tmp_path: Path, script: str, level: str, said: str
 ) -> None:
     engine = {"launch": "vllm", "python": interpreter(tmp_path, script)}
-    [finding] = await engines.examine(settings(tiny_model, tmp_path, engine=engine))
+    [finding] = await engines.examine_engines(settings(tiny_model, tmp_path, engine=engine))
     assert (finding.level, said in finding.what) == (level, True), finding
 
 
 async def test_tied_weights_on_the_cpu_build(tmp_path: Path) -> None:
     save_model(tmp_path / "model", seed=1, tied=True)
     engine = {"launch": "vllm", "python": interpreter(tmp_path, "echo cpu")}
-    found = await models.examine(settings(tmp_path / "model", tmp_path, engine=engine))
+    found = await engines.examine_models(settings(tmp_path / "model", tmp_path, engine=engine))
     warning = only([one for one in found if "tie" in one.what], "warning")
     assert "each update restarts its engines" in warning.what
 
@@ -177,10 +175,10 @@ async def test_a_collector_of_spans_that_is_there_or_not(tiny_model: Path, tmp_p
     there = {"endpoint": f"http://127.0.0.1:{port}"}
     given = settings(tiny_model, tmp_path, telemetry=there)
     async with serve(Collector().app(), port):
-        [finding] = await telemetry.examine(given)
+        [finding] = await machine.examine_collector(given)
         assert finding.level == "ok"
-    warning = only(await telemetry.examine(given), "warning")
-    assert "takes no spans within 0.5 s" in warning.what
+    warning = only(await machine.examine_collector(given), "warning")
+    assert "accepts no spans" in warning.what
 
 
 async def test_a_collector_without_the_sdk(
@@ -189,5 +187,5 @@ async def test_a_collector_without_the_sdk(
     monkeypatch.setitem(sys.modules, "gateway.telemetry.otel", None)
     monkeypatch.delattr(gateway.telemetry, "otel", raising=False)
     given = settings(tiny_model, tmp_path, telemetry={"endpoint": "http://127.0.0.1:4318"})
-    problem = only(await telemetry.examine(given), "problem")
+    problem = only(await machine.examine_collector(given), "problem")
     assert "headgate[otel]" in problem.what
