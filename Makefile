@@ -138,7 +138,7 @@ report-curriculum: setup ## what an order of tasks by difficulty is worth at equ
 	$(BIN)/python -m examples.frozen_lake.curriculum
 
 report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each
-	$(BIN)/python -m scheduler.simulate.report
+	$(BIN)/python -m lab.simulate.report
 
 report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness

@@ -7,7 +7,7 @@ error. A prefill is the slope of the seconds to one token over the length of a p
 what else the machine does only adds to them.
 
 Then two things are compared with figures that nothing was fitted to: a closed loop of calls of log-normal lengths, with the
-simulator's engine (`scheduler.simulate.engine`); and what the gateway has learnt from the engine's live metrics under some loads
+simulator's engine (`lab.simulate.engine`); and what the gateway has learnt from the engine's live metrics under some loads
 (`gateway.control.speed_model`; streams, gateway and client share the cores with the engine then) with its tokens/s under others.
 """
 
@@ -34,8 +34,8 @@ from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
 from gateway.control.speed_model import Sample, fit
 from gateway.engines.figures import label, samples
+from lab.simulate.engine import Call, Engine, EngineCosts
 from scheduler.policies.throughput import EngineModel
-from scheduler.simulate.engine import Call, Engine, EngineCosts
 
 _RUNNING, _PROMPT = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64), (16, 512, 1536)
 _FEW, _MANY = 8, 72
