@@ -220,18 +220,6 @@ def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda 
     engine.dispose()  # connections that were told to hurry
 
 
-def fill_episodes(engine: Engine, filled: Filled) -> None:
-    """Adds episodes with their calls and tokens, and nothing of the ledger, to a store that a gateway may be using."""
-    tables = [cast(Table, row.__table__) for row in (EpisodeRow, CallRow, NodeRow)]
-    with engine.connect() as connection:
-        for rows, _ in _portions(filled):
-            for table in tables:
-                _insert(connection, table, rows[table.name])
-            connection.commit()
-        tallies.recount(connection)
-        connection.commit()
-
-
 def _portions(filled: Filled) -> Iterator[tuple[dict[str, list[_Row]], int]]:
     rows: dict[str, list[_Row]] = {table.name: [] for table in _TABLES}
     done = 0

@@ -1,6 +1,6 @@
 """Measures what lending gains on this machine: the same training under three assignments of tags to two nodes.
 
-    python -m examples.lending.run                    # what `make report-lending` does
+    python -m examples.lending.run                    # what `make report NAME=lending` does
     python -m examples.lending.run --engine fake --steps 3 --only mixed
 
 A node is a core (see cluster.py). Figures are of the steps after the first, in which everything is warmed up. Each topology has

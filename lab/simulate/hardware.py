@@ -71,7 +71,7 @@ class TransferCosts:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTransfers:
-    """Seconds a byte that headgate's own code takes for a version, as `make bench-publish` measures them (`transfer_costs`)."""
+    """Seconds per byte of a version in headgate's own code: the `transfer_costs` of `make bench NAME=publish`."""
 
     copy: float
     """The trainer copies the weights; it computes nothing meanwhile."""

@@ -1,4 +1,4 @@
-"""`make report-simulation`: every policy over the frozen grid, as tables, a plot and a JSON line. Every figure is simulated.
+"""`make report NAME=simulation`: every policy over the frozen grid, as tables, a plot and a JSON line. Every figure is simulated.
 
 The main table, and the keys, give everybody the same trainer (`SAME`): it takes a batch as it comes, and log-probabilities are
 those that were recorded. A second table, which `--no-own` leaves out, has everybody's own, as its source has it.

@@ -117,7 +117,7 @@ class Scenario(_Table):
     attention: float = Field(0.0, ge=0, le=1e-3)
     recorded: Path | None = None
     engine_costs: EngineCosts | None = None
-    """Engine costs in place of coefficients.toml, as `bench.costs` measures them on a real engine."""
+    """Engine costs in place of coefficients.toml."""
     trainer_costs: TrainerCosts | None = None
     """Trainer costs in place of coefficients.toml."""
     transfer_costs: MeasuredTransfers | None = None
