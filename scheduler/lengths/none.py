@@ -1,4 +1,4 @@
-"""No ranker: nothing is known of any call."""
+"""No ranker: no call is predicted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ class NoRanker:
     """A ranker that predicts nothing."""
 
     def predict(self, features: Features) -> Prediction:
-        """Nothing."""
         return _NOTHING
 
     def learn(self, features: Features, length: int) -> None:
-        """Learns nothing."""
+        """Learn nothing."""

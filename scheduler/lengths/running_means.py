@@ -1,4 +1,4 @@
-"""The bounded memory of a ranker: means by key, and the newest scores."""
+"""Running means by key, and the quantile of the newest scores; both with bounded memory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Mean:
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: float, keep: float) -> None:
-        """Adds a value; earlier values keep the share `keep` of their weight."""
+        """Add a value; earlier values keep the share `keep` of their weight."""
         self.count = self.count * keep + 1
         self.total = self.total * keep + value
 
 
 class Means:
-    """A mean for each of the keys that were added to last; the others are forgotten."""
+    """A mean for each of the `limit` keys that were updated last."""
 
     def __init__(self, limit: int, keep: float) -> None:
         self._limit = limit
@@ -40,11 +40,11 @@ class Means:
         return len(self._means)
 
     def get(self, key: Hashable) -> Mean | None:
-        """None: nothing is known."""
+        """Return the mean, or None for an unknown key."""
         return self._means.get(key)
 
     def add(self, key: Hashable, value: float) -> Mean:
-        """One more value under a key."""
+        """Add a value under a key. Return the mean."""
         mean = self._means.get(key)
         if mean is None:
             mean = self._means[key] = Mean()
@@ -57,13 +57,13 @@ class Means:
 
 
 class Threshold:
-    """Tells which scores are among the highest `share` of the last `window` scores.
+    """Decides which scores are among the highest `share` of the last `window` scores.
 
-    Scores that are equal to that quantile are not above it, so where all are equal none is.
+    Scores equal to that quantile are not above it, so of equal scores none is.
     """
 
     def __init__(self, share: float, window: int = 1000, least: int = 20) -> None:
-        """`least`: the number of scores before which none counts as above the threshold."""
+        """`least`: the number of scores below which none is above the threshold."""
         self._share = share
         self._window = window
         self._least = least
@@ -71,13 +71,13 @@ class Threshold:
         self._ordered: list[float] = []
 
     def above(self, score: float) -> bool:
-        """True if the score is among the highest of those before. Remembers it."""
+        """Return True if the score is among the highest of the earlier ones, and add it."""
         count = len(self._ordered)
-        found = False
+        is_above = False
         if count >= self._least:
-            found = score > self._ordered[min(int(count * (1 - self._share)), count - 1)]
+            is_above = score > self._ordered[min(int(count * (1 - self._share)), count - 1)]
         insort(self._ordered, score)
         self._newest.append(score)
         if count == self._window:
             del self._ordered[bisect_left(self._ordered, self._newest.popleft())]
-        return found
+        return is_above

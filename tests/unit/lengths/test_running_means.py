@@ -1,4 +1,4 @@
-"""The memory of rankers: contents, by hand-computed examples, and bounds."""
+"""Running means, thresholds and recall: hand-computed examples, and bounds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.lengths.memory import Means, Threshold
 from scheduler.lengths.recall import tail_recall
+from scheduler.lengths.running_means import Means, Threshold
 
 
 def test_older_values_count_less() -> None:
