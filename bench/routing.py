@@ -27,7 +27,6 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from fastapi import FastAPI
 
 from bench.endless import Versions
 from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_installed, serve_gateway
@@ -206,7 +205,7 @@ class Agents:
 
 
 @asynccontextmanager
-async def _serve(app: FastAPI, port: int) -> AsyncIterator[None]:
+async def _serve(app: Any, port: int) -> AsyncIterator[None]:
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_keep_alive=75))

@@ -1,7 +1,7 @@
-"""Decides when a cluster takes a spare node or gives one back, and when a node goes over to training or comes back
-(`scheduler.policies.elastic`, with its state).
+"""Decides when a cluster uses a spare node or gives one back, and when a node moves to training or back.
 
-One node is changed at a time; while its engines or ranks are on their way, steps are not counted.
+Owns the state of the rule (`scheduler.policies.elastic`). One node is changed at a time; steps count only when all its engines or
+ranks have started.
 """
 
 from __future__ import annotations
@@ -14,108 +14,108 @@ from scheduler.cluster.tags import Node
 from scheduler.policies.elastic import (
     Change,
     Elastic,
-    Look,
     Measured,
+    Observation,
     Shift,
+    StepProgress,
     Trained,
     Units,
-    Watch,
     decide,
-    watched,
+    observe,
 )
 
 _READY = ("READY", "READY_WITH_CAPACITY")
 _AT_WORK = ("open", "held")
-_SILENT = (
-    "[elastic] counts no step of which the trainer does not say how long it was busy (busy_s, with the release of its node), as"
-    " it did not of batch {batch}"
+_NO_BUSY_TIME = (
+    "[elastic] ignores steps for which the trainer does not report busy_s (with the release of its node), such as that of batch"
+    " {batch}"
 )
 
 
-class Growth:
-    """The number of spare nodes that are used, the one that is on its way out, and how many ranks the trainer shall have."""
+class Autoscaler:
+    """The number of spare nodes in use, the node that leaves, and the number of the trainer's ranks."""
 
     def __init__(self, settings: ElasticTable, ranks: int = 1) -> None:
         self.ranks = ranks
         self.spare = 0
-        """How many nodes beyond those that the file asks for may be used now."""
+        """The number of nodes that may be used beyond those that the file requests."""
         self.leaving: Node | None = None
-        """The node whose engines leave the gateway, after which their processes are ended."""
-        self._watch = Watch()
+        """The node whose engines leave the gateway; their processes end afterwards."""
+        self._progress = StepProgress()
         self._elastic = Elastic(settings.steps)
-        self._seen: set[str] = set()
+        self._started: set[str] = set()
         """Engines that have been ready."""
-        self._complained = False
+        self._warned = False
 
-    def look(
+    def update(
         self,
         now: float,
         status: dict[str, Any],
         engines: Collection[str],
         more: tuple[int, int],
         last: Node | None,
-        wider: Shift | None = None,
-        narrower: Shift | None = None,
+        more_ranks: Shift | None = None,
+        fewer_ranks: Shift | None = None,
     ) -> str:
-        """Answers what is changed now and why, in words; or what is amiss; or nothing.
+        """Return a message with the change and its reason, or a warning, or "".
 
-        `status` is the gateway's; `engines` are those that it should have. `more`: how many spare nodes would bring how many
-        engines. `last`: the node that would be given back. `wider`, `narrower`: how training can be given a node more or fewer.
+        `status`: the gateway's. `engines`: those that it should have. `more`: the spare nodes and their engines that could be
+        added. `last`: the node that would be given back. `more_ranks`, `fewer_ranks`: the possible changes of training.
         """
-        before = self._watch.over
-        self._watch, step = watched(self._watch, _look(now, status))
+        before = self._progress.over
+        self._progress, step = observe(self._progress, _observation(now, status))
         ready = {row["name"] for row in status["engines"] if row["state"] != "starting"}
-        self._seen = (self._seen | ready) & set(engines)
+        self._started = (self._started | ready) & set(engines)
         if step is None:
-            after = self._watch.over
+            after = self._progress.over
             missed = before is not None and after != before
-            if not missed or self._complained:
+            if not missed or self._warned:
                 return ""
-            self._complained = True
+            self._warned = True
             assert before is not None
-            return _SILENT.format(batch=before.batch)
-        if self._seen != set(engines):
+            return _NO_BUSY_TIME.format(batch=before.batch)
+        if self._started != set(engines):
             self._elastic = Elastic(self._elastic.steps)
             return ""
         fewer = last.group.engines if last is not None else 0
-        units = Units(more[1], fewer, wider, narrower)
+        units = Units(more[1], fewer, more_ranks, fewer_ranks)
         self._elastic, change = decide(self._elastic, step, units)
         if change == "add":
             self.spare += more[0]
         elif change == "give back":
             self.leaving = last
         elif change is not None:
-            shift = wider if change == "train on more" else narrower
+            shift = more_ranks if change == "train on more" else fewer_ranks
             assert shift is not None
             self.ranks = shift.after
-            self.forget()
+            self.reset()
             return _shifted(step, shift)
-        return _told(step, change, more[1], last)
+        return _reason(step, change, more[1], last)
 
-    def left(self, spare: int) -> None:
-        """No node is leaving any more; `spare` are used that no group needs."""
+    def finish_leaving(self, spare: int) -> None:
+        """Record that the leaving node has left, and that `spare` nodes beyond the groups' counts are in use."""
         self.leaving = None
         self.spare = min(self.spare, spare)
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Some time passed unseen: the running step does not count."""
-        self._watch = Watch()
+    def reset(self) -> None:
+        """Ignore the running step, of which a part was not observed."""
+        self._progress = StepProgress()
 
 
-def _look(now: float, status: dict[str, Any]) -> Look:
-    said = status["trained"]
-    trained = (
-        Trained(said["batch"], said["busy_s"] + said["load_s"] + said["rest_s"]) if said is not None else None
-    )
+def _observation(now: float, status: dict[str, Any]) -> Observation:
+    report = status["trained"]
+    trained = None
+    if report is not None:
+        trained = Trained(report["batch"], report["busy_s"] + report["load_s"] + report["rest_s"])
     at_work = [
         row for row in status["engines"] if row["model"] == status["model"] and row["state"] in _AT_WORK
     ]
     filling = any(row["state"] not in _READY for row in status["buffers"])
-    return Look(now, status["version"], filling, len(at_work), trained)
+    return Observation(now, status["version"], filling, len(at_work), trained)
 
 
-def _told(step: Measured, change: Change | None, more: int, last: Node | None) -> str:
+def _reason(step: Measured, change: Change | None, more: int, last: Node | None) -> str:
     if change is None:
         return ""
     if change == "add":
