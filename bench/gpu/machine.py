@@ -81,8 +81,8 @@ def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
     except subprocess.TimeoutExpired:
         return (), f"`nvidia-smi` did not answer within {_ANSWER_S:g} s"
     if answer.returncode:
-        said = " ".join((answer.stdout + answer.stderr).split())
-        return (), f"`nvidia-smi` ended with {answer.returncode}: {said}"
+        output = " ".join((answer.stdout + answer.stderr).split())
+        return (), f"`nvidia-smi` ended with {answer.returncode}: {output}"
     gpus = parse(answer.stdout)
     if not gpus:
         return (), "`nvidia-smi` lists no GPU"

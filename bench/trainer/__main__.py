@@ -51,7 +51,7 @@ TOLERANCE = 2e-3
 
 
 class Side:
-    """A process that trains on one batch whenever it is told."""
+    """A process that trains on one batch at each request."""
 
     def __init__(self, python: str, module: str, folder: Path, name: str, *options: str) -> None:
         self.gradient = folder / f"{name}.npz"
@@ -226,10 +226,10 @@ def head_peak_ratio(steps: Steps, tokens: int) -> float:
         steps.begin(f"head: a vocabulary of {vocabulary:,}")
         argv = [sys.executable, "-m", "bench.trainer.head", "--vocabulary", str(vocabulary)]
         argv += ["--hidden", "64", "--tokens", str(tokens)]
-        said = subprocess.run(
+        head = subprocess.run(
             argv, check=True, capture_output=True, text=True, env=os.environ | _FREED_AT_ONCE
         )
-        peaks.append(int(said.stdout))
+        peaks.append(int(head.stdout))
     return peaks[1] / peaks[0]
 
 

@@ -293,8 +293,8 @@ class Combined:
         for node in self._roles:
             self._hosting.inject(self._lending.claimed, Claimed(node, MODEL))
 
-    def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
-        self._roles.update((role.node, role) for role in told)
+    def _on_roles(self, roles: tuple[RoleIs, ...]) -> None:
+        self._roles.update((role.node, role) for role in roles)
 
     # Commands
 

@@ -147,13 +147,13 @@ def measured_costs(
 ) -> TransferCosts:
     """Transfers by what the code was measured to take, where the links are not slower still."""
     weights = _BYTES * _kind("model", model)["parameters"]
-    link, told = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus, sites)
+    link, costs = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus, sites)
     send = weights * max(measured.send, 1 / link["fabric"]) * math.ceil(engines / AT_ONCE)
     across = weights / link["wan"] if sites > 1 else 0.0
     delay = weights * (measured.write + measured.check) + send + across
     pull = measured.fixed_s + weights * max(measured.swap, 1 / (gpus_per_engine * link["pcie"]))
     return replace(
-        told,
+        costs,
         collective_s=delay + pull,
         push_s=weights * max(measured.copy, 1 / (train_gpus * link["pcie"])),
         pull_s=pull,

@@ -32,11 +32,11 @@ class Hosting:
 
     def want(self, port: Output[tuple[T, ...]]) -> None:
         """Collects the commands of this output. Before `start` only."""
-        self._runtime.observe(port, lambda _tag, told: self.wanted.extend(told))
+        self._runtime.observe(port, lambda _tag, values: self.wanted.extend(values))
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
         """Calls `callback`, which tells nothing, with every value of an output. Before `start` only."""
-        self._runtime.observe(port, lambda _tag, told: callback(told))
+        self._runtime.observe(port, lambda _tag, values: callback(values))
 
     def start(self) -> None:
         """Starts the program."""

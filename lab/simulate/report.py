@@ -82,7 +82,8 @@ def main(
     seeds: Annotated[int, typer.Option(min=1, max=20, help="Runs of each policy in each scenario.")] = 3,
     only: Annotated[list[str] | None, typer.Option(help="A scenario of the grid; repeatable.")] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help=f"A policy beside {SYNCHRONOUS}; repeatable. Not said: all.")
+        list[str] | None,
+        typer.Option(help=f"Policy to run in addition to {SYNCHRONOUS}; repeatable. [default: all]"),
     ] = None,
     own: Annotated[bool, typer.Option(help="Also with everybody's own trainer.")] = True,
     out: Annotated[Path, typer.Option(help="A folder for the JSON and the plot.")] = Path("runs/simulation"),

@@ -88,7 +88,7 @@ def run(
     seeds: Iterable[int],
     begin: Callable[[str], None] = lambda _what: None,
 ) -> list[Outcome]:
-    """Each policy with each seed. `begin` is told what begins. Raises SimulationError."""
+    """Each policy with each seed. `begin` gets the name of each run. Raise SimulationError."""
     outcomes = []
     bounds = {seed: UpperBound.of(scenario, seed) for seed in seeds}
     for name, policy in policies.items():

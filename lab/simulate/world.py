@@ -136,7 +136,7 @@ class World:
     # The loop
 
     def run(self, progress: Callable[[int, float], None] = lambda _batch, _now: None) -> Meter:
-        """Trains the scenario's batches. `progress` is told of each, and of the time. Raises Stalled if nothing can go on."""
+        """Trains the scenario's batches. `progress` gets each, and the time. Raises Stalled if nothing can go on."""
         batches = self.scenario.batches
         if self.policy.ticks:
             self._after(1.0, self._second)
@@ -173,8 +173,8 @@ class World:
         group = Group(name, self.rule.version_of(Join(name, name, size, version)), task.predicted)
         for i, turns in enumerate(task.episodes):
             sample = Sample(f"{group.name}.{i}", group, turns)
-            told = self._tell(Join(group.name, sample.name, size, version))
-            if any(isinstance(command, Refuse) for command in told):
+            commands = self._apply_event(Join(group.name, sample.name, size, version))
+            if any(isinstance(command, Refuse) for command in commands):
                 return None
             sample.call = Call(sample, turns[0].prompt, turns[0].sampled)
             group.samples.append(sample)
@@ -286,7 +286,7 @@ class World:
         assert all(host.state == "asleep" for host in self.hosts if host.shared) or not self.layout.both
         buffer = self.rule.next_buffer
         if not self._trained:
-            self._tell(Leased(buffer))
+            self._apply_event(Leased(buffer))
         names = self.rule.entries(buffer)[len(self._trained) :][: self.ready()]
         self._trained += names
         samples = [s for name in names for s in self.groups[name].samples if not s.dropped]
@@ -307,7 +307,7 @@ class World:
         self._trained = []
         if not delay_s:
             self._arrive(buffer + 1)
-        self._tell(Consume(buffer))
+        self._apply_event(Consume(buffer))
         if delay_s:
             self._after(delay_s, lambda: self._arrive(buffer + 1))
 
@@ -378,7 +378,7 @@ class World:
         sample.at += 1
         if sample.at == len(sample.turns):
             sample.over = True
-            self._tell(Reward(sample.name))
+            self._apply_event(Reward(sample.name))
             return
         if self.scenario.idle_caches and sample.cached_at is not None:
             self.hosts[sample.cached_at[0]].idle[sample.name] = sample.call.context
@@ -389,7 +389,7 @@ class World:
 
     def _arrive(self, version: int) -> None:
         self.arrived = version
-        self._tell(Publish(version))
+        self._apply_event(Publish(version))
         self.policy.on_published(self, version)
 
     def _wants(self, sample: Sample) -> None:
@@ -515,7 +515,7 @@ class World:
 
     # The rule
 
-    def _tell(self, event: Event) -> list[Command]:
+    def _apply_event(self, event: Event) -> list[Command]:
         commands = self.rule.apply(event)
         for command in commands:
             match command:
