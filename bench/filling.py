@@ -131,23 +131,23 @@ class Filled:
         if fate == "eval":
             return
         name, buffer, members = f"group-{group}", group // BATCH, self.members(group)
-        told: list[tuple[str, str, str, int | None, int | None, dict[str, Any]]] = [
+        entries: list[tuple[str, str, str, int | None, int | None, dict[str, Any]]] = [
             ("admitted", episode_id, "", buffer, None, {"version": buffer}) for episode_id in members
         ]
         if fate != "open":
-            told += [("rewarded", episode_id, "", None, None, {"value": 0.5}) for episode_id in members]
+            entries += [("rewarded", episode_id, "", None, None, {"value": 0.5}) for episode_id in members]
         if fate == "dropped":
-            told.append(("dropped", "", "zero_variance", None, None, {}))
+            entries.append(("dropped", "", "zero_variance", None, None, {}))
         elif fate == "trained":
             kept = {"version": buffer, "episodes": members}
-            told += [
+            entries += [
                 ("occupied", "", "", buffer, group % BATCH, {}),
                 ("trained", "", "", buffer, group % BATCH, kept),
             ]
         first = group * 64 + 1
         found["decisions"] += [
             (first + i, MODEL, at + 55, name, episode_id, kind, reason, to, entry, json.dumps(details))
-            for i, (kind, episode_id, reason, to, entry, details) in enumerate(told)
+            for i, (kind, episode_id, reason, to, entry, details) in enumerate(entries)
         ]
         events = [*({"type": "Join", "episode_id": e, "group_id": name} for e in members), {"type": "Bench"}]
         found["ledger_events"] += [
@@ -188,7 +188,7 @@ def _node(
 
 
 def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda _turns: None) -> None:
-    """Fills empty tables. `advance` is told how many turns are in."""
+    """Fill empty tables. `advance` gets the number of turns so far."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             for pragma in ("synchronous=OFF", "cache_size=-1000000", "foreign_keys=OFF"):
@@ -209,19 +209,7 @@ def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda 
         connection.commit()
         connection.exec_driver_sql("ANALYZE")
         connection.commit()
-    engine.dispose()  # connections that were told to hurry
-
-
-def fill_episodes(engine: Engine, filled: Filled) -> None:
-    """Adds episodes with their calls and tokens, and nothing of the ledger, to a store that a gateway may be using."""
-    tables = [cast(Table, row.__table__) for row in (EpisodeRow, CallRow, NodeRow)]
-    with engine.connect() as connection:
-        for rows, _ in _portions(filled):
-            for table in tables:
-                _insert(connection, table, rows[table.name])
-            connection.commit()
-        tallies.recount(connection)
-        connection.commit()
+    engine.dispose()  # connections with fast and unsafe settings
 
 
 def _portions(filled: Filled) -> Iterator[tuple[dict[str, list[_Row]], int]]:

@@ -122,44 +122,6 @@ def replay(
 
 
 @app.command()
-def timeline(
-    run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
-    out: Annotated[Path | None, typer.Option(help="A folder for timeline.html and timeline.png.")] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(help="A trainer's metrics.jsonl, or MODEL=FILE; else the one in the run's folder."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Whose batches are the steps.")] = None,
-    number: Annotated[int | None, typer.Option(help="Only one of the recording's runs, from 1.")] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Without the start, and what came after the last step.")
-    ] = False,
-) -> None:
-    """Show the state of every node over a run: seconds in rollout, train, switching and idle, and a Gantt chart. Exit
-    status 2: no such run.
-
-    Example:
-
-      scheduler timeline runs/sums --out chart
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from scheduler.timeline import page, report
-
-    try:
-        found = report.timeline_from(run, number, metrics or (), model, steps)
-    except report.BadRun as error:
-        raise _usage_error(str(error)) from error
-    table = Table("node", "rollout s", "train s", "switching s", "idle s", "idle share", title=f"{run}")
-    for row in report.rows(found):
-        table.add_row(*row)
-    Console().print(table)
-    files = page.write(found, out, f"What nodes did in {run.resolve().name}") if out else {}
-    typer.echo(json.dumps({**report.summary(found), **files}))
-
-
-@app.command()
 def plan(
     profile: Annotated[Path | None, typer.Argument(help="A profile in TOML (docs/scheduler.md).")] = None,
     run: Annotated[
@@ -186,7 +148,7 @@ def plan(
     """
     from scheduler.planning import command
     from scheduler.planning.profile import BadProfile
-    from scheduler.timeline.report import BadRun
+    from scheduler.planning.runs import BadRun
 
     if (profile is None) == (run is None):
         raise _usage_error("give a profile, or a run with --run: one of the two")
@@ -197,33 +159,6 @@ def plan(
     except (BadProfile, BadRun) as error:
         raise _usage_error(str(error)) from error
     typer.echo(json.dumps(summary))
-
-
-@app.command()
-def simulate(
-    scenario: Annotated[Path, typer.Argument(help="A scenario in TOML (lab/notes/simulation.md).")],
-    policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; repeatable. [default: every baseline]")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy.")] = 3,
-    gantt: Annotated[Path | None, typer.Option(help="A folder for a Gantt chart of each policy.")] = None,
-    engine_gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of an engine, in place of the scenario's.")
-    ] = None,
-) -> None:
-    """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none.
-
-    Example:
-
-      scheduler simulate scenario.toml --policy staleflow --policy one_step --seeds 5
-    """
-    from scheduler.simulate.command import simulate as run_simulation
-    from scheduler.simulate.errors import SimulationError
-
-    try:
-        run_simulation(scenario, policy or [], seeds, gantt, engine_gpus)
-    except SimulationError as error:
-        raise _usage_error(str(error)) from error
 
 
 def _builder(name: str) -> Callable[[dict[str, Any]], Program]:

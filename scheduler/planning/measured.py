@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from scheduler.planning.profile import BadProfile
+from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Pool, Sampling, Site, Stage
 from scheduler.policies.throughput import EngineModel
 from scheduler.reactor.recording import Decision, Event, Run, objects
-from scheduler.timeline.intervals import Timeline
 
 
 @dataclass(slots=True)

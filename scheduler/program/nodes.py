@@ -76,7 +76,7 @@ class Filling:
     ahead: int = 0
     """Groups of the next batch that are rewarded; 0 also if the rule keeps none."""
     leased: int = -1
-    """The newest batch that a trainer has leased; -1: none. For who reads the recording (`scheduler.timeline`)."""
+    """The newest batch that a trainer has leased; -1: none. `scheduler plan --run` reads it from the recording."""
     trained: int = -1
     """The newest batch that was trained, likewise."""
     due: int = 0

@@ -1,4 +1,4 @@
-"""An agent and a model that talk through a renderer, and what is recorded of it: for tests and for `bench/prefix.py`.
+"""An agent and a model that talk through a renderer, and what is recorded of it.
 
 The model is scripted: it says what the family's template writes for the reply that it is to make (found in the template's own
 rendering), so the text is the family's, and it can be made to say it in other tokens, to be cut off, or to think. The agent sends

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import select
 
 from gateway.store.models import LedgerEventRow
+from scheduler.planning.recorded import timeline_of
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import command_to_json, event_from_json
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Event, Run
-from scheduler.timeline.recorded import timeline_of
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.states import state_of
 
