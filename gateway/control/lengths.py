@@ -146,7 +146,7 @@ class _Model:
     """A model's ranker, and how good its recent predictions were."""
 
     def __init__(self, settings: LengthSettings, background: Callable[[Callable[[], None]], None]) -> None:
-        self.ranker: Ranker = make_ranker(settings.ranker, aside=background)
+        self.ranker: Ranker = make_ranker(settings.ranker, run=background)
         self._share = TAIL_SHARE
         self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
 
