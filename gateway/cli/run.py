@@ -18,9 +18,9 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
     from gateway.client import Agent, EpisodeRunner, Task
+    from gateway.client.command_runner import CommandRunner
     from gateway.client.environment import EnvironmentAgent
     from gateway.client.order import TaskOrder
-    from gateway.client.places import Place
     from gateway.client.sandboxes.base import Limits
     from gateway.environments.base import Split
     from gateway.types import EpisodeMode
@@ -93,9 +93,9 @@ def run_episodes(
         _check_together(env, sandbox, agent, command, worker)
         if env is None:
             limits = Limits(sandbox_memory, sandbox_cpu, sandbox_disk, sandbox_processes)
-            place = _place(sandbox, limits, sandbox_read or []) if sandbox else None
+            runner = _runner(sandbox, limits, sandbox_read or []) if sandbox else None
             chosen = _agent(
-                agent, command or [], worker, concurrency, timeout, grade, exit_code_reward, place
+                agent, command or [], worker, concurrency, timeout, grade, exit_code_reward, runner
             )
         else:
             chosen = _environment(env, env_args, env_python, timeout)
@@ -215,7 +215,7 @@ def _agent(
     timeout_s: float,
     grade: bool,
     exit_code_reward: bool,
-    place: Place | None,
+    runner: CommandRunner | None,
 ) -> Agent:
     from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
 
@@ -226,7 +226,7 @@ def _agent(
         )
     if name is not None and command:
         raise ValueError("there are two agents: leave out --agent, or the command after `--`")
-    if command and place is None and shutil.which(command[0]) is None:
+    if command and runner is None and shutil.which(command[0]) is None:
         raise ValueError(f"cannot start the agent: {command[0]}: no such program")
     if grade and (worker or name is not None):
         raise ValueError(
@@ -241,14 +241,14 @@ def _agent(
         return load_agent(name, timeout_s)
     if worker:
         return WorkerAgent(command, workers, timeout_s)
-    return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, place=place)
+    return CommandAgent(command, timeout_s, grade=grade, exit_code_reward=exit_code_reward, runner=runner)
 
 
-def _place(sandbox: str, limits: Limits, read: list[Path]) -> Place:
+def _runner(sandbox: str, limits: Limits, read: list[Path]) -> CommandRunner:
     from gateway.client.sandboxes import sandbox_of
-    from gateway.client.sandboxes.place import Sandboxed
+    from gateway.client.sandboxes.runner import SandboxRunner
 
-    return Sandboxed(sandbox_of(sandbox, limits, read))
+    return SandboxRunner(sandbox_of(sandbox, limits, read))
 
 
 def _environment(name: str, args: str, python: Path | None, timeout_s: float) -> EnvironmentAgent:

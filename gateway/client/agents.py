@@ -28,8 +28,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Protocol
 
+from gateway.client.command_runner import CommandRunner, HostRunner, Killed
 from gateway.client.foreign import Overran, run_foreign
-from gateway.client.places import Host, Killed, Place
 from gateway.json_depth import loads
 from gateway.rewards import number
 from processes.lines import TAIL_BYTES, LineWorker, WorkerFailed, quoted
@@ -227,8 +227,8 @@ class CommandAgent:
     of these, no output, an exit status other than 0, and a signal are crashes: a program that broke did not earn 0.
 
     With `grade` its output is no reward: the gateway's graders compute it. With `exit_code_reward` the exit status is the
-    reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes. `place`: where it runs, this machine
-    as it is or a sandbox; what is killed there crashed, for the reason that the place names.
+    reward where no number is printed, 0 as 1.0 and 1 as 0.0; other statuses are crashes. `runner`: runs it on this machine, as
+    it is or in a sandbox; a command that the runner kills has crashed, for the runner's reason.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class CommandAgent:
         *,
         grade: bool = False,
         exit_code_reward: bool = False,
-        place: Place | None = None,
+        runner: CommandRunner | None = None,
     ) -> None:
         if grade and exit_code_reward:
             raise ValueError("grade and exit_code_reward exclude each other: one source of the reward")
@@ -246,14 +246,14 @@ class CommandAgent:
         self._timeout_s = timeout_s
         self._grade = grade
         self._exit_code_reward = exit_code_reward
-        self._place = place or Host()
+        self._runner = runner or HostRunner()
 
     async def open(self) -> None:
-        """Makes sure that it can run at all. Raises SandboxUnavailable."""
-        await self._place.open()
+        """Check that it can run at all. Raise SandboxUnavailable."""
+        await self._runner.open()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None:
-        base_url = self._place.reach(base_url)
+        base_url = self._runner.agent_url(base_url)
         env = {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": api_key,
@@ -288,7 +288,7 @@ class CommandAgent:
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._place.run(self._argv, env, output, errors)
+                return await self._runner.run(self._argv, env, output, errors)
         except WorkerFailed as error:
             raise AgentCrashed(str(error)) from error
         except Killed as error:
@@ -298,7 +298,7 @@ class CommandAgent:
 
     async def close(self) -> None:
         """Ends what `open` began."""
-        await self._place.close()
+        await self._runner.close()
 
 
 _NOTHING = object()

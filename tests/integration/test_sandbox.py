@@ -17,7 +17,7 @@ from gateway.client import EpisodeRunner, Task
 from gateway.client.agents import CommandAgent
 from gateway.client.sandboxes import sandbox_of
 from gateway.client.sandboxes.base import Limits, SandboxUnavailable
-from gateway.client.sandboxes.place import Sandboxed
+from gateway.client.sandboxes.runner import SandboxRunner
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import until
 
@@ -72,8 +72,8 @@ time.sleep(3600)
 
 @asynccontextmanager
 async def sandboxed(program: str, *argv: str, **limits: int) -> AsyncIterator[CommandAgent]:
-    place = Sandboxed(sandbox_of("bwrap", Limits(**limits)))
-    agent = CommandAgent([sys.executable, "-c", program, *argv], 300.0, place=place)
+    runner = SandboxRunner(sandbox_of("bwrap", Limits(**limits)))
+    agent = CommandAgent([sys.executable, "-c", program, *argv], 300.0, runner=runner)
     try:
         await agent.open()
     except SandboxUnavailable as error:

@@ -1,8 +1,8 @@
 """Sandboxes for agents that are commands: `gateway episodes run --sandbox bwrap`, or `--sandbox docker:IMAGE`.
 
-`base` is the seam, `bwrap` and `docker` write the command that contains an agent. `inside` is the one program in the sandbox
-that is ours: it leads a port there through a socket that `door` holds open outside, and to the gateway alone. `usage` is how
-much the processes of an agent take, and `place` runs an agent and ends what took too much.
+`base` has the interface; `bwrap` and `docker` make the command that contains an agent. `entrypoint` is headgate's only program in
+the sandbox: it forwards a port to the socket of `gateway_socket`, which reaches the gateway alone. `usage` measures what the
+processes of an agent use, and `runner` runs an agent and kills one that exceeds its limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KINDS = ("bwrap", "docker:IMAGE")
 
 
 def sandbox_of(name: str, limits: Limits, read: Sequence[Path] = ()) -> Sandbox:
-    """The sandbox `bwrap` or `docker:IMAGE`; `read`: folders and files that agents may read beside. Raises ValueError."""
+    """Return the sandbox `bwrap` or `docker:IMAGE`; `read`: more folders and files that agents may read. Raise ValueError."""
     kind, _, image = name.partition(":")
     if missing := [str(path) for path in read if not path.exists()]:
         raise ValueError(f"there is no {missing[0]} for agents to read")

@@ -1,6 +1,6 @@
-"""The seam between a contained agent and what contains it. Pure: a sandbox writes commands, and `place` runs them.
+"""The interface of sandboxes. Pure: a sandbox makes commands, and `runner` runs them.
 
-Invariants of every sandbox: no network but the gateway, through the socket in the folder `door`; nothing of the driver's
+Invariants of every sandbox: no network but the gateway, through the socket in `socket_folder`; nothing of the driver's
 environment but what is named; nothing that can be written but `HOME` and `/tmp`, which are empty at first, the episode's own,
 bounded, and gone with it.
 """
@@ -12,24 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from gateway.client.sandboxes.inside import PORT
+from gateway.client.sandboxes.entrypoint import PORT
 
 HOME = "/tmp"
 """The only folder that an agent can write to."""
-DOOR = "/run/headgate"
-"""The folder of the socket and of `inside`, as the agent sees it."""
+SOCKET_FOLDER = "/run/headgate"
+"""The folder of the socket and of `entrypoint`, as the agent sees it."""
+ENTRYPOINT = (f"{SOCKET_FOLDER}/entrypoint.py", f"{SOCKET_FOLDER}/gateway.sock")
+"""The beginning of the command of an agent, after its Python."""
 URL = f"http://127.0.0.1:{PORT}"
 """The root of the gateway, as the agent sees it."""
 MIB = 2**20
 
 
 class SandboxUnavailable(Exception):
-    """Agents cannot be contained here; the message says why, and what to do."""
+    """Agents cannot be contained here; the message has the cause and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one agent may take, with all its processes. Beyond it, it is killed, and its episode is left out."""
+    """The most that one agent may use, with all its processes. One that uses more is killed, and its episode is left out."""
 
     memory_mib: int = 2048
     cpu_s: int = 600
@@ -48,30 +50,30 @@ class Contained:
     """Unique on this machine."""
     argv: Sequence[str]
     variables: Sequence[str]
-    """The names of the environment variables that it is given. Their values are those of the sandbox's own process, so that
-    nobody reads keys off a list of processes."""
-    door: Path
-    """The folder that `door` holds open."""
+    """The names of the environment variables that it gets. Their values are those of the sandbox's own process, so that no
+    list of processes shows keys."""
+    socket_folder: Path
+    """The folder of the socket to the gateway (`gateway_socket`)."""
 
 
 class Sandbox(Protocol):
     """One kind of sandbox, with its limits."""
 
     limits: Limits
-    counts: bool
-    """True if somebody else holds its processes to `limits`."""
+    enforces_limits: bool
+    """True if the sandbox itself enforces `limits`."""
 
-    def trial(self, door: Path) -> list[str]:
-        """A command that ends with 0 if agents can be contained here."""
+    def trial(self, socket_folder: Path) -> list[str]:
+        """Return a command that ends with 0 if agents can be contained here."""
 
-    def refusal(self, said: str) -> str:
-        """The error when the trial failed, with what it said."""
+    def refusal(self, output: str) -> str:
+        """Return the error of a failed trial, with its output."""
 
     def command(self, agent: Contained) -> list[str]:
-        """The command that runs an agent in the sandbox, and ends with its exit status."""
+        """Return the command that runs an agent in the sandbox, and ends with its exit status."""
 
     def removal(self, name: str) -> list[str]:
-        """The command that ends what outlives the command's own process; empty: nothing does."""
+        """Return the command that ends what outlives the command's own process; empty: nothing does."""
 
     def reason(self, status: int) -> str:
-        """A word for an exit status that is not the agent's own; empty: it is the agent's."""
+        """Return the reason for an exit status that is not the agent's own; empty: it is the agent's."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gateway.client.sandboxes.base import DOOR, HOME, MIB, Contained, Limits
+from gateway.client.sandboxes.base import ENTRYPOINT, HOME, MIB, SOCKET_FOLDER, Contained, Limits
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt")
 _ETC = (
@@ -27,20 +27,20 @@ _SHM_MIB = 64
 class Bubblewrap:
     """`bwrap`, as it is found in PATH."""
 
-    counts = False
+    enforces_limits = False
 
     def __init__(self, limits: Limits, read: Sequence[Path] = ()) -> None:
         self.limits = limits
         self._read = read
 
-    def trial(self, door: Path) -> list[str]:
-        return self.command(Contained("trial", ["true"], (), door))
+    def trial(self, socket_folder: Path) -> list[str]:
+        return self.command(Contained("trial", ["true"], (), socket_folder))
 
-    def refusal(self, said: str) -> str:
+    def refusal(self, output: str) -> str:
         if shutil.which("bwrap") is None:
             return "--sandbox bwrap needs bubblewrap, and there is no bwrap in PATH: install the package bubblewrap"
         return (
-            f"--sandbox bwrap cannot contain agents on this machine: {said}; where user namespaces are forbidden (sysctl"
+            f"--sandbox bwrap cannot contain agents on this machine: {output}; where user namespaces are forbidden (sysctl"
             " kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns, a container without"
             " them), use --sandbox docker:IMAGE"
         )
@@ -53,7 +53,7 @@ class Bubblewrap:
             "--dev", "/dev", "--size", str(_SHM_MIB * MIB), "--tmpfs", "/dev/shm", "--remount-ro", "/dev",
             "--size", str(self.limits.disk_mib * MIB), "--tmpfs", HOME,
             *self._folders(),
-            "--ro-bind", str(agent.door), DOOR,
+            "--ro-bind", str(agent.socket_folder), SOCKET_FOLDER,
             "--remount-ro", "/",
             "--chdir", str(Path.cwd()),
         ]  # fmt: skip
@@ -63,8 +63,7 @@ class Bubblewrap:
             "--",
             sys.executable,
             "-I",
-            f"{DOOR}/inside.py",
-            f"{DOOR}/door",
+            *ENTRYPOINT,
             *agent.argv,
         ]
 

@@ -1,4 +1,4 @@
-"""Docker: a container of an image that holds the agent, and a `python3` of whatever version for `inside`.
+"""Docker: a container of an image that holds the agent, and a `python3` of any version for `entrypoint`.
 
 The agent sees the image, read only, and what `--sandbox-read` names. The kernel holds it to its memory and number of processes;
 CPU time is bounded for each process.
@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from gateway.client.sandboxes.base import DOOR, HOME, Contained, Limits
+from gateway.client.sandboxes.base import ENTRYPOINT, HOME, SOCKET_FOLDER, Contained, Limits
 
 _REASONS = {125: "sandbox_failed", 137: "memory_limit", 152: "cpu_limit"}
 """Docker's own failure; SIGKILL, which the kernel sends to those that take too much memory; SIGXCPU."""
@@ -19,20 +19,20 @@ _REASONS = {125: "sandbox_failed", 137: "memory_limit", 152: "cpu_limit"}
 class Docker:
     """`docker run IMAGE`, as `docker` is found in PATH."""
 
-    counts = True
+    enforces_limits = True
 
     def __init__(self, limits: Limits, image: str, read: Sequence[Path] = ()) -> None:
         self.limits = limits
         self._image = image
         self._read = read
 
-    def trial(self, door: Path) -> list[str]:
+    def trial(self, socket_folder: Path) -> list[str]:
         return ["docker", "image", "inspect", "--format", "{{.Id}}", self._image]
 
-    def refusal(self, said: str) -> str:
+    def refusal(self, output: str) -> str:
         if shutil.which("docker") is None:
             return "--sandbox docker:IMAGE needs Docker, and there is no docker in PATH"
-        return f"--sandbox docker:{self._image} cannot contain agents: {said}; is Docker running, and the image pulled?"
+        return f"--sandbox docker:{self._image} cannot contain agents: {output}; is Docker running, and the image pulled?"
 
     def command(self, agent: Contained) -> list[str]:
         limits = self.limits
@@ -44,12 +44,19 @@ class Docker:
             "--ulimit", f"cpu={limits.cpu_s}",
             "--tmpfs", f"{HOME}:rw,exec,mode=1777,size={limits.disk_mib}m",
             *(part for path in self._read for part in _mount(path, str(path))),
-            *_mount(agent.door, DOOR),
+            *_mount(agent.socket_folder, SOCKET_FOLDER),
             "--env", f"HOME={HOME}",
             *(part for name in agent.variables for part in ("--env", name)),
             "--entrypoint", "python3",
         ]  # fmt: skip
-        return ["docker", "run", *options, self._image, f"{DOOR}/inside.py", f"{DOOR}/door", *agent.argv]
+        return [
+            "docker",
+            "run",
+            *options,
+            self._image,
+            *ENTRYPOINT,
+            *agent.argv,
+        ]
 
     def removal(self, name: str) -> list[str]:
         return ["docker", "rm", "--force", name]

@@ -1,6 +1,6 @@
-"""How much a process and all its descendants take, from `/proc`, and whether that is too much.
+"""The use of memory, CPU and processes by a process and its descendants, from `/proc`, compared with the limits.
 
-`Watch` owns one task that looks at all watched processes at once, since each look reads the whole of `/proc`.
+`Watch` owns one task for all watched processes, since each check reads the whole of `/proc`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Table = Mapping[int, Process]
 
 @dataclass(frozen=True, slots=True)
 class Excess:
-    """Too much of something: a sentence, and a word for why the episode is left out."""
+    """A limit that is exceeded, in words, and the reason for which the episode is left out."""
 
-    said: str
+    description: str
     reason: str
 
 
 def table() -> dict[int, Process]:
-    """All processes of this machine."""
+    """Return all processes of this machine."""
     found = {}
     ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGESIZE")
     for entry in Path("/proc").iterdir():
@@ -55,7 +55,7 @@ def table() -> dict[int, Process]:
 
 
 def tree(processes: Table, root: int) -> list[Process]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for pid, process in processes.items():
         children.setdefault(process.parent, []).append(pid)
@@ -69,7 +69,7 @@ def tree(processes: Table, root: int) -> list[Process]:
 
 
 def shared_fairly(process: Process) -> Process:
-    """The same with its part alone of what it shares, which takes the kernel long to tell."""
+    """Return a process with only its share of shared memory, which is slow to read."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
@@ -78,7 +78,7 @@ def shared_fairly(process: Process) -> Process:
 
 
 def excess(processes: list[Process], limits: Limits) -> Excess | None:
-    """The first limit that these processes are beyond together."""
+    """Return the first limit that these processes exceed together."""
     memory, cpu_s = sum(p.memory for p in processes) / MIB, sum(p.cpu_s for p in processes)
     if memory > limits.memory_mib:
         return Excess(f"{memory:.0f} MiB of memory, of {limits.memory_mib} that it may", "memory_limit")
@@ -90,7 +90,7 @@ def excess(processes: list[Process], limits: Limits) -> Excess | None:
 
 
 class Watch:
-    """Looks at the trees of processes that are watched, five times a second."""
+    """Checks the trees of watched processes five times a second."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -98,14 +98,14 @@ class Watch:
         self._looking: asyncio.Task[None] | None = None
 
     def begin(self, root: int) -> asyncio.Future[Excess]:
-        """Watches a process from now on; the future is done once it takes too much."""
+        """Watch a process; the future is done once it exceeds a limit."""
         future = self._watched[root] = asyncio.get_running_loop().create_future()
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look(), name="sandboxes-usage")
         return future
 
     def end(self, root: int) -> None:
-        """Watches it no more."""
+        """Stop watching a process."""
         self._watched.pop(root).cancel()
 
     async def _look(self) -> None:
@@ -117,7 +117,7 @@ class Watch:
                     if future is not None and not future.done():
                         future.set_result(excess_of_it)
                 await asyncio.sleep(_EVERY_S)
-        except Exception as error:  # an agent that nobody looks at must not go on
+        except Exception as error:  # an agent that is not watched must not continue
             for future in self._watched.values():
                 if not future.done():
                     future.set_exception(error)

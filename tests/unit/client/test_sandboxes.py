@@ -40,8 +40,8 @@ def test_docker_is_told_every_limit_and_no_value_of_a_key(tmp_path: Path) -> Non
     ):
         assert pair in pairs, pair
     assert {"--rm", "--init", "--read-only"} <= {*argv}
-    inside = ["/run/headgate/inside.py", "/run/headgate/door", "agent", "--fast"]
-    assert argv[argv.index("registry/agent:1.2") + 1 :] == inside
+    command = ["/run/headgate/entrypoint.py", "/run/headgate/gateway.sock", "agent", "--fast"]
+    assert argv[argv.index("registry/agent:1.2") + 1 :] == command
     assert docker.removal("headgate-1") == ["docker", "rm", "--force", "headgate-1"]
     assert [docker.reason(status) for status in (0, 1, 125, 137, 152)] == [
         "", "", "sandbox_failed", "memory_limit", "cpu_limit"

@@ -1,4 +1,4 @@
-"""Places where the command of an agent runs: on this machine as it is (`Host`), or in a sandbox (`gateway.client.sandboxes`).
+"""Runners of agents' commands: on this machine as it is (`HostRunner`), or in a sandbox (`gateway.client.sandboxes`).
 
 Invariant: when a run ends, however it ends, nothing of the agent's processes is left.
 """
@@ -13,38 +13,38 @@ from processes.lines import kill_group, start_worker
 
 
 class Killed(Exception):
-    """An agent was ended from outside. `reason`: a word for why its episode is left out, such as `memory_limit`."""
+    """An agent was killed. `reason`: the reason for which its episode is left out, such as `memory_limit`."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-class Place(Protocol):
-    """Runs commands, many at a time."""
+class CommandRunner(Protocol):
+    """Run commands, many at a time."""
 
     async def open(self) -> None:
-        """Makes sure that commands can run here. Raises SandboxUnavailable."""
+        """Check that commands can run here. Raise SandboxUnavailable."""
 
-    def reach(self, base_url: str) -> str:
-        """The URL by which an agent here reaches an episode's URL."""
+    def agent_url(self, base_url: str) -> str:
+        """Return the URL by which an agent reaches an episode's URL."""
 
     async def run(
         self, argv: Sequence[str], env: Mapping[str, str], output: IO[bytes], errors: IO[bytes]
     ) -> int:
-        """Runs a command with `env`, and returns its status. Raises Killed, and WorkerFailed if it cannot be started."""
+        """Run a command with `env`, and return its status. Raise Killed, and WorkerFailed if it cannot be started."""
 
     async def close(self) -> None:
-        """Ends what `open` began."""
+        """End what `open` started."""
 
 
-class Host:
+class HostRunner:
     """This machine, with all that the driver has."""
 
     async def open(self) -> None:
         """Nothing is needed."""
 
-    def reach(self, base_url: str) -> str:
+    def agent_url(self, base_url: str) -> str:
         return base_url
 
     async def run(

@@ -1,6 +1,6 @@
-"""The way out of a sandbox: a Unix socket in a folder of its own, each of whose connections is one to the gateway.
+"""The way out of a sandbox: a Unix socket in its own folder, each connection of which is forwarded to the gateway.
 
-Owns the folder, the socket and the connections. Invariant: who opens the socket reaches the gateway's address and no other.
+Owns the folder, the socket and the connections. Invariant: a client of the socket reaches the gateway's address and no other.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.client.sandboxes import inside
+from gateway.client.sandboxes import entrypoint
 
 
-class Door:
-    """The way to one gateway. Open it with `open`, close it with `close`."""
+class GatewaySocket:
+    """The socket to one gateway. Open it with `open`, close it with `close`."""
 
     def __init__(self) -> None:
         self.folder = Path()
@@ -25,17 +25,17 @@ class Door:
         self._to: tuple[str, int, ssl.SSLContext | None] | None = None
 
     async def open(self) -> None:
-        """Makes the folder with the socket `door` and the program `inside.py`, for agents under whatever user."""
+        """Make the folder with the socket and the program `entrypoint.py`, which every user can read."""
         self.folder = Path(tempfile.mkdtemp(prefix="headgate-"))
         self.folder.chmod(0o755)
-        program, socket = self.folder / "inside.py", self.folder / "door"
-        shutil.copyfile(inside.__file__, program)
+        program, socket = self.folder / "entrypoint.py", self.folder / "gateway.sock"
+        shutil.copyfile(entrypoint.__file__, program)
         program.chmod(0o644)
         self._server = await asyncio.start_unix_server(self._connected, socket)
         socket.chmod(0o666)
 
-    def lead(self, url: str) -> None:
-        """Leads to the gateway of a URL from now on; https is spoken here, since the agent's URL is another."""
+    def connect_to(self, url: str) -> None:
+        """Forward to the gateway of a URL. TLS is added here, since the agent's URL is another."""
         if (origin := urlsplit(url)[:2]) == self._origin:
             return
         parts, self._origin = urlsplit(url), origin
@@ -44,7 +44,7 @@ class Door:
         self._to = (parts.hostname or "", port, ssl.create_default_context() if secure else None)
 
     async def close(self) -> None:
-        """Closes the socket, and removes the folder."""
+        """Close the socket, and remove the folder."""
         if self._server is not None:
             self._server.close()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -58,4 +58,4 @@ class Door:
         except OSError:
             writer.close()
             return
-        await inside.join(reader, writer, *far)
+        await entrypoint.join(reader, writer, *far)

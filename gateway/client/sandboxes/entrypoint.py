@@ -1,6 +1,6 @@
-"""The program in a sandbox: leads a port of the sandbox's own network to the gateway, and runs the agent.
+"""The program in a sandbox: forward a port of the sandbox's own network to the gateway, and run the agent.
 
-    python inside.py SOCKET COMMAND...
+    python entrypoint.py SOCKET COMMAND...
 
 One file and the standard library alone, from Python 3.8 on: whatever Python there is in the sandbox runs it. It ends with the
 status of the agent, or 128 and the number of the signal that killed it.
@@ -14,7 +14,7 @@ import resource
 import sys
 
 PORT = 8000
-"""Nobody else is in this network."""
+"""Free: the network is the sandbox's own."""
 _FILES = 4096
 _CHUNK = 65536
 
@@ -25,7 +25,7 @@ async def join(
     far_reader: asyncio.StreamReader,
     far_writer: asyncio.StreamWriter,
 ) -> None:
-    """Joins two connections until both directions have ended, or one is cut."""
+    """Forward between two connections until both directions have ended, or one is cut."""
     try:
         await asyncio.gather(_forward(reader, far_writer), _forward(far_reader, writer))
     except ConnectionError:
@@ -36,14 +36,14 @@ async def join(
 
 
 async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Passes bytes on in one direction, and then that there are no more."""
+    """Forward bytes in one direction, and then their end."""
     while True:
         chunk = await reader.read(_CHUNK)
         if not chunk:
             break
         writer.write(chunk)
         await writer.drain()
-    with contextlib.suppress(OSError):  # the other side may be gone already
+    with contextlib.suppress(OSError):  # the other side may have closed
         if writer.can_write_eof():
             writer.write_eof()
 
@@ -69,7 +69,7 @@ async def _run(socket: str, argv: list[str]) -> int:
 
 
 def main() -> int:
-    """Runs the agent; returns its status."""
+    """Run the agent, and return its status."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if most == resource.RLIM_INFINITY else min(_FILES, most)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
