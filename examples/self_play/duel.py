@@ -1,7 +1,7 @@
 """A duel: two models say one character each without seeing the other's, and the later one in Unicode's order wins.
 
     gateway episodes match --agent examples/self_play/duel.py:play --tasks examples/self_play/tasks.jsonl \
-        --seats first=red,second=blue --forever
+        --players first=red,second=blue --forever
 
 The rewards of a match add up to 1, so what one model learns costs the other: both learn, and the mean stays a half.
 """
@@ -13,29 +13,33 @@ from typing import Any
 
 import httpx
 
-from gateway.client.seats import Seat
+from gateway.client.matches import Player
 
 
-async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
     """One match; the components say which character each said."""
-    said = dict(zip(seats, await asyncio.gather(*(say(task, seat) for seat in seats.values())), strict=True))
-    first, second = (said[seat] for seat in seats)
+    said = dict(
+        zip(players, await asyncio.gather(*(say(task, player) for player in players.values())), strict=True)
+    )
+    first, second = (said[player] for player in players)
     won = 0.5 if first == second else float(first > second)
-    rewards = dict(zip(seats, (won, 1.0 - won), strict=True))
-    return {seat: {"reward": rewards[seat], "components": {"said": float(said[seat])}} for seat in seats}
+    rewards = dict(zip(players, (won, 1.0 - won), strict=True))
+    return {
+        player: {"reward": rewards[player], "components": {"said": float(said[player])}} for player in players
+    }
 
 
-async def say(task: dict[str, Any], seat: Seat) -> int:
+async def say(task: dict[str, Any], player: Player) -> int:
     """The number of the character that a model says; -1 if it says nothing."""
     async with httpx.AsyncClient(timeout=300.0) as http:
         response = await http.post(
-            f"{seat.base_url}/chat/completions",
+            f"{player.base_url}/chat/completions",
             json={
                 "model": "player",
                 "max_tokens": 1,
                 "messages": [{"role": "user", "content": task["question"]}],
             },
-            headers={"Authorization": f"Bearer {seat.api_key}"},
+            headers={"Authorization": f"Bearer {player.api_key}"},
         )
     text = response.raise_for_status().json()["choices"][0]["message"]["content"] or ""
     return ord(text[0]) if text else -1

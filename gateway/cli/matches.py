@@ -16,16 +16,16 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 if TYPE_CHECKING:
     from gateway.cli.progress import EpisodeProgress
     from gateway.client import Task
-    from gateway.client.seats import Play
+    from gateway.client.matches import Play
 
 
 def run_matches(
     agent: Annotated[
         str,
-        typer.Option(help="The match: an async module:function, or file.py:function, `play(task, seats)`."),
+        typer.Option(help="The match: an async module:function, or file.py:function, `play(task, players)`."),
     ],
     tasks: Annotated[Path, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')],
-    seats: Annotated[str, typer.Option(help="The trained model of each seat: NAME=MODEL,NAME=MODEL.")],
+    players: Annotated[str, typer.Option(help="The trained model of each player: NAME=MODEL,NAME=MODEL.")],
     gateway: Url = "http://127.0.0.1:8000",
     admin_key: AdminKey = None,
     group_size: Annotated[int, typer.Option(min=1, help="Matches per task.")] = 8,
@@ -40,23 +40,23 @@ def run_matches(
     max_failures: Annotated[
         float,
         typer.Option(
-            min=0.0, max=1.0, help="Stop when more than this share of a seat's latest episodes failed."
+            min=0.0, max=1.0, help="Stop when more than this share of a player's latest episodes failed."
         ),
     ] = 0.5,
     verbose: Verbose = False,
 ) -> None:
-    """Play matches of several trained models: each has a seat, an episode of its own, and a reward from one outcome.
+    """Play matches of several trained models: each is a player with its own episode, and one outcome rewards all.
 
-    The function gets the task and, by seat, a `base_url` and an `api_key`; it returns a reward for each seat. A match that raises
-    is left out in all seats.
+    The function receives the task and, by player, a `base_url` and an `api_key`; it returns a reward for each player. A match
+    that raises is left out for all players.
 
     Examples:
 
-      gateway episodes match --agent duel.py:play --tasks tasks.jsonl --seats first=red,second=blue --forever
+      gateway episodes match --agent duel.py:play --tasks tasks.jsonl --players first=red,second=blue --forever
     """
     from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
     from gateway.client.agents import function_named, read_tasks
-    from gateway.client.seats import parse_seats
+    from gateway.client.matches import parse_players
     from processes.interrupts import STATUS
     from processes.unending import Program
 
@@ -66,7 +66,7 @@ def run_matches(
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        models, play, found = parse_seats(seats), function_named(agent), read_tasks(tasks)
+        models, play, found = parse_players(players), function_named(agent), read_tasks(tasks)
         options.check_order(forever, order_state, seed)
         order = options.order_of(order_state, seed, None, found) if forever else None
     except (OSError, ValueError) as error:
@@ -89,7 +89,7 @@ def run_matches(
     typer.echo(json.dumps(summary))
     if progress.interrupted and not forever:
         program.exit(STATUS)
-    failed = not forever and any(seat["failed"] for seat in summary.values())
+    failed = not forever and any(player["failed"] for player in summary.values())
     program.exit(1 if progress.cancelled or failed else 0)
 
 
@@ -102,10 +102,10 @@ async def _run(
     forever: bool,
     kind: dict[str, Any],
 ) -> tuple[dict[str, dict[str, float | None]], EpisodeProgress]:
-    """Return the summary of each seat's episodes, and how the run has ended. `kind`: arguments of Matches."""
+    """Return the summary of each player's episodes, and how the run has ended. `kind`: arguments of Matches."""
     from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import GatewayClient
-    from gateway.client.seats import Matches
+    from gateway.client.matches import Matches
     from processes.interrupts import interruptible
 
     total = None if forever else len(tasks) * kind["group_size"] * len(models)

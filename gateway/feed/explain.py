@@ -40,7 +40,7 @@ _BECAUSE = {
     "cpu_limit": "its agent used more CPU time than its sandbox allows (--sandbox-cpu)",
     "process_limit": "its agent started more processes than its sandbox allows (--sandbox-processes)",
     "sandbox_failed": "its sandbox could not be started",
-    "no_partner": "no other agent took the remaining seats of its match, or one of them left",
+    "no_partner": "not all players of its match arrived in time, or one of them left",
     "untrained_late": "its group was given up while it ran",
     "no_reward": "the reward that its agent stated was refused, or nothing was there to compute one",
     "interrupted": "the driver that ran its agent was told to end",

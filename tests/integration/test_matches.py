@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.cli import app
 from gateway.client import Task
-from gateway.client.seats import Matches, Seat
+from gateway.client.matches import Matches, Player
 from tests.harness.agents import one_call
 from tests.harness.gateways import RunningGateway, gateway_of
 from tests.harness.waiting import within
@@ -21,13 +21,13 @@ from tests.harness.waiting import within
 PLAYS = """
 from tests.harness.agents import one_call
 
-async def play(task, seats):
-    assert len({seat.api_key for seat in seats.values()}) == 2
-    for seat in seats.values():
-        await one_call(seat.base_url, seat.api_key)
+async def play(task, players):
+    assert len({player.api_key for player in players.values()}) == 2
+    for player in players.values():
+        await one_call(player.base_url, player.api_key)
     return {"first": 1.0, "second": 0.0}
 
-async def fail(task, seats):
+async def fail(task, players):
     raise RuntimeError("the board broke")
 """
 
@@ -43,17 +43,20 @@ async def matched(gateway: RunningGateway, work: Path, play: str, *more: str) ->
     (work / "plays.py").write_text(PLAYS)
     (work / "tasks.jsonl").write_text('{"task_id": "one"}\n{"task_id": "two"}\n')
     asked = ["episodes", "match", "--gateway", gateway.url, "--agent", f"{work}/plays.py:{play}"]
-    asked += ["--tasks", str(work / "tasks.jsonl"), "--seats", "first=red,second=blue", "--group-size", "1"]
+    asked += ["--tasks", str(work / "tasks.jsonl"), "--players", "first=red,second=blue", "--group-size", "1"]
     return await asyncio.to_thread(CliRunner().invoke, app, [*asked, *more])
 
 
-async def test_each_seat_is_rewarded_in_an_episode_of_its_model(
+async def test_each_player_is_rewarded_in_an_episode_of_its_model(
     gateway: RunningGateway, tmp_path: Path
 ) -> None:
     done = await matched(gateway, tmp_path, "play", "--mode", "eval")
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
-    assert {seat: found["reward_mean"] for seat, found in summary.items()} == {"first": 1.0, "second": 0.0}
+    assert {player: found["reward_mean"] for player, found in summary.items()} == {
+        "first": 1.0,
+        "second": 0.0,
+    }
     rows = await gateway.admin.episodes(mode="eval")
     assert sorted((row["model"], row["reward"]) for row in rows) == [("blue", 0.0)] * 2 + [("red", 1.0)] * 2
 
@@ -65,25 +68,25 @@ async def test_the_reason_of_a_match_that_fails_is_said_once(gateway: RunningGat
     assert {found["failed"] for found in json.loads(done.stdout).values()} == {2}
 
 
-async def test_seats_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGateway) -> None:
-    """Each model has room for one group until it is trained: the second task waits in both seats."""
+async def test_players_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGateway) -> None:
+    """Each model has room for one group until it is trained: the second task waits in both players."""
     told = asyncio.Event()
 
-    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
-        for seat in seats.values():
-            await one_call(seat.base_url, seat.api_key)
+    async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
+        for player in players.values():
+            await one_call(player.base_url, player.api_key)
         return {"first": 1.0, "second": 0.0}
 
     def wait(what: str) -> None:
         if "first: no slot is free" in what and "second: no slot is free" in what:
             told.set()
 
-    seats = {"first": "red", "second": "blue"}
-    matches = Matches(gateway.admin, play, seats, on_wait=wait, group_size=1)
+    players = {"first": "red", "second": "blue"}
+    matches = Matches(gateway.admin, play, players, on_wait=wait, group_size=1)
     await matches.run([Task("one", {})])
     playing = asyncio.create_task(matches.run([Task("two", {})]))
     try:
-        async with within("both seats wait"):
+        async with within("both players wait"):
             await told.wait()
         assert {found["episodes"] for found in matches.summary().values()} == {1}
     finally:
@@ -91,17 +94,17 @@ async def test_seats_that_wait_for_a_place_in_a_batch_say_so(gateway: RunningGat
         await asyncio.gather(playing, return_exceptions=True)
 
 
-async def test_every_seat_begins_with_the_same_task_whatever_comes_to_the_gateway_first(
+async def test_every_player_begins_with_the_same_task_whatever_comes_to_the_gateway_first(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each model has room for one group, and the request for the first task comes late from one of the seats."""
+    """Each model has room for one group, and the request for the first task comes late from one of the players."""
     played: list[str] = []
     over, opening = asyncio.Event(), gateway.admin.open_episode
 
-    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+    async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
         played.append(task["name"])
-        for seat in seats.values():
-            await one_call(seat.base_url, seat.api_key)
+        for player in players.values():
+            await one_call(player.base_url, player.api_key)
         return {"first": 1.0, "second": 0.0}
 
     async def late(task_id: str, *given: Any, model: str, **more: Any) -> Any:
@@ -110,8 +113,8 @@ async def test_every_seat_begins_with_the_same_task_whatever_comes_to_the_gatewa
         return await opening(task_id, *given, model=model, **more)
 
     monkeypatch.setattr(gateway.admin, "open_episode", late)
-    seats = {"first": "red", "second": "blue"}
-    matches = Matches(gateway.admin, play, seats, on_outcome=lambda _: over.set(), group_size=1)
+    players = {"first": "red", "second": "blue"}
+    matches = Matches(gateway.admin, play, players, on_outcome=lambda _: over.set(), group_size=1)
     playing = asyncio.create_task(matches.run([Task(name, {"name": name}) for name in ("one", "two")]))
     try:
         async with within("a match is over"):

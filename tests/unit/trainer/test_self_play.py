@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from examples.self_play.duel import play
 from gateway.client.agents import read_tasks
-from gateway.client.seats import Matches, Seat
+from gateway.client.matches import Matches, Player
 from gateway.engines.fake import create_fake_app
 from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
@@ -59,8 +59,8 @@ def settings_of(gateway: RunningGateway, work: Path, model: str) -> Settings:
 async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_path: Path) -> None:
     earned: list[float] = []
 
-    async def watched(task: dict[str, Any], seats: dict[str, Seat]) -> Mapping[str, Any]:
-        outcome = await play(task, seats)
+    async def watched(task: dict[str, Any], players: dict[str, Player]) -> Mapping[str, Any]:
+        outcome = await play(task, players)
         earned.append(sum(told["reward"] for told in outcome.values()))
         return outcome
 

@@ -1,4 +1,4 @@
-"""Tables: who plays whom, what a match earns in each seat, and how it fails."""
+"""Tables: who plays whom, what a match earns in each player, and how it fails."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ import pytest
 from gateway.client.admin import GatewayClient
 from gateway.client.agents import AgentCrashed, Reward, Task
 from gateway.client.kept_order import KeptOrder
+from gateway.client.matches import Matches, MatchMaker, Player, parse_players
 from gateway.client.order import Passes, TaskOrder
 from gateway.client.outcomes import EpisodeOutcome
-from gateway.client.seats import Matches, Seat, Table, parse_seats
 from tests.harness.waiting import result_of, until
 from tests.unit.client.conftest import FakeGateway
 
 ONE, TWO = Task("one", {"q": 1}), Task("two", {"q": 2})
 
 
-def sitting(table: Table, seat: str, task: Task, key: str) -> asyncio.Task[Reward | None]:
-    return asyncio.create_task(table.agent(seat)(task, f"http://{seat}/v1", key), name=key)
+def playing(match_maker: MatchMaker, player: str, task: Task, key: str) -> asyncio.Task[Reward | None]:
+    return asyncio.create_task(match_maker.agent(player)(task, f"http://{player}/v1", key), name=key)
 
 
-async def test_one_of_each_seat_plays_the_same_task_once_and_each_gets_its_own_reward() -> None:
+async def test_one_of_each_player_plays_the_same_task_once_and_each_gets_its_own_reward() -> None:
     played: list[tuple[int, str, str]] = []
 
-    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
-        played.append((task["q"], seats["a"].api_key, seats["b"].api_key))
+    async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
+        played.append((task["q"], players["a"].api_key, players["b"].api_key))
         return {"a": 1.0, "b": {"reward": -1.0, "components": {"steps": 2.0}}}
 
-    table = Table(play, ["a", "b"])
-    first = [sitting(table, "a", ONE, "a1"), sitting(table, "a", TWO, "a2"), sitting(table, "b", TWO, "b1")]
+    match_maker = MatchMaker(play, ["a", "b"])
+    first = [
+        playing(match_maker, "a", ONE, "a1"),
+        playing(match_maker, "a", TWO, "a2"),
+        playing(match_maker, "b", TWO, "b1"),
+    ]
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    last = sitting(table, "b", ONE, "b2")
+    last = playing(match_maker, "b", ONE, "b2")
     rewards = await asyncio.gather(*first, last)
     assert played == [(2, "a2", "b1"), (1, "a1", "b2")]
     assert [reward and reward.reward for reward in rewards] == [1.0, 1.0, -1.0, -1.0]
@@ -43,47 +47,47 @@ async def test_one_of_each_seat_plays_the_same_task_once_and_each_gets_its_own_r
 
 @pytest.mark.parametrize("answer", [{"a": 1.0}, {"a": 1.0, "b": "much"}, LookupError("no such move")])
 async def test_a_match_that_fails_fails_in_every_seat(answer: Any) -> None:
-    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> Any:
+    async def play(task: dict[str, Any], players: dict[str, Player]) -> Any:
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    table = Table(play, ["a", "b"])
+    match_maker = MatchMaker(play, ["a", "b"])
     both = await asyncio.gather(
-        sitting(table, "a", ONE, "a1"), sitting(table, "b", ONE, "b1"), return_exceptions=True
+        playing(match_maker, "a", ONE, "a1"), playing(match_maker, "b", ONE, "b1"), return_exceptions=True
     )
     assert {type(error) for error in both} == {
         type(answer) if isinstance(answer, Exception) else AgentCrashed
     }
 
 
-def test_a_seat_without_rewards_has_no_mean() -> None:
-    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+def test_a_player_without_rewards_has_no_mean() -> None:
+    async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
         return {}
 
     matches = Matches(GatewayClient("http://127.0.0.1:1"), play, {"a": "m", "b": "m"})
     matches._count("a", EpisodeOutcome("t", "g", "ep-1", 0.0))
-    assert {seat: row["reward_mean"] for seat, row in matches.summary().items()} == {"a": 0.0, "b": None}
+    assert {player: row["reward_mean"] for player, row in matches.summary().items()} == {"a": 0.0, "b": None}
 
 
 async def test_one_who_is_alone_leaves_and_one_who_leaves_ends_the_match() -> None:
     begun = asyncio.Event()
 
-    async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+    async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
         begun.set()
         await asyncio.Event().wait()
         return {}
 
-    alone = Table(play, ["a", "b"], partner_s=0.01)
-    with pytest.raises(AgentCrashed, match="nobody took the other seats") as crashed:
+    alone = MatchMaker(play, ["a", "b"], partner_s=0.01)
+    with pytest.raises(AgentCrashed, match=r"no match within 0\.01 s") as crashed:
         await alone.agent("a")(ONE, "http://a/v1", "a1")
     assert crashed.value.reason == "no_partner"
 
-    table = Table(play, ["a", "b"])
-    leaving, staying = sitting(table, "a", ONE, "a1"), sitting(table, "b", ONE, "b1")
+    match_maker = MatchMaker(play, ["a", "b"])
+    leaving, staying = playing(match_maker, "a", ONE, "a1"), playing(match_maker, "b", ONE, "b1")
     await until(begun.is_set, "they play")
     leaving.cancel()
-    with pytest.raises(AgentCrashed, match="another seat left") as crashed:
+    with pytest.raises(AgentCrashed, match="another player left") as crashed:
         await staying
     assert crashed.value.reason == "no_partner"
 
@@ -92,10 +96,10 @@ async def test_one_who_is_alone_leaves_and_one_who_leaves_ends_the_match() -> No
     ("text", "said"),
     [("a=x", "NAME=MODEL,NAME=MODEL"), ("a=x,a=y", "each name once"), ("a=x,b=x", "a model of its own")],
 )
-def test_seats_that_make_no_match_are_refused(text: str, said: str) -> None:
+def test_players_that_make_no_match_are_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        parse_seats(text)
-    assert parse_seats("first = red, second=blue") == {"first": "red", "second": "blue"}
+        parse_players(text)
+    assert parse_players("first = red, second=blue") == {"first": "red", "second": "blue"}
 
 
 async def test_matches_that_are_started_again_go_on_in_the_order_of_the_first(
@@ -108,10 +112,10 @@ async def test_matches_that_are_started_again_go_on_in_the_order_of_the_first(
         stop = asyncio.Event()
         last = len(played) + matches
 
-        async def play(task: dict[str, Any], seats: dict[str, Seat]) -> dict[str, Any]:
+        async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:
             if len(played) < last:
                 played.append(task["task_id"])
-                return dict.fromkeys(seats, 1.0)
+                return dict.fromkeys(players, 1.0)
             stop.set()
             return await asyncio.Event().wait()
 
