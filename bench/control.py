@@ -1,11 +1,11 @@
 """Measures the control program's share of one core at many engines and open calls.
 
 The program of a gateway with one trained model gets, in virtual time, what its gateway would tell it: every few milliseconds the
-calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive again.
+calls that came and ended, every second a snapshot of all engines and how full the batch is. Calls that it moves arrive second.
 Most of an episode's later call is cached in the engine of the one before.
 
-A first run makes the events up; a second program is told the same ones and decides the same, and its CPU time counts (checking,
-deciding, recording, nothing else). Weight updates of the engines are left out: they are seconds apart.
+A first run generates the events. A second program gets the same events and makes the same decisions; only its CPU time counts
+(checking, deciding, recording). Weight updates of the engines are left out: they are seconds apart.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import Annotated, Any
 import typer
 
 from bench.report import Steps, finish, machine, number, show
-from scheduler.policies import rules
 from scheduler.policies.placement import Rule
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     BufferReady,
     Consume,
@@ -49,8 +49,8 @@ _MODEL = "model"
 _PROMPT, _SAMPLED = 2000, 3000
 _CACHED = 1500
 """Tokens of a later call that its episode's engine has."""
-_URGENCY = 64.0
-"""The default of `[routing] urgency`."""
+_LATE_CALL_WEIGHT = 64.0
+"""The default of `[routing] late_call_weight`."""
 _FILL = 1000
 """Calls that arrive at once while the program is filled."""
 
@@ -70,7 +70,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Input:
     """An event from outside: when (ns), of what kind, through which action."""
 
     time: int
@@ -80,11 +80,11 @@ class Told:
 
 
 class Load:
-    """Episodes that make calls and end, and a program that is told of them. Keeps what it was told."""
+    """Episodes that make calls and end, and a program that gets their events. Keeps these events."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.told: list[Told] = []
+        self.inputs: list[Input] = []
         self.moved = self.arrived = self.left = self.refused = 0
         self.program = built(plan)
         self.clock = VirtualClock()
@@ -92,7 +92,7 @@ class Load:
         self._placement = self.program.placements[_MODEL]
         # It has room for every open episode
         limits = LedgerSettings(eta=15, batch=max(1, plan.calls // plan.group // 4))
-        self._rule = rules.create("staleflow", limits)
+        self._rule = StaleFlow(limits)
         self.runtime.observe(self._placement.placed, lambda _, placed: self._on_placed(placed))
         self.runtime.observe(self._placement.moves, lambda _, moves: self._on_moves(moves))
         self._random = random.Random(5)
@@ -189,7 +189,7 @@ class Load:
                 events += (Leased(buffer), Publish(buffer + 1), Consume(buffer))
 
     def _tell(self, kind: str, action: PhysicalAction[Any], value: Any) -> None:
-        self.told.append(Told(self.clock.now(), kind, action.path, value))
+        self.inputs.append(Input(self.clock.now(), kind, action.path, value))
         self.runtime.inject(action, value)
         self.runtime.advance()
 
@@ -208,12 +208,12 @@ class Load:
 
 def built(plan: Plan) -> ControlProgram:
     """The program of one model."""
-    placement = {"rule": plan.rule, "urgency": _URGENCY if plan.rule == "gain" else 1.0}
+    placement = {"rule": plan.rule, "late_call_weight": _LATE_CALL_WEIGHT if plan.rule == "gain" else 1.0}
     return ControlProgram({"models": {_MODEL: {"placement": placement}}})
 
 
-class Retold:
-    """A program of its own, recorded, that is told the same."""
+class Replayed:
+    """A recorded program of its own that gets the same events."""
 
     def __init__(self, plan: Plan, path: Path) -> None:
         self._program, self._clock = built(plan), VirtualClock()
@@ -223,11 +223,11 @@ class Retold:
         self.seconds: dict[str, float] = {}
         """Wall-clock seconds by kind of event."""
 
-    def tell(self, told: Iterable[Told]) -> float:
-        """Tells it so much; answers the CPU seconds."""
+    def replay(self, inputs: Iterable[Input]) -> float:
+        """Replay the events. Return the CPU seconds."""
         runtime, elements, clock = self._runtime, self._program.elements, self._clock
         seconds, before = self.seconds, time.process_time()
-        for event in told:
+        for event in inputs:
             if event.time > clock.now():
                 runtime.run_until(event.time)
             started = time.perf_counter()
@@ -243,21 +243,21 @@ class Retold:
 
 
 def measure(plan: Plan, seconds: float, folder: Path) -> dict[str, Any]:
-    """Runs it; answers rates a second of virtual time, and the share of one core."""
+    """Measure a plan. Return rates per second of virtual time, and the share of one core."""
     load, path = Load(plan), folder / "control.jsonl"
     load.fill()
-    filled = len(load.told)
+    filled = len(load.inputs)
     load.run(seconds)
-    again = Retold(plan, path)
-    again.tell(load.told[:filled])
-    again.seconds.clear()
+    second = Replayed(plan, path)
+    second.replay(load.inputs[:filled])
+    second.seconds.clear()
     size = path.stat().st_size
     gc.collect()
-    cpu_s = again.tell(load.told[filled:])
-    again.close()
-    events = Counter(told.kind for told in load.told[filled:])
-    wall = sum(again.seconds.values())
-    cpu = {kind: part / wall * cpu_s for kind, part in again.seconds.items()}
+    cpu_s = second.replay(load.inputs[filled:])
+    second.close()
+    events = Counter(one.kind for one in load.inputs[filled:])
+    wall = sum(second.seconds.values())
+    cpu = {kind: part / wall * cpu_s for kind, part in second.seconds.items()}
     return {
         "share_of_a_core": cpu_s / seconds,
         "goal": GOAL,
@@ -281,7 +281,9 @@ def main(
     call_s: Annotated[float, typer.Option(min=0.1, help="How long a call takes, on average.")] = 100.0,
     episode_calls: Annotated[int, typer.Option(min=1, help="Calls of an episode.")] = 4,
     group: Annotated[int, typer.Option(min=1, help="Episodes of a group.")] = 8,
-    tick_ms: Annotated[int, typer.Option(min=1, max=1000, help="How often calls are told of.")] = 10,
+    tick_ms: Annotated[
+        int, typer.Option(min=1, max=1000, help="Milliseconds between two reports of calls.")
+    ] = 10,
     rule: Annotated[Rule, typer.Option(help="[routing] rule; late calls count more with `gain`.")] = "gain",
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/control.json"),
 ) -> None:
@@ -306,7 +308,7 @@ def main(
         f"The control program at {engines} engines and {calls:,} open calls, rule {rule}",
         ["figure", "value"],
         rows,
-        f"calls of {call_s:g} s on average, told of every {tick_ms} ms; recorded; simulated load, measured CPU time",
+        f"calls of {call_s:g} s on average, reported every {tick_ms} ms; recorded; simulated load, measured CPU time",
     )
     report = {
         "bench": "control",

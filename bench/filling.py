@@ -63,10 +63,6 @@ class Filled:
         """An id."""
         return f"ep-{Random(number).getrandbits(80):020x}"
 
-    def answer(self, episode_id: str) -> str:
-        """The id of the chat completion that is stored in an agent's episode."""
-        return f"chatcmpl-{episode_id}"
-
     def members(self, group: int) -> list[str]:
         """The episodes of a group."""
         return [self.episode(n) for n in range(group * GROUP, min((group + 1) * GROUP, self.episodes))]
@@ -94,18 +90,14 @@ class Filled:
             found["episodes"].append(self._episode(group, episode_id, at + place, fate, random))
             self._turns(found, group, episode_id, at + place, fate, random)
             if self.agent(group):
-                found["answers"] += self._answers(group, episode_id, at, random)
+                found["answers"] += self._answers(episode_id, at, random)
         self._decisions(found, group, at, fate)
         return found
 
-    def _answers(self, group: int, episode_id: str, at: float, random: Random) -> list[_Row]:
-        """A stored response and a stored chat completion."""
-        ids = {"responses": f"resp-{random.getrandbits(96):024x}", "chat": self.answer(episode_id)}
-        listed = self.agent(group), MODEL, ""
-        return [
-            (name, episode_id, api, MODEL, "", "[]", "[]", "{}", at, None, *listed)
-            for api, name in ids.items()
-        ]
+    def _answers(self, episode_id: str, at: float, random: Random) -> list[_Row]:
+        """Return the row of a stored response."""
+        name = f"resp-{random.getrandbits(96):024x}"
+        return [(name, episode_id, MODEL, "", "[]", "[]", "{}", at, None)]
 
     def _episode(self, group: int, episode_id: str, at: float, fate: str, random: Random) -> _Row:
         reason = {"open": "", "dropped": "zero_variance"}.get(fate, "rewarded")
@@ -139,23 +131,23 @@ class Filled:
         if fate == "eval":
             return
         name, buffer, members = f"group-{group}", group // BATCH, self.members(group)
-        told: list[tuple[str, str, str, int | None, int | None, dict[str, Any]]] = [
+        entries: list[tuple[str, str, str, int | None, int | None, dict[str, Any]]] = [
             ("admitted", episode_id, "", buffer, None, {"version": buffer}) for episode_id in members
         ]
         if fate != "open":
-            told += [("rewarded", episode_id, "", None, None, {"value": 0.5}) for episode_id in members]
+            entries += [("rewarded", episode_id, "", None, None, {"value": 0.5}) for episode_id in members]
         if fate == "dropped":
-            told.append(("dropped", "", "zero_variance", None, None, {}))
+            entries.append(("dropped", "", "zero_variance", None, None, {}))
         elif fate == "trained":
             kept = {"version": buffer, "episodes": members}
-            told += [
+            entries += [
                 ("occupied", "", "", buffer, group % BATCH, {}),
                 ("trained", "", "", buffer, group % BATCH, kept),
             ]
         first = group * 64 + 1
         found["decisions"] += [
             (first + i, MODEL, at + 55, name, episode_id, kind, reason, to, entry, json.dumps(details))
-            for i, (kind, episode_id, reason, to, entry, details) in enumerate(told)
+            for i, (kind, episode_id, reason, to, entry, details) in enumerate(entries)
         ]
         events = [*({"type": "Join", "episode_id": e, "group_id": name} for e in members), {"type": "Bench"}]
         found["ledger_events"] += [
@@ -196,7 +188,7 @@ def _node(
 
 
 def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda _turns: None) -> None:
-    """Fills empty tables. `advance` is told how many turns are in."""
+    """Fill empty tables. `advance` gets the number of turns so far."""
     with engine.connect() as connection:
         if engine.dialect.name == "sqlite":
             for pragma in ("synchronous=OFF", "cache_size=-1000000", "foreign_keys=OFF"):
@@ -217,19 +209,7 @@ def fill(engine: Engine, filled: Filled, advance: Callable[[int], Any] = lambda 
         connection.commit()
         connection.exec_driver_sql("ANALYZE")
         connection.commit()
-    engine.dispose()  # connections that were told to hurry
-
-
-def fill_episodes(engine: Engine, filled: Filled) -> None:
-    """Adds episodes with their calls and tokens, and nothing of the ledger, to a store that a gateway may be using."""
-    tables = [cast(Table, row.__table__) for row in (EpisodeRow, CallRow, NodeRow)]
-    with engine.connect() as connection:
-        for rows, _ in _portions(filled):
-            for table in tables:
-                _insert(connection, table, rows[table.name])
-            connection.commit()
-        tallies.recount(connection)
-        connection.commit()
+    engine.dispose()  # connections with fast and unsafe settings
 
 
 def _portions(filled: Filled) -> Iterator[tuple[dict[str, list[_Row]], int]]:

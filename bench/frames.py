@@ -93,8 +93,8 @@ def message_chunks(reply: Reply, gap_s: float) -> Chunks:
             block = _BLOCKS[field].empty
             found.append(_message_event("content_block_start", index=index, content_block=block))
         if text:
-            said = {"type": _BLOCKS[field].delta, _BLOCKS[field].text: text}
-            found.append(_message_event("content_block_delta", index=index, delta=said))
+            delta = {"type": _BLOCKS[field].delta, _BLOCKS[field].text: text}
+            found.append(_message_event("content_block_delta", index=index, delta=delta))
         tails.append(tuple(found))
         found = []
     usage = _message_usage(len(reply.ids))
@@ -127,8 +127,8 @@ def chat_whole(reply: Reply) -> dict[str, Any]:
 
 def message_whole(reply: Reply) -> dict[str, Any]:
     """A message that is not streamed."""
-    said = {field: reply.joined(field) for field in ("reasoning_content", "content")}
-    content = [{**_BLOCKS[field].empty, _BLOCKS[field].text: text} for field, text in said.items() if text]
+    texts = {field: reply.joined(field) for field in ("reasoning_content", "content")}
+    content = [{**_BLOCKS[field].empty, _BLOCKS[field].text: text} for field, text in texts.items() if text]
     if reply.finish == "tool_calls":
         content.append({**_BLOCKS["tool_calls"].empty, "input": orjson.loads(ARGUMENTS)})
     usage = _message_usage(len(reply.ids))

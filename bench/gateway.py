@@ -77,12 +77,15 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Measurements of each target under each load.")] = 3,
     engine_python: EnginePython = ENGINE_PYTHON,
     litellm: Annotated[
-        Path, typer.Option(help="LiteLLM's command (`make litellm`); left out if it is not there.")
+        Path,
+        typer.Option(
+            help="LiteLLM's command (`make bench NAME=gateway` installs it); without it LiteLLM is left out."
+        ),
     ] = Path(".venv-litellm/bin/litellm"),
     routers: Annotated[
         Path,
         typer.Option(
-            help="The folder of the routers' commands (`make routers`); left out if they are not there."
+            help="The folder of the routers' commands (`make bench NAME=gateway` installs them); missing ones are left out."
         ),
     ] = Path(".venv-routers/bin"),
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/gateway.json"),
@@ -192,8 +195,7 @@ def _targets(text: str, apis: list[str], programs: Mapping[str, Path]) -> list[s
     names = [name for name in names if any(name in APIS[api] for api in apis)]
     for name, program in programs.items():
         if name in names and not program.exists():
-            make = "make routers" if name in ROUTERS else "make litellm"
-            message = f"{program} is not there (run `{make}`): the comparison goes on without {name}"
+            message = f"{program} is missing (`make bench NAME=gateway` installs it): the comparison goes on without {name}"
             typer.echo(message, err=True)
             names.remove(name)
     return names

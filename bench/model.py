@@ -63,13 +63,14 @@ def save_model(directory: Path, corpus: str = "") -> None:
         name: np.ones(shape, np.float32)
         if len(shape) == 1
         else (_STD * random.standard_normal(shape)).astype(np.float32)
-        for name, shape in _shapes()
+        for name, shape in shapes()
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     _save_tokenizer(directory, corpus)
 
 
-def _shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Return the names and shapes of the tensors."""
     hidden, inner, vocabulary, head = 128, 256, 272, 64
     yield "model.embed_tokens.weight", (vocabulary, hidden)
     for layer in range(2):

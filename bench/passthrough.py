@@ -20,8 +20,8 @@ def create_app(engine: str) -> FastAPI:
     @app.post("/v1/chat/completions")
     @app.post("/v1/messages")
     async def chat(request: Request) -> StreamingResponse:
-        asked = client.build_request("POST", request.url.path, content=await request.body())
-        answer = await client.send(asked, stream=True)
+        request_out = client.build_request("POST", request.url.path, content=await request.body())
+        answer = await client.send(request_out, stream=True)
         kind, close = answer.headers["content-type"], BackgroundTask(answer.aclose)
         return StreamingResponse(answer.aiter_raw(), answer.status_code, media_type=kind, background=close)
 

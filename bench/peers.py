@@ -250,8 +250,12 @@ def show_peers(results: list[dict[str, Any]], logprobs: bool) -> None:
         names = list(result["targets"])
         failed = sum(result["failures"].values())
         rows = [[label, *cells] for label, cells in _rows(result, names)]
-        asked = "; the client asks for log-probabilities" if logprobs and result["api"] == "chat" else ""
-        show(f"mock: {result['load']}", ["", *names], rows, f"{note}{asked}; failed requests: {failed}")
+        note_logprobs = (
+            "; the client requests log-probabilities" if logprobs and result["api"] == "chat" else ""
+        )
+        show(
+            f"mock: {result['load']}", ["", *names], rows, f"{note}{note_logprobs}; failed requests: {failed}"
+        )
 
 
 def _rows(result: dict[str, Any], names: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -263,8 +267,8 @@ def _rows(result: dict[str, Any], names: list[str]) -> Iterator[tuple[str, list[
         cells = [number(_median(result["headgate_to"].get(name, {}).get(key))) for name in names]
         yield f"headgate to it, {key.removesuffix('_per_s')}", cells
     if any("in_rust" in targets[name] for name in names):
-        said = {True: "yes", False: "no", None: ""}
-        yield "answers in Rust", [said[targets[name].get("in_rust")] for name in names]
+        words = {True: "yes", False: "no", None: ""}
+        yield "answers in Rust", [words[targets[name].get("in_rust")] for name in names]
 
 
 def _median(values: Spread | None) -> float | None:

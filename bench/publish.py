@@ -4,7 +4,7 @@ First models of stated shapes with some engines (`bench.transports` says what is
 The keys of the report are of the largest: `seconds_to_first_engine`, `seconds_to_last_engine`, `trainer_blocked_share` (of the
 seconds to the last engine), `bytes_per_step` and `pause_s_p99` by transport and number of engines, `delta_share` the bytes of a
 delta over those of the version. `transfer_costs` are the same of the collective way with one engine, in seconds a byte, as a
-scenario of `scheduler simulate` takes them. Two engines of 0.6B take 7 GB of memory: each has a version and receives another.
+simulator's scenario has them. Two engines of 0.6B take 7 GB of memory: each has a version and receives another.
 
 Then files of several sizes whose pages are cached, one after the other in each round:
 

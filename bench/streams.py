@@ -1,7 +1,7 @@
 """Streams that stay open, and when each of their tokens came.
 
 Owns the connections. Each stream sends its next request when the last one has ended, as in `load`; but here every chunk is timed,
-and its text is counted: the models of `bench.update` say one character a token.
+and its characters are counted: a token of `bench.endless` is one.
 """
 
 from __future__ import annotations

@@ -262,9 +262,9 @@ def _delta_of(block: dict[str, Any]) -> dict[str, Any]:
 def _check(deltas: list[dict[str, Any]], reply: Reply) -> None:
     """Raises RequestFailed unless the deltas say what the reply says; blanks at the ends of a part are the template's."""
     for names in (("content",), ("reasoning_content", "reasoning")):
-        said = "".join(next((d[n] for n in names if d.get(n)), "") for d in deltas)
-        if said.strip() != reply.joined(names[0]).strip():
-            raise RequestFailed(f"wrong {names[0]}: {said[:80]!r}")
+        received = "".join(next((d[n] for n in names if d.get(n)), "") for d in deltas)
+        if received.strip() != reply.joined(names[0]).strip():
+            raise RequestFailed(f"wrong {names[0]}: {received[:80]!r}")
     calls = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
     arguments = "".join(call.get("arguments") or "" for call in calls)
     if reply.finish == "tool_calls" and (not arguments or orjson.loads(arguments) != orjson.loads(ARGUMENTS)):

@@ -1,4 +1,4 @@
-"""A fake engine whose steps and prefills take as long as those of an engine that was measured (`bench.costs`), times a factor."""
+"""A fake engine whose steps and prefills take as long as those of a measured engine, times a factor."""
 
 from __future__ import annotations
 

@@ -123,8 +123,8 @@ async def _over_http(transport: str, world: World) -> Times:
     try:
         for home in homes[1:]:
             shutil.copytree(world.root, home, copy_function=os.link)
-        asked = zip([*servers, *world.engines], homes, strict=True)
-        root, gateway, *urls = [holder.ask("serve", home) for holder, home in asked]
+        pairs = zip([*servers, *world.engines], homes, strict=True)
+        root, gateway, *urls = [holder.ask("serve", home) for holder, home in pairs]
         began, _, blocked = _written(transport, world)
         written = time.monotonic() - began
         async with Mirror(_copies(world) / "client") as client:

@@ -1,14 +1,14 @@
-"""Measures how long a weight update stalls open streams, against the time that the engine itself needs.
+"""Measures how long an update stalls open streams, compared with the time that the engine itself needs.
 
-Two engines, under a gateway of their own, and streams that stay open while one version after another is published. Definitions:
+Two engines, a gateway of their own, and streams that stay open while one version after another is published. Definitions:
 
 - a stream's *stall* in an update: the longest gap between two of its chunks that touches the update, less its usual (median) gap;
 - the *engine's own time*: its pause and its load, as the update's report has them, because the stall contains that very pause and
-  load; on a busy machine another load, measured at another moment, takes another time. So that the report is not taken on trust,
-  the engines are also driven directly in the same run, behind the gateway's back and with the streams open (`direct`);
+  load. To check the report, the engines are also driven directly in the same run, without the gateway and with the streams open
+  (`direct`);
 - *ratio*: a stall over the own time of the engine that had the stream when the update began; *added*: the stall less that time,
-  which says more where a load is short; with `--transport collective` a load is putting in place what came to the engine before,
-  and engines are not driven directly, for they load no folder;
+  which says more where a load is short. With `--transport collective` a load copies tensors that the engine has received before,
+  and engines are not driven directly, since they load no folder;
 - *tokens/s*: of all streams together, in windows of `WINDOW_S`.
 """
 
@@ -20,7 +20,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,22 +30,30 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_installed, serve_gateway
+from bench.endless import Versions
+from bench.processes import (
+    ENGINE_PYTHON,
+    VLLM_CPU,
+    Child,
+    EnginePython,
+    check_installed,
+    run_server,
+    serve_gateway,
+)
 from bench.report import Steps, finish, machine, number, percentile, show
 from bench.streams import OpenStreams
 from bench.targets import GatewayTarget, Prompts
 from gateway.client import GatewayClient
-from tests.harness.transports import Way, served
-from tests.proof.models import VERSIONS, Family, build
+from processes.ports import free_port
 
 WINDOW_S = 0.25
 _PAUSES = ("abort", "handback", "freeze")
 _DIRECT_ROUNDS = 2
 _WARM_UP = 1
-"""Updates that are not counted: an engine takes its time over the first batch that is as large as all streams."""
+"""Updates that are not counted: an engine's first batch with all streams is slow."""
 _UPDATE_S = 300.0
 _ENGINES = {"fake": ["fake"], "vllm": ["vllm"], "both": ["fake", "vllm"]}
-_PLAN = ("engine", "mode", "order", "transport", "clear_cache", "streams", "every_s")
+_PLAN = ("engine", "mode", "transport", "streams", "every_s")
 _TRANSPORTS = ("filesystem", "collective")
 _MODES = {"abort": ["abort"], "keep": ["keep"], "both": ["abort", "keep"]}
 
@@ -55,7 +64,6 @@ class Plan:
 
     engine: str
     mode: str
-    order: str
     streams: int
     updates: int
     every_s: float
@@ -63,7 +71,6 @@ class Plan:
     delay_s: float
     python: Path
     transport: str = "filesystem"
-    clear_cache: bool = True
 
     @property
     def versions(self) -> int:
@@ -73,25 +80,28 @@ class Plan:
     @property
     def name(self) -> str:
         """The scenario's name for people."""
-        return f"{self.engine}, {self.mode}, {self.order}, {self.transport}, {self.streams} streams"
+        return f"{self.engine}, {self.mode}, {self.transport}, {self.streams} streams"
 
-    def config(self, way: Way) -> str:
-        """The tables of the gateway's file that are this bench's own."""
+    def config(self, sender: str, work: Path) -> str:
+        """Return the tables of the gateway's file. `sender`: the URL of the trainer's server; empty without one."""
         if self.engine == "fake":
             engine = f"args = ['--delay-s', '{self.delay_s}']\n"
         else:
             env = ", ".join(f"{name} = '{value}'" for name, value in VLLM_CPU["env"].items())
             engine = f"python = '{self.python}'\nargs = {json.dumps(VLLM_CPU['args'])}\nenv = {{{env}}}\n"
+        if sender:
+            engine += (
+                f"transport = 'collective'\n[weights]\nsources = ['{sender}']\ndir = '{work / 'copies'}'\n"
+            )
         return (
-            f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{_lines(way.engine)}{engine}"
-            f"[update]\nmode = '{self.mode}'\norder = '{self.order}'\nclear_cache = {json.dumps(self.clear_cache)}\n"
-            f"[weights]\n{_lines(way.weights)}"
+            f"[update]\nmode = '{self.mode}'\norder = 'rolling'\n"
+            f"[engine]\nlaunch = '{self.engine}'\ncount = 2\n{engine}"
         )
 
 
 @dataclass(slots=True)
 class Update:
-    """One update, as it was seen from outside and as the gateway reports it."""
+    """One update, as measured from outside and as the gateway reports it."""
 
     began: float
     ended: float
@@ -168,25 +178,17 @@ class Run:
 
 def main(
     engine: Annotated[str, typer.Option(help="`fake`, `vllm` (real, on a tiny model) or `both`.")] = "both",
-    mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
-    order: Annotated[
-        str, typer.Option(help="`rolling` or `together`: with `pull` an update has no end.")
-    ] = "rolling",
+    mode: Annotated[str, typer.Option(help="[update] mode: `abort`, `keep` or `both`.")] = "both",
     transport: Annotated[str, typer.Option(help="`filesystem` or `collective`.")] = "filesystem",
-    streams: Annotated[str, typer.Option(help="Open streams: with the fake engine, with vLLM.")] = "500,32",
-    updates: Annotated[
-        int, typer.Option(min=1, max=VERSIONS - 1 - _WARM_UP, help="Updates in each run.")
-    ] = 5,
+    streams: Annotated[str, typer.Option(help="Open streams with the fake engine and with vLLM.")] = "500,32",
+    updates: Annotated[int, typer.Option(min=1, max=8, help="Updates in each run.")] = 5,
     every_s: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 3.0,
-    clear_cache: Annotated[
-        bool, typer.Option(help="Whether an update clears what engines have cached ([update] clear_cache).")
-    ] = True,
-    load_s: Annotated[float, typer.Option(min=0.01, help="What a load takes the fake engine.")] = 2.0,
-    delay_s: Annotated[float, typer.Option(min=0.001, help="What a token takes the fake engine.")] = 0.2,
+    load_s: Annotated[float, typer.Option(min=0.01, help="Seconds of a load of the fake engine.")] = 2.0,
+    delay_s: Annotated[float, typer.Option(min=0.001, help="Seconds per token of the fake engine.")] = 0.2,
     engine_python: EnginePython = ENGINE_PYTHON,
-    out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/update.json"),
+    out: Annotated[Path, typer.Option(help="The file of the JSON report.")] = Path("runs/bench/update.json"),
 ) -> None:
-    """Measure how long weight updates hold open streams up, against the time that the engines themselves need.
+    """Measure how long updates stall open streams, compared with the time that the engines themselves need.
 
     Two engines behind a gateway, streams that stay open, and an update every few seconds. The goal: a stall of at most 1.2 times
     the engine's own pause and load, and, where engines are updated one after the other, never a moment without tokens.
@@ -195,17 +197,16 @@ def main(
 
       python -m bench.update --engine fake --mode keep --streams 100
 
-      python -m bench.update --engine vllm --order together
+      python -m bench.update --engine vllm --transport collective
     """
     engines, modes = _ENGINES.get(engine), _MODES.get(mode)
-    known = order in ("rolling", "together") and transport in _TRANSPORTS
-    if engines is None or modes is None or not known:
-        raise typer.BadParameter("see --help", param_hint="--engine, --mode, --order or --transport")
+    if engines is None or modes is None or transport not in _TRANSPORTS:
+        raise typer.BadParameter("see --help", param_hint="--engine, --mode or --transport")
     if "vllm" in engines:
         check_installed(engine_python)
     counts = dict(zip(("fake", "vllm"), _two_numbers(streams), strict=True))
-    rest = every_s, load_s, delay_s, engine_python.absolute(), transport, clear_cache
-    plans = [Plan(e, m, order, counts[e], updates, *rest) for e in engines for m in modes]
+    rest = every_s, load_s, delay_s, engine_python.absolute(), transport
+    plans = [Plan(e, m, counts[e], updates, *rest) for e in engines for m in modes]
     import uvloop
 
     started, before = time.monotonic(), machine()
@@ -231,29 +232,43 @@ async def _bench(plans: Sequence[Plan], steps: Steps) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         for number_, plan in enumerate(plans):
             work = Path(folder) / str(number_)
-            family = build(work / "models", plan.engine, plan.versions + 1, plan.transport)
-            prompts = Prompts.load(family.paths[0])
+            versions = Versions(work / "models")
+            for version in range(1, plan.versions + 1):
+                versions.path(version)
+            prompts = Prompts.load(versions.first)
             gc.collect()
             gc.freeze()  # the tokenizer's library leaves a million objects that the load client need not walk
             steps.begin(f"{plan.name}: start")
             async with (
-                served(plan.transport, work / "models" / "versions", work) as way,
-                serve_gateway(family.paths[0], plan.config(way), work) as gateway,
+                _sender(plan.transport, versions.folder, work) as sender,
+                serve_gateway(versions.first, plan.config(sender, work), work) as gateway,
             ):
-                run = await _Scenario(plan, family, gateway, prompts, steps, way).run()
+                run = await _Scenario(plan, versions, gateway, prompts, steps).run()
             results.append(run.to_json())
     return results
+
+
+@asynccontextmanager
+async def _sender(transport: str, folder: Path, work: Path) -> AsyncIterator[str]:
+    """Run the trainer's server of a folder of versions, if the transport needs one. Return its URL."""
+    if transport != "collective":
+        yield ""
+        return
+    port = free_port()
+    argv = [sys.executable, "-m", "trainer.publish.sender", "--dir", str(folder)]
+    argv += ["--reached-at", "127.0.0.1", "--port", str(port)]
+    async with run_server("sender", argv, port, "/versions", work) as child:
+        yield child.url
 
 
 class _Scenario:
     """One gateway, its streams and its updates."""
 
     def __init__(
-        self, plan: Plan, family: Family, gateway: Child, prompts: Prompts, steps: Steps, way: Way
+        self, plan: Plan, versions: Versions, gateway: Child, prompts: Prompts, steps: Steps
     ) -> None:
         self._plan = plan
-        self._way = way
-        self._family = family
+        self._versions = versions
         self._gateway = gateway
         self._prompts = prompts
         self._steps = steps
@@ -276,7 +291,7 @@ class _Scenario:
                 await asyncio.sleep(plan.every_s)
                 self._steps.begin(f"{plan.name}: the engines alone")
                 for engine in engines * _DIRECT_ROUNDS if plan.transport == "filesystem" else ():
-                    run.direct_s.append(await _drive(http, engine, str(self._family.paths[plan.versions])))
+                    run.direct_s.append(await _drive(http, engine, str(self._versions.path(plan.versions))))
         for reason, times in streams.failures.items():
             self._steps.say(f"{times} failed requests: {reason}")
         return run
@@ -284,21 +299,15 @@ class _Scenario:
     async def _update(self, admin: GatewayClient, http: httpx.AsyncClient, version: int) -> Update:
         calls = (await http.get(f"{self._gateway.url}/admin/v1/calls")).raise_for_status().json()["calls"]
         began = time.perf_counter()
-        place = self._way.place(self._family.paths[version])
-        record = await admin.publish(version, wait_s=_UPDATE_S, **place)
+        record = await admin.publish(version, str(self._versions.path(version)), wait_s=_UPDATE_S)
         ended = time.perf_counter()
         if record["state"] != "live":
             raise RuntimeError(f"version {version} is {record['state']}: {record['report']}")
         return Update(began, ended, record, {call["call_id"]: call["engine"] for call in calls})
 
 
-def _lines(table: Mapping[str, Any]) -> str:
-    """The keys of a table of TOML."""
-    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
-
-
 async def _drive(http: httpx.AsyncClient, engine: str, weights: str) -> float:
-    """Seconds of pause and load; the engine runs the same weights before and after, and no request notices."""
+    """Return the seconds of pause and load. The engine has the same weights before and after."""
     began = time.perf_counter()
     await _post(http, f"{engine}/pause?mode=keep&clear_cache=true", {})
     body = {"method": "reload_weights", "kwargs": {"weights_path": weights}}
@@ -327,10 +336,8 @@ def _spread(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _show(results: Sequence[dict[str, Any]]) -> None:
-    """One column a scenario, one row a figure."""
-    header = [
-        f"{r['engine']}, {r['mode']}, {r['order']}, {r['transport']}, {r['streams']} streams" for r in results
-    ]
+    """Print a column for each scenario and a row for each figure."""
+    header = [f"{r['engine']}, {r['mode']}, {r['transport']}, {r['streams']} streams" for r in results]
     steps = dict.fromkeys(
         s for r in results for u in r["updates"] for engine in u["seconds"].values() for s in engine
     )

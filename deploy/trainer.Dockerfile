@@ -9,8 +9,8 @@ RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create
     && install -d -o headgate -g headgate /var/lib/headgate /var/lib/headgate/trainer /var/cache/headgate
 
 WORKDIR /src
-COPY pyproject.toml README.md deploy/requirements.py ./
-RUN python requirements.py pyproject.toml trainer > requirements.txt && pip install -r requirements.txt
+COPY pyproject.toml README.md LICENSE requirements/lock.txt deploy/requirements.py ./
+RUN python requirements.py pyproject.toml trainer > requirements.txt && pip install -r requirements.txt -c lock.txt
 COPY gateway gateway
 COPY processes processes
 COPY scheduler scheduler

@@ -34,17 +34,16 @@ from gateway.api import (
     peers,
     responses,
     staleness,
-    stored,
     trainer_steps,
     weights,
 )
 from gateway.api.context import Services
-from gateway.api.figures import Figures
+from gateway.api.live_metrics import LiveMetrics
 from gateway.api.middleware.body_limit import BodyLimit
 from gateway.api.middleware.drain import Drain, Draining, stopping
 from gateway.api.middleware.episode_prefix import EpisodePrefix
 from gateway.api.middleware.fast_path import FastPath
-from gateway.api.middleware.forward import Forward, Place
+from gateway.api.middleware.forward import CoordinatorRef, Forward
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
@@ -59,7 +58,7 @@ _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fa
 """FastAPI's own, which asks at each request whether somebody has configured it; the gateway has metrics of its own."""
 _COLLECT_EVERY = (10_000, 10, 1_000)
 """Python's own figures (700, 10, 10) are for programs that make fewer objects than one request does here. More objects at once
-would have the event loop wait for a collection, and for a JSON reader in a thread (`_let_others_run`)."""
+would have the event loop wait for a collection, and for a JSON reader in a thread (`release_gil_on_gc`)."""
 
 
 def create_app(settings: Settings, lost: Callable[[BaseException], None] | None = None) -> FastAPI:
@@ -75,14 +74,13 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
                 app.state.refusal = error
                 raise
             app.state.services = services
-            services.database.on_commit = services.metrics.committed
-            services.metrics.registry.register(Figures(services, drain))
+            services.metrics.registry.register(LiveMetrics(services, drain))
             # Tokenizers and schemas live as long as the process: without this, every full collection walks them again.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_COLLECT_EVERY)
-            if _let_others_run not in gc.callbacks:
-                gc.callbacks.append(_let_others_run)
+            if release_gil_on_gc not in gc.callbacks:
+                gc.callbacks.append(release_gil_on_gc)
             yield
 
     app = FastAPI(
@@ -106,7 +104,7 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
 def _routes() -> list[BaseRoute]:
     """The routes of every application, made once: at their first request FastAPI works out what each takes, which is slow."""
     routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
-    for module in (chat, completions, responses, messages, stored, models):
+    for module in (chat, completions, responses, messages, models):
         routes.include_router(module.router)
     # A list of episodes comes before one episode: `histogram` is no id.
     for module in (
@@ -126,10 +124,10 @@ def _routes() -> list[BaseRoute]:
     return routes.router.routes
 
 
-def _let_others_run(_phase: str, _info: dict[str, int]) -> None:
-    """Ends the turn of a thread that makes many objects in one call in C, as JSON readers do, at each collection.
+def release_gil_on_gc(_phase: str, _info: dict[str, int]) -> None:
+    """Let other threads run at each garbage collection, so that reading a large JSON body in C does not hold the GIL.
 
-    Before Python code, even such as does nothing, the interpreter lets other threads run.
+    The interpreter releases the GIL before it calls Python code, even code that does nothing.
     """
 
 
@@ -186,6 +184,6 @@ async def leave(services: Services) -> None:
     await services.membership.close()
 
 
-def _place(app: FastAPI) -> Place:
-    membership: Place = app.state.services.membership
+def _place(app: FastAPI) -> CoordinatorRef:
+    membership: CoordinatorRef = app.state.services.membership
     return membership

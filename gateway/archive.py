@@ -38,20 +38,26 @@ from gateway.api.context import DataPlane, Services
 from gateway.api.errors import error_response
 from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
+from gateway.api.query import QueryRoute
 from gateway.bus.opening import open_bus
 from gateway.control.models import Models, ServedModel
+from gateway.control.read_model import ReadModel, RecordedModel
+from gateway.control.versions import VersionRecords
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.errors import WrongMethod
+from gateway.errors import BadRequest
+from gateway.feed.batches import Batches
 from gateway.feed.events import EventFeed
-from gateway.feed.ledger import EQUALITY
-from gateway.leading import open_reader
+from gateway.feed.groups import GroupReader
+from gateway.feed.leases import Leases
+from gateway.feed.ledger import EQUALITY, StoredLedger
 from gateway.metrics import Metrics
-from gateway.peers.membership import Alone
+from gateway.peers.membership import SingleProcess
+from gateway.peers.role import CurrentRole
 from gateway.render.checkpoint import Checkpoint
-from gateway.render.control import ControlTokens
-from gateway.render.pieces import TextStream, TokenTexts
+from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.renderer import ChatRenderer
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.pace import Pace
 from gateway.rollout.pool import EnginePool
@@ -110,6 +116,7 @@ def create_archive(run: RecordedRun) -> FastAPI:
             yield
 
     app = FastAPI(title="headgate, a recorded run", lifespan=lifespan, redirect_slashes=False)
+    app.router.route_class = QueryRoute
 
     @app.get("/readyz")
     async def readyz() -> dict[str, str]:
@@ -138,9 +145,8 @@ class ReadOnly:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self._app(scope, receive, send)
             return
-        error = WrongMethod(
-            "this is a recorded run: nothing can be changed in it", ("HEAD", "GET"), code="recorded_run"
-        )
+        message = "this is a recorded run: nothing can be changed in it"
+        error = BadRequest(message, code="recorded_run", status=405, headers={"allow": "GET, HEAD"})
         await error_response(error, scope["path"])(scope, receive, send)
 
 
@@ -158,7 +164,7 @@ async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
         settings = Settings.parse(values, "the run's store", environment=False)
         plane = await _plane(settings, database, run)
         try:
-            yield Services.of(plane, await open_reader(plane), Alone())
+            yield Services.of(plane, SingleProcess())
         finally:
             await plane.events.close()
     finally:
@@ -183,22 +189,42 @@ def _models(connection: Connection) -> dict[str, dict[str, Any]]:
     return found
 
 
+async def _recorded(settings: Settings, database: Database, served: ServedModel) -> RecordedModel:
+    name, staleness = served.name, settings.staleness_of(served.name)
+    ledger = await StoredLedger.load(database, staleness, name)
+    reader = GroupReader(name, staleness, frozenset)
+    return RecordedModel(
+        name,
+        served.path,
+        served.settings,
+        served.renderer,
+        served.pool,
+        served.recorder,
+        versions=VersionRecords(name, served.path, database),
+        ledger=ledger,
+        leases=await Leases.load(database, ledger, settings.feed, reader),
+        batches=Batches(database, reader),
+    )
+
+
 async def _plane(settings: Settings, database: Database, run: RecordedRun) -> DataPlane:
     models, pace = Models(settings), Pace()
     for name, given in settings.models.items():
         assert given.path is not None
         # Prompts are never rendered here, so what reads tokens is enough.
         reader = cast(ChatRenderer, await asyncio.to_thread(read_vocabulary, given.path))
-        pool = EnginePool(name, settings.queue, 0.0, pace)
+        pool = EnginePool(name, settings.queue, pace)
         recorder = Recorder(database, reader, name)
         models.local[name] = ServedModel(name, given.path, given, reader, pool, recorder)
     metrics = Metrics()
     return DataPlane(
-        settings=settings, database=database, models=models, replies=Replies(database, None), metrics=metrics,
+        settings=settings, database=database, models=models, current_role=CurrentRole(),
+        recorded=ReadModel(models, [await _recorded(settings, database, model) for model in models]),
+        replies=Replies(database, None), metrics=metrics,
         tool_alarm=ToolAlarm(metrics.tool_faults), refusals=Refusals(database, metrics.refused_calls),
         untrained=UntrainedNotice(), tracing=NoTracing(), bus=open_bus(settings.bus),
         hub=hub_of(settings, models),
-        events=EventFeed(database, settings.server.max_watchers), limits=Limits(settings, models.projects),
+        events=EventFeed(database), limits=Limits(settings, models.projects),
         lengths=None, run_folders=run.folders,
     )  # fmt: skip
 

@@ -61,7 +61,10 @@ _LATER: dict[str, Any] = {"context_full": False, "finish_reason": "", "images": 
 
 
 _NO_NODE = Node(
-    *(-1, -1, 0, False),
+    index=-1,
+    parent=-1,
+    at=0,
+    sampled=False,
     ids=np.empty(0, np.int32),
     logprobs=np.empty(0, np.float32),
     versions=np.empty(0, np.int32),

@@ -1,10 +1,11 @@
 """A connection of a client: uvicorn's HTTP protocol, with bounds on what a client may send and how long that may take.
 
 Invariants:
-- the head of a request has at most `_HEAD_BYTES` and `_HEADERS`; a request arrives whole within `window_s`, or brings
-  `_LEAST_BYTES` in each; a connection that says nothing is closed after uvicorn's keep-alive time;
+- the head of a request has at most `_HEAD_BYTES` and `_HEADERS`, and names one host (`web_pages.check_host`);
+- a request arrives whole within `window_s`, or brings `_LEAST_BYTES` in each; a silent connection is closed after
+  uvicorn's keep-alive time;
 - a client that closes its sending side behind its request gets its answer. One that closed both sides looks the same, so it is
-  sent interim responses (`102`) until the answer begins: these fail if the client is gone;
+  sent interim responses (`102`) until the answer begins: these fail if the client has left;
 - an answer to HTTP/1.0 has no chunks: it ends where the connection ends.
 
 Almost every request arrives in one piece and then costs no timer.
@@ -20,7 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.errors import error_body
-from gateway.errors import BadRequest, HeadTooLarge, TooSlow
+from gateway.errors import BadRequest
+from gateway.web_pages import check_host
 
 _HEAD_BYTES = 64 * 1024
 _HEADERS = 512
@@ -31,7 +33,7 @@ _FIRST_S, _MOST_S = 0.1, 5.0
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. Its state says which part of a request is arriving."""
+    """One connection. Its state is the part of a request that is arriving."""
 
     window_s = 30.0
 
@@ -82,6 +84,11 @@ class Connection(HttpToolsProtocol):
         ):
             self._refusal = _head_too_large()
             raise self._refusal
+        try:
+            check_host(self.url, self.headers, required=self.parser.get_http_version() == "1.1")
+        except BadRequest as error:
+            self._refusal = error
+            raise
         self._in_head, self._in_body = False, True
         super().on_headers_complete()
 
@@ -96,7 +103,7 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if self._in_head or self._in_body or self.pipeline or cycle is None or cycle.response_started:
             return False
-        # HTTP/1.0 knows no interim responses, and that a client or a proxy has gone must be noticed.
+        # HTTP/1.0 knows no interim responses, and that a client or a proxy has left must be noticed.
         if cycle.scope["http_version"] == "1.0":
             return False
         cycle.keep_alive = False
@@ -112,7 +119,7 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def _probe(self, cycle: RequestResponseCycle, wait_s: float) -> None:
-        """Send an interim response now and again until the answer begins; the second one fails if the client is gone."""
+        """Send an interim response now and again until the answer begins; the second one fails if the client has left."""
         if not (self.transport.is_closing() or cycle.response_started):
             self.transport.write(_INTERIM)
             self.loop.call_later(wait_s, self._probe, cycle, min(2 * wait_s, _MOST_S))
@@ -143,7 +150,7 @@ class Connection(HttpToolsProtocol):
             self._begin_window()
         elif not self.transport.is_closing():
             message = f"the request did not arrive within {self.window_s:g} s, nor {_LEAST_BYTES} bytes of it"
-            self._refuse(TooSlow(message, code="request_too_slow"))
+            self._refuse(BadRequest(message, code="request_too_slow", status=408))
 
     def _refuse(self, error: BadRequest) -> None:
         """Close the connection, after an answer unless it would be taken for a part of another one."""
@@ -157,9 +164,9 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def _head_too_large() -> HeadTooLarge:
+def _head_too_large() -> BadRequest:
     message = f"the head of the request is over {_HEAD_BYTES} bytes or {_HEADERS} headers"
-    return HeadTooLarge(message, code="head_too_large")
+    return BadRequest(message, code="head_too_large", status=431)
 
 
 def _unframed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:

@@ -1,14 +1,8 @@
 """Every error that the gateway raises on purpose, and what a caller can do about each.
 
     GatewayError
-    ├── BadRequest          the caller must change the request              400
-    │   ├── Unprocessable   well-formed, but its content cannot be used     422
-    │   ├── NoRoute         no route has this path                          404
-    │   ├── WrongMethod     the route has other methods                     405
-    │   ├── TooSlow         the request does not arrive                     408
-    │   ├── Encoded         the body is compressed                          415
-    │   ├── HeadTooLarge    too many bytes or headers before the body       431
-    │   └── Unimplemented   the body is transferred in a way unknown here   501
+    ├── BadRequest          the caller must change the request              400; also 404, 405, 408, 415, 431, 501
+    │   └── Unprocessable   well-formed, but its content cannot be used     422
     ├── NotAuthenticated    send the right key                              401
     ├── Forbidden           no web page of another site may do this         403
     ├── NotFound            there is no such thing here                     404
@@ -16,9 +10,9 @@
     ├── Busy                try again after `retry_after` seconds           429
     ├── Unavailable         the same, and it is not the caller's share      503
     │   ├── Fenced          another gateway process decides now             503
-    │   ├── WeightsAway     no source has a version's bytes now             503
-    │   ├── NotBegun        nothing of it was done: ask another process     503
-    │   └── BusAway         what is hot is out of reach                     503, never reaches a caller
+    │   ├── WeightsUnavailable     no source has a version's bytes now             503
+    │   ├── NotAccepted        nothing of it was done: ask another process     503
+    │   └── BusUnavailable         what is hot is out of reach                     503, never reaches a caller
     ├── UpstreamFailed      an upstream model's API does not answer         502
     │   └── UpstreamTimedOut    the same, in time; names the step           504
     └── EngineError         an engine failed                                502
@@ -36,7 +30,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 _KEPT = 4000
@@ -46,7 +40,7 @@ _KEPT = 4000
 class GatewayError(Exception):
     """The gateway cannot do this."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     type: ClassVar[str] = "server_error"
 
     def __init__(
@@ -57,20 +51,23 @@ class GatewayError(Exception):
         param: str | None = None,
         quoted: str = "",
         details: dict[str, Any] | None = None,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         """`quoted`: the words of another program, which may hold a part of a prompt: they go to clients, not to logs
         (`str`).
 
-        `details`: the error for programs, in the form that Anthropic's clients look for.
+        `details`: the error for programs, in the form that Anthropic's clients look for. `status`: in place of the class's.
+        `headers`: of the response.
         """
         super().__init__(message)
+        self.status = status or self.status
         self.message = f"{message}: {quoted}" if quoted else message
         self.code = code
         self.param = param
         self.details = details
         self.retry_after: float | None = None
-        self.headers: dict[str, str] = {}
-        """Headers of the answer."""
+        self.headers = headers or {}
 
 
 class BadRequest(GatewayError):
@@ -84,51 +81,6 @@ class Unprocessable(BadRequest):
     """The request is well-formed, but what it names cannot be used."""
 
     status = 422
-
-
-class NoRoute(BadRequest):
-    """No route has the path."""
-
-    status = 404
-
-
-class WrongMethod(BadRequest):
-    """The route has other methods; the header `Allow` names them."""
-
-    status = 405
-
-    def __init__(self, message: str, allowed: Sequence[str], *, code: str = "wrong_method") -> None:
-        super().__init__(message, code=code)
-        self.headers = {"allow": ", ".join(allowed)}
-
-
-class TooSlow(BadRequest):
-    """The request does not arrive."""
-
-    status = 408
-
-
-class HeadTooLarge(BadRequest):
-    """The head of the request has too many bytes or headers."""
-
-    status = 431
-
-
-class Encoded(BadRequest):
-    """The body is compressed; none is unpacked here."""
-
-    status = 415
-
-    def __init__(self) -> None:
-        message = "Content-Encoding: compressed bodies are not read: send the body as it is"
-        super().__init__(message, code="encoded_body", param="Content-Encoding")
-        self.headers = {"accept-encoding": "identity"}
-
-
-class Unimplemented(BadRequest):
-    """The body is transferred in a way that is not implemented here."""
-
-    status = 501
 
 
 class NotAuthenticated(GatewayError):
@@ -181,18 +133,18 @@ class Fenced(Unavailable):
     """Another gateway process has become the coordinator; this one must not write any more what only the coordinator may."""
 
 
-class WeightsAway(Unavailable):
+class WeightsUnavailable(Unavailable):
     """No source of a version's weights answers, or none has it."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retry_after=2.0, code="weights_away")
 
 
-class NotBegun(Unavailable):
-    """This gateway process does not take the request: nothing of it was done, and another process may be asked at once."""
+class NotAccepted(Unavailable):
+    """This gateway process does not accept the request: nothing of it was done, and another process may serve it."""
 
 
-class BusAway(Unavailable):
+class BusUnavailable(Unavailable):
     """The bus between the gateway processes does not answer; callers continue without it."""
 
     def __init__(self, message: str, *, stood_still: bool = False) -> None:
@@ -224,7 +176,7 @@ class EngineUnreachable(EngineError):
 
 
 class WeightsMissed(EngineError):
-    """A version did not come to an engine, which says nothing about the version."""
+    """The engine did not receive the version; the version itself may be fine."""
 
 
 class EngineRefused(EngineError):
@@ -310,8 +262,8 @@ def _is_of_another_type(error: Any) -> bool:
     return literal or error["type"].endswith("_type")
 
 
-class Elsewhere(Exception):
-    """Another gateway process must answer: the one at `url` (`api/middleware/forward.py`). Nothing was done."""
+class OwnedByPeer(Exception):
+    """Another gateway process must serve the request: the one at `url` (`api/middleware/forward.py`). Nothing was done."""
 
     def __init__(self, url: str, alive: Callable[[], Awaitable[bool]]) -> None:
         """`alive`: whether that process still shows signs of life."""

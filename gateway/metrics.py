@@ -1,4 +1,4 @@
-"""Prometheus counters of a gateway process, in a registry of its own. `gateway/api/figures.py` has the metrics that are
+"""Prometheus counters of a gateway process, in a registry of its own. `gateway/api/live_metrics.py` has the metrics that are
 computed when somebody asks."""
 
 from __future__ import annotations

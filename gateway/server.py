@@ -14,6 +14,7 @@ import logging
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOPBACK = ("127.0.0.1", "localhost")
+_LACKING = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""Errors of an address that a host's name has and this machine lacks: many have no IPv6."""
 _CLOSE_S = 5
 """Seconds that connections may take to close once nothing is served any more."""
 
@@ -105,8 +108,11 @@ class GatewayServer(Server):
         """Lets calls finish, and ends what is left; the rest is uvicorn's."""
         if not self._drain.begun:  # stopped by something other than a signal
             self._drain.begin()
-        if self._shared:  # other processes take the connections
-            self.servers[0].close()
+        if self._shared:  # other processes accept the connections
+            port = _port(self.servers[0].sockets[0])
+            for server in self.servers:
+                if _port(server.sockets[0]) == port:
+                    server.close()
         if not await self._drain.ended(self._shutdown_s):
             log.warning("%d calls are ended before they have finished", self._drain.running)
         await self._end_calls()
@@ -116,39 +122,68 @@ class GatewayServer(Server):
 
 
 def listening(settings: Settings, shared: bool) -> list[socket.socket]:
-    """The sockets of `[server]`, of `[admin] port`, and of `[cluster] url` where it names another port.
+    """Return the sockets of `[server]`, of `[admin] port`, and of `[cluster] url` where it names another port.
 
-    Nobody is let in before they are served. `shared`: other processes may listen at the same ports, but for the last one.
-    Raises ConfigError.
+    No client can connect before they are served. `shared`: other processes may listen at the same ports, except the last one.
+    Raise ConfigError.
     """
     server = settings.server
-    sockets = [bound(server.host, server.port, shared)]
+    sockets = bound(server.host, server.port, shared)
     if (admin := settings.admin).port is not None:
-        sockets.append(bound(admin.host or server.host, admin.port, shared, "[admin] host and port"))
+        sockets += bound(admin.host or server.host, admin.port, shared, "[admin] host and port")
     if settings.cluster.url is not None:
         url = urlsplit(settings.cluster.url)
         port = url.port or (443 if url.scheme == "https" else 80)
         if port != server.port:
             here = "127.0.0.1" if url.hostname in _LOOPBACK else server.host
-            sockets.append(bound(here, port, False, "[cluster] url"))
+            sockets += bound(here, port, False, "[cluster] url")
     return sockets
 
 
-def bound(host: str, port: int, shared: bool, setting: str = "[server] host and port") -> socket.socket:
-    """A bound TCP socket that does not listen yet. Raises ConfigError, with the address and the setting that names it."""
+def bound(host: str, port: int, shared: bool, setting: str = "[server] host and port") -> list[socket.socket]:
+    """Return a TCP socket for each address of a host, at one port: `localhost` has one of IPv4 and one of IPv6.
+
+    They are bound and do not listen yet. An address that this machine lacks is left out if there is another. Raise ConfigError
+    with the address and the setting that names it.
+    """
+    made: list[socket.socket] = []
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = dict.fromkeys(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        for left, (family, _, _, _, address) in zip(reversed(range(len(found))), found, strict=True):
+            address = (address[0], port or (_port(made[0]) if made else 0), *address[2:])
+            try:
+                made.append(_bound(family, address, shared, alone=len(found) == 1))
+            except OSError as error:
+                if error.errno not in _LACKING or not (made or left):
+                    raise
     except OSError as error:
-        raise ConfigError(f"{setting}: {host!r} is no address of this machine: {error.strerror}") from error
-    made = socket.socket(family, kind, protocol)
+        for other in made:
+            other.close()
+        if isinstance(error, socket.gaierror):
+            message = f"{setting}: {host!r} is not an address of this machine: {error.strerror}"
+            raise ConfigError(message) from error
+        way_out = "; end what listens there, or name another port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"{setting}: cannot listen at {host}:{port}: {error.strerror}{way_out}") from error
+    return made
+
+
+def _bound(family: int, address: Any, shared: bool, *, alone: bool) -> socket.socket:
+    """`alone`: it is the host's only address: `::` then serves IPv4, too."""
+    made = socket.socket(family, socket.SOCK_STREAM)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6 and not alone:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         made.bind(address)
-    except OSError as error:
+    except OSError:
         made.close()
-        way_out = "; end what listens there, or name another port" if error.errno == errno.EADDRINUSE else ""
-        raise ConfigError(f"{setting}: cannot listen at {host}:{port}: {error.strerror}{way_out}") from error
+        raise
     made.set_inheritable(False)
     return made
+
+
+def _port(bound_socket: socket.socket) -> int:
+    port: int = bound_socket.getsockname()[1]
+    return port

@@ -1,7 +1,8 @@
 """Opens what a gateway process is made of, in the order in which it is needed, and closes it in the opposite one.
 
-Every process has the data plane: store, models, engine pools, replies. One at a time leads (`gateway.leading`), under the fence
-that SQL gave it: a process that is alone from its start, one of a cluster when its turn comes. The others follow it.
+Every process has the data plane: store, models, engine pools, replies. One at a time is the coordinator
+(`gateway.coordinator`), under the fence that SQL gave it: a single process from its start, one of a cluster when it is elected.
+The others follow it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gateway.bus.opening import open_bus
 from gateway.control.host import placement_settings
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models, ServedModel
+from gateway.coordinator import TEND_EVERY_S, open_coordinator, tend
 from gateway.engines.address import check_engines
 from gateway.engines.process import check_launch
 from gateway.engines.tied_embeddings import stale_heads
@@ -30,13 +32,12 @@ from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
 from gateway.feed.events import EventFeed
 from gateway.feed.ledger import check_settings
-from gateway.leading import TEND_EVERY_S, open_leader, tend
 from gateway.metrics import Metrics
 from gateway.peers.election import Election
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
-from gateway.peers.membership import Alone, Membership
-from gateway.peers.role import Leader
+from gateway.peers.membership import Membership, SingleProcess
+from gateway.peers.role import Coordinator, CurrentRole
 from gateway.render.renderer import check_model, load_renderer
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.handover import Handover
@@ -83,15 +84,15 @@ async def check_start(settings: Settings) -> None:
 async def open_services(
     settings: Settings, lost: Callable[[BaseException], None] | None = None
 ) -> AsyncIterator[Services]:
-    """A gateway process: alone, and then it is ready when this is entered; or one of a cluster, which looks for its place.
+    """A gateway process: a single one is ready when this is entered; one of a cluster is elected or follows later.
 
     `lost` is called when a process of a cluster cannot go on; it ends the process, if nothing else is given.
     """
     async with _data_plane(settings) as plane:
         opening = (
-            _alone(plane)
+            open_single_process(plane)
             if (member := settings.cluster.member) is None
-            else joined(plane, member, lost or _end_process)
+            else open_cluster_member(plane, member, lost or _end_process)
         )
         async with opening as services:
             yield services
@@ -103,9 +104,10 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         tracing = open_tracing(settings.telemetry, _process_name())
         stack.push_async_callback(tracing.close)
         stack.enter_context(held(settings.store.url))
-        database = await Database.open(settings.store)
+        metrics, current_role = Metrics(), CurrentRole()
+        database = await Database.open(settings.store, on_commit=metrics.committed)
         stack.push_async_callback(database.close)
-        models = await _models(stack, settings, database)
+        models = await _models(stack, settings, database, current_role)
         stack.push_async_callback(_stop_engines, models)
         bus, handover = open_bus(settings.bus), None
         stack.push_async_callback(bus.close)
@@ -118,13 +120,13 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         lengths = await _lengths(settings, models, database)
         if lengths is not None:
             stack.push_async_callback(lengths.close)
-        events = EventFeed(database, settings.server.max_watchers)
+        events = EventFeed(database)
         stack.push_async_callback(events.close)
-        metrics = Metrics()
         yield DataPlane(
             settings=settings,
             database=database,
             models=models,
+            current_role=current_role,
             replies=replies,
             metrics=metrics,
             tool_alarm=ToolAlarm(metrics.tool_faults),
@@ -139,9 +141,11 @@ async def _data_plane(settings: Settings) -> AsyncIterator[DataPlane]:
         )
 
 
-async def _models(stack: AsyncExitStack, settings: Settings, database: Database) -> Models:
-    models, pace = Models(settings), Pace(settings.calls.chunks_per_s)
-    shared = settings.cluster.url is not None
+async def _models(
+    stack: AsyncExitStack, settings: Settings, database: Database, current_role: CurrentRole
+) -> Models:
+    models, pace = Models(settings), Pace()
+    exclusivity = current_role if settings.cluster.url is not None else None
     for name, given in settings.models.items():
         if given.upstream is not None:
             from gateway.rollout.upstream import Upstream  # httpx brings rich and pygments with it
@@ -156,8 +160,8 @@ async def _models(stack: AsyncExitStack, settings: Settings, database: Database)
                 log.warning(
                     "model %s: tool calls come as text, its template's form of them is not known", name
                 )
-            pool = EnginePool(name, settings.queue, settings.update.patience_s, pace)
-            recorder = Recorder(database, renderer, name, shared=shared)
+            pool = EnginePool(name, settings.queue, pace)
+            recorder = Recorder(database, renderer, name, exclusivity)
             models.local[name] = ServedModel(name, given.path, given, renderer, pool, recorder)
     return models
 
@@ -166,7 +170,7 @@ def hub_of(settings: Settings, models: Models) -> Hub:
     """The links of other processes, of which there are none yet."""
     pools = {model.name: model.pool for model in models}
     apis = {name: settings.engine_of(name).api for name in pools}
-    return Hub(pools, apis, settings.cluster.ask_s)
+    return Hub(pools, apis, settings.cluster.peer_timeout_s)
 
 
 async def _lengths(settings: Settings, models: Models, database: Database) -> Lengths | None:
@@ -181,15 +185,16 @@ async def _lengths(settings: Settings, models: Models, database: Database) -> Le
 
 
 @asynccontextmanager
-async def _alone(plane: DataPlane) -> AsyncIterator[Services]:
+async def open_single_process(plane: DataPlane) -> AsyncIterator[Services]:
     election = Election(plane.database, plane.settings.cluster, _process_name(), plane.settings.server.url)
-    fence, place = await election.seize(), Alone()
-    async with open_leader(plane, fence, place.check_leadership, alone=True) as leader:
-        yield Services.of(plane, leader, place)
+    fence, place = await election.seize(), SingleProcess()
+    async with open_coordinator(plane, fence, place.check_coordinator, single=True) as coordinator:
+        plane.current_role.enter(coordinator)
+        yield Services.of(plane, place)
 
 
 @asynccontextmanager
-async def joined(
+async def open_cluster_member(
     plane: DataPlane, member: ClusterMember, lost: Callable[[BaseException], None]
 ) -> AsyncIterator[Services]:
     """One process of a cluster. `lost`: see `open_services`."""
@@ -198,16 +203,14 @@ async def joined(
     recorders = [model.recorder for model in plane.models]
     routing = PlacementSettings.of(placement_settings(settings))
     follower = Follower(name, member.url, member.key, pools, recorders, wait_s, routing)
-    for model, pool in pools.items():
-        pool.on_trouble = partial(follower.trouble, model)
-        pool.on_dispute = partial(follower.trouble, model)
+    for pool in pools.values():
+        pool.set_monitor(follower)
     membership = Membership(
         Election(plane.database, settings.cluster, name, member.url), follower, plane.bus, wait_s
     )
-    services = Services.of(plane, follower, membership)
-    for recorder in recorders:
-        recorder.alone = services.alone
-    membership.start(partial(_lead, services, membership, follower), lost)
+    plane.current_role.enter(follower)
+    services = Services.of(plane, membership)
+    membership.start(partial(_coordinate, services, membership, follower), lost)
     report = partial(_report_stalls, services, follower)
     stalls = asyncio.create_task(tend(report, TEND_EVERY_S), name="tend-stalls")
     try:
@@ -219,38 +222,40 @@ async def joined(
 
 
 @asynccontextmanager
-async def _lead(
+async def _coordinate(
     services: Services, membership: Membership, follower: Follower, fence: int
 ) -> AsyncIterator[None]:
-    """Makes a process that followed the leader. Its calls belong to the same episodes as before."""
+    """Make a follower the coordinator. Its calls belong to the same episodes as before."""
     hub = services.hub
-    hub.lead(fence)
+    hub.coordinate(fence)
     try:
         if follower.followed:
             # Wait for followers to link, so that their calls that cannot move are known
             await asyncio.sleep(_GATHER_S)
-        async with open_leader(services, fence, membership.check_leadership, alone=False) as leader:
-            services.role = leader
-            leader.episodes.adopt(follower.retire())
-            hub.opened(leader.episodes)
+        async with open_coordinator(
+            services, fence, membership.check_coordinator, single=False
+        ) as coordinator:
+            services.current_role.enter(coordinator)
+            coordinator.episodes.adopt(follower.retire())
+            hub.opened(coordinator.episodes)
             try:
                 yield
             finally:
                 for model in services.models:
                     model.pool.hold("this process is not the coordinator any more")
-                services.role = follower
+                services.current_role.enter(follower)
     finally:
         hub.close()
 
 
 async def _report_stalls(services: Services, follower: Follower) -> None:
-    """Calls that have stalled in an engine are cut; of an engine that says nothing at all the coordinator hears."""
-    if isinstance(services.role, Leader):
+    """Cut stalled calls, and report engines that have gone silent to the coordinator."""
+    if isinstance(services.role, Coordinator):
         return
     for model in services.models:
         stall_s = services.settings.engine_of(model.name).stall_s
         for slot in model.pool.silent(stall_s):
-            follower.trouble(model.name, slot, f"no token for {stall_s:g} s ([engine] stall_s)")
+            follower.disputed(model.name, slot, f"no token for {stall_s:g} s ([engine] stall_s)")
 
 
 async def _stop_engines(models: Models) -> None:

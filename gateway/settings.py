@@ -1,6 +1,6 @@
 """The gateway's configuration: one TOML file, every key typed and bounded, unknown keys refused.
 
-Each table is in `gateway/sections`, in the module of its concern; rules over several tables are in `sections/agreement.py`.
+Each table is in `gateway/sections`, in the module of its concern; rules over several tables are in `sections/cross_checks.py`.
 Relative paths are taken from the folder in which the gateway is started. What differs from process to process, and what no file
 should hold, may stand in the environment instead (`sections/environment.py`), and `HEADGATE_AGENT_KEY_NAME` for `[agents.NAME]
 key` (`HEADGATE_PROJECT_KEY_NAME` for a project's). What the file says goes before it. `HEADGATE_ENGINE_URLS` names engines
@@ -25,7 +25,6 @@ from gateway.sections import (
     EpisodeSettings,
     FeedSettings,
     GraderSettings,
-    ImageSettings,
     LendingSettings,
     LengthSettings,
     LimitsSettings,
@@ -35,7 +34,6 @@ from gateway.sections import (
     ProjectSettings,
     QueueSettings,
     RenderSettings,
-    RequestSettings,
     RetentionSettings,
     RewardSettings,
     RoutingSettings,
@@ -47,7 +45,7 @@ from gateway.sections import (
     TelemetrySettings,
     UpdateSettings,
     WeightsSettings,
-    agreement,
+    cross_checks,
 )
 from gateway.sections.environment import filled
 from scheduler.configuration import Unreadable, complaints, read_toml
@@ -72,8 +70,6 @@ class Settings(Section):
     agents: dict[Name, AgentSettings] = Field(default_factory=dict)
     projects: dict[Name, ProjectSettings] = Field(default_factory=dict)
     limits: LimitsSettings = LimitsSettings()
-    requests: RequestSettings = RequestSettings()
-    images: ImageSettings = ImageSettings()
     episodes: EpisodeSettings = EpisodeSettings()
     calls: CallSettings = CallSettings()
     store: StoreSettings = StoreSettings()
@@ -93,21 +89,21 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _tables_agree(self) -> Self:
-        agreement.check_ports(self.server, self.admin, self.projects)
-        agreement.check_projects(self.projects, self.models)
-        agreement.check_cluster(self.cluster, self.store)
-        agreement.check_models(self.models)
-        agreement.check_graders(self.graders, self.models)
+        cross_checks.check_ports(self.server, self.admin, self.projects)
+        cross_checks.check_projects(self.projects, self.models)
+        cross_checks.check_cluster(self.cluster, self.store)
+        cross_checks.check_models(self.models)
+        cross_checks.check_graders(self.graders, self.models)
         keys = (*(project.key for project in self.projects.values()), self.admin.key, self.cluster.key)
-        agreement.check_agents(self.agents, self.models, keys)
+        cross_checks.check_agents(self.agents, self.models, keys)
         engines = {
             name: self.engine_of(name) for name, model in self.models.items() if model.upstream is None
         }
-        agreement.check_engines(engines, self.nodes)
-        agreement.check_images(self.models, engines)
-        agreement.check_transports(engines, self.weights, self.cluster)
+        cross_checks.check_engines(engines, self.nodes)
+        cross_checks.check_images(self.models, engines)
+        cross_checks.check_transports(engines, self.weights, self.cluster)
         for name, node in self.nodes.items():
-            agreement.check_node(name, node, self.model_on(name), self.models, engines)
+            cross_checks.check_node(name, node, self.model_on(name), self.models, engines)
         return self
 
     def model_on(self, node: str) -> str:

@@ -49,8 +49,6 @@ class TokenFlag(IntFlag):
     """top-p, top-k or min-p cut the distribution."""
     GREEDY = 4
     """Temperature 0: the token was not drawn at all."""
-    STALE_KV = 8
-    """Part of its context was computed by older weights."""
     INVALID_LOGPROB = 16
     """The engine gave no usable log-probability (its NaN sentinel)."""
     UNCONFIRMED = 32
@@ -58,7 +56,7 @@ class TokenFlag(IntFlag):
     ORPHANED = 64
     """Its version is no ancestor of the newest: the trainer went back to an older checkpoint."""
     LATE = 128
-    """The token is older than the bound allows in its batch (`[staleness] late = "mask"`)."""
+    """The token is older than the bound allows in its batch (`[staleness] late_groups = "mask"` or `"overtake"`)."""
 
 
 class ImageSpan(NamedTuple):

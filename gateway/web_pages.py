@@ -1,8 +1,10 @@
 """Decides whether a request to a server without a key may come from a web page of another site. Pure.
 
-Whoever reaches the loopback address may use such a server, and so may every page in a browser on the machine. A browser sends
-what a page cannot change: `Host` (foreign after DNS rebinding), `Origin` (with every POST) and `Sec-Fetch-Site`. Programs send
-none of the latter two. Invariant: `Host` is checked by its name alone, since tunnels and containers change ports.
+Every program that reaches the loopback address may use such a server, and so may every page in a browser on the machine. A
+browser sends what a page cannot change: `Host` (foreign after DNS rebinding), `Origin` (with every POST) and `Sec-Fetch-Site`.
+Programs send none of the latter two. Invariants:
+- `Host` is checked by its name alone, since tunnels and containers change ports;
+- with a key or without, a request names its host once: servers and proxies disagree about which of several counts.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gateway.errors import Forbidden
+from gateway.errors import BadRequest, Forbidden
 
 _AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:(?P<port>\d{1,5}))?")
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -29,7 +31,7 @@ class OwnNames:
     origins: frozenset[str]
     """`HOST:PORT` of its public URLs: the port is left out where it is the default."""
     remedy: str
-    """Tells the user how to give the server another name, or a key."""
+    """The user's way to give the server another name, or a key."""
 
     @classmethod
     def of(cls, hosts: Iterable[str], urls: Sequence[str], remedy: str) -> OwnNames:
@@ -38,6 +40,20 @@ class OwnNames:
         names = {host.lower() for host in (*hosts, *(part.hostname or "" for part in parts)) if host}
         origins = {origin for url in urls if (origin := _origin(url)) is not None}
         return cls(frozenset(names), frozenset(origins), remedy)
+
+
+def check_host(target: bytes, headers: Sequence[tuple[bytes, bytes]], *, required: bool) -> None:
+    """Raise BadRequest unless the header Host names the host, once. `required`: the request needs one (HTTP/1.1)."""
+    hosts = [value.strip() for name, value in headers if name == b"host"]
+    if not target.startswith(b"/") and target != b"*":
+        fault = "the request line names a host: send the path alone, and the host in the header Host"
+    elif len(hosts) > 1:
+        fault = "the request has several headers Host: send one"
+    elif hosts == [b""] or (required and not hosts):
+        fault = "the request names no host: send its name in the header Host"
+    else:
+        return
+    raise BadRequest(fault, code="invalid_host", param="Host")
 
 
 def check_web_page(headers: Sequence[tuple[bytes, bytes]], own: OwnNames, *, linked: bool = False) -> None:
@@ -58,8 +74,6 @@ def check_web_page(headers: Sequence[tuple[bytes, bytes]], own: OwnNames, *, lin
 
 
 def _check_host(host: str, own: OwnNames) -> None:
-    if not host:
-        return
     found = _AUTHORITY.fullmatch(host)
     name = found["name"].strip("[]").removesuffix(".") if found else None
     if name is None or not (name in own.hosts or _is_loopback(name)):
@@ -93,7 +107,7 @@ def _place(scheme: str, authority: str) -> str:
 
 
 def _is_loopback(name: str) -> bool:
-    """Returns whether a name means this machine whatever DNS says. `0.0.0.0` is how many servers print their own address."""
+    """Return whether a name means this machine, whatever DNS returns. `0.0.0.0` is what many servers print as their address."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

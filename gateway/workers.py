@@ -17,7 +17,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
@@ -82,7 +82,7 @@ class Worker:
                 return False
 
 
-class KeptEngine:
+class SupervisedEngine:
     """An engine; its port is the same each time."""
 
     def __init__(self, settings: Settings, model: str, number: int) -> None:
@@ -135,9 +135,12 @@ class Supervisor:
     async def run(self) -> int:
         """Runs until a signal comes; returns the exit status. Raises ConfigError if the port is taken."""
         host, port = self._server.host, self._server.port
-        bound(host, port, False).close()  # only workers may listen here
+        for free in bound(host, port, False):  # only workers may listen here
+            free.close()
         loop = asyncio.get_running_loop()
-        with closing(bound(host, port, True)):
+        with ExitStack() as stack:
+            for reserved in bound(host, port, True):
+                stack.enter_context(reserved)
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self._on_signal)
             try:
@@ -211,7 +214,7 @@ class Supervisor:
         )
         await kept.run()
 
-    def _all_engines(self) -> list[KeptEngine]:
+    def _all_engines(self) -> list[SupervisedEngine]:
         return [engine for some in self._engines.values() for engine in some]
 
     def _tell_targets(self) -> None:
@@ -274,16 +277,16 @@ async def _end(keepers: list[asyncio.Task[None]]) -> None:
         await asyncio.wait(keepers)
 
 
-def _engines(settings: Settings) -> dict[str, list[KeptEngine]]:
+def _engines(settings: Settings) -> dict[str, list[SupervisedEngine]]:
     """Yields the engines of each model that are to be started."""
     return {
-        name: [KeptEngine(settings, name, i) for i in range(settings.engine_of(name).count)]
+        name: [SupervisedEngine(settings, name, i) for i in range(settings.engine_of(name).count)]
         for name, model in settings.models.items()
         if model.upstream is None and settings.engine_of(name).launch != "external"
     }
 
 
-def _environment(settings: Settings, engines: dict[str, list[KeptEngine]]) -> dict[str, str]:
+def _environment(settings: Settings, engines: dict[str, list[SupervisedEngine]]) -> dict[str, str]:
     """The environment of all workers."""
     key = settings.cluster.key
     urls = {name: [engine.url for engine in some] for name, some in engines.items() if some}

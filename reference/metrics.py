@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from prometheus_client import Counter, Histogram, ProcessCollector
 
-from gateway.api.figures import FIGURES, LABELS
+from gateway.api.live_metrics import LABELS, LIVE_METRICS
 from gateway.metrics import Metrics
 from reference.markdown import cell, code, table
 
@@ -31,7 +31,7 @@ def _rows() -> Iterator[tuple[str, str, str, str]]:
             suffix = "_total" if family.type == "counter" else ""
             labels = ", ".join(map(code, metric._labelnames))
             yield code(family.name + suffix), family.type, labels, cell(family.documentation)
-    for name, figure in FIGURES.items():
+    for name, figure in LIVE_METRICS.items():
         suffix = "_total" if figure.kind == "counter" else ""
         yield (
             code(f"headgate_{name}{suffix}"),

@@ -122,44 +122,6 @@ def replay(
 
 
 @app.command()
-def timeline(
-    run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
-    out: Annotated[Path | None, typer.Option(help="A folder for timeline.html and timeline.png.")] = None,
-    metrics: Annotated[
-        list[str] | None,
-        typer.Option(help="A trainer's metrics.jsonl, or MODEL=FILE; else the one in the run's folder."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="Whose batches are the steps.")] = None,
-    number: Annotated[int | None, typer.Option(help="Only one of the recording's runs, from 1.")] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Without the start, and what came after the last step.")
-    ] = False,
-) -> None:
-    """Show the state of every node over a run: seconds in rollout, train, switching and idle, and a Gantt chart. Exit
-    status 2: no such run.
-
-    Example:
-
-      scheduler timeline runs/sums --out chart
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from scheduler.timeline import page, report
-
-    try:
-        found = report.timeline_from(run, number, metrics or (), model, steps)
-    except report.BadRun as error:
-        raise _usage_error(str(error)) from error
-    table = Table("node", "rollout s", "train s", "switching s", "idle s", "idle share", title=f"{run}")
-    for row in report.rows(found):
-        table.add_row(*row)
-    Console().print(table)
-    files = page.write(found, out, f"What nodes did in {run.resolve().name}") if out else {}
-    typer.echo(json.dumps({**report.summary(found), **files}))
-
-
-@app.command()
 def plan(
     profile: Annotated[Path | None, typer.Argument(help="A profile in TOML (docs/scheduler.md).")] = None,
     run: Annotated[
@@ -186,7 +148,7 @@ def plan(
     """
     from scheduler.planning import command
     from scheduler.planning.profile import BadProfile
-    from scheduler.timeline.report import BadRun
+    from scheduler.planning.runs import BadRun
 
     if (profile is None) == (run is None):
         raise _usage_error("give a profile, or a run with --run: one of the two")
@@ -197,33 +159,6 @@ def plan(
     except (BadProfile, BadRun) as error:
         raise _usage_error(str(error)) from error
     typer.echo(json.dumps(summary))
-
-
-@app.command()
-def simulate(
-    scenario: Annotated[Path, typer.Argument(help="A scenario in TOML (docs/simulation.md).")],
-    policy: Annotated[
-        list[str] | None, typer.Option(help="A policy; repeatable. [default: every baseline]")
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of each policy.")] = 3,
-    gantt: Annotated[Path | None, typer.Option(help="A folder for a Gantt chart of each policy.")] = None,
-    engine_gpus: Annotated[
-        int | None, typer.Option(min=1, help="GPUs of an engine, in place of the scenario's.")
-    ] = None,
-) -> None:
-    """Simulate policies on a cluster: tokens/s, what the GPUs did, staleness, waste. Exit status 2: a scenario that is none.
-
-    Example:
-
-      scheduler simulate scenario.toml --policy staleflow --policy one_step --seeds 5
-    """
-    from scheduler.simulate.command import simulate as run_simulation
-    from scheduler.simulate.errors import SimulationError
-
-    try:
-        run_simulation(scenario, policy or [], seeds, gantt, engine_gpus)
-    except SimulationError as error:
-        raise _usage_error(str(error)) from error
 
 
 def _builder(name: str) -> Callable[[dict[str, Any]], Program]:
@@ -255,9 +190,7 @@ def _show(report: RunReport, title: str) -> None:
         at = _since(report.run, tag.time) + (f" +{tag.microstep}" if tag.microstep else "")
         typer.echo(f"{at:>14}  {name:<{width}}  {what}" + (f"\n{'':>16}{why}" if why else ""))
     if report.run.full:
-        typer.echo(
-            f"its recording ends at {_since(report.run, report.run.last.time)}: it was full ([control] recording_mb)"
-        )
+        typer.echo(f"its recording ends at {_since(report.run, report.run.last.time)}: it was full")
     if report.difference is None:
         typer.echo(f"equal: {len(report.decisions)} decisions were made again, bit for bit")
     else:
@@ -271,7 +204,7 @@ def _row(entry: Entry) -> tuple[Tag, str, str, str] | None:
         case Decision():
             triggers = ", ".join(entry.triggers)
             why = f"{entry.reaction} on {triggers}" + (f": {entry.why}" if entry.why else "")
-            return entry.tag, entry.port, _short(_plain(entry.value), _VALUE), _short(why, _WHY)
+            return entry.tag, entry.port, _short(_plain(entry.value, entry.type), _VALUE), _short(why, _WHY)
         case Failure():
             return entry.tag, entry.reaction, f"raised {entry.error}; the run ended", ""
     return None
@@ -281,13 +214,12 @@ def _since(run: Run, time: int) -> str:
     return f"{(time - run.header.start) / 1e9:.3f} s"
 
 
-def _plain(value: Any) -> str:
-    """A value for people: the class and the fields that say something."""
+def _plain(value: Any, name: str = "") -> str:
+    """Return a value for people: the `name` of its class, and the fields that are not empty."""
     if isinstance(value, list):
-        return ", ".join(_plain(item) for item in value)
+        return ", ".join(_plain(item, name) for item in value)
     if isinstance(value, dict):
-        told = [_plain(v) for name, v in value.items() if name != "type" and v not in ("", [], None)]
-        return f"{value.get('type', '')}({' '.join(told)})"
+        return f"{name}({' '.join(_plain(field) for field in value.values() if field not in ('', [], None))})"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Reads TOML files, and says in plain lines what pydantic refused of one: which key, why, and which key was meant."""
+"""The base of all tables of configuration files, the reader of TOML, and plain lines about what pydantic refused of a file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 Place = tuple[int | str, ...]
+
+
+class Section(BaseModel):
+    """A table of a file: typed, frozen, with unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Unreadable(Exception):

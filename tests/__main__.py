@@ -1,4 +1,4 @@
-"""Runs `make test`, `make test-fast` or `make test-long`: pytest, the slowest tests, and one line for all."""
+"""Runs the tests of `make test`, `make test-fast`, and the long ones of `make test-all`; prints the slowest and a summary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
             *("--ignore", "tests/unit/store", "--ignore", "tests/unit/bus", "--ignore", "tests/unit/bench"),
         )
     },
-    "test-long": {"long": ("tests", "-m", "long")},
+    "test-all": {"long": ("tests", "-m", "long")},  # make runs `test` and `test-compat` before
 }
 
 

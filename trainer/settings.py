@@ -21,11 +21,10 @@ from pydantic import (
     model_validator,
 )
 
-from scheduler.configuration import Unreadable, complaints, read_toml
+from scheduler.configuration import Section, Unreadable, complaints, read_toml
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.algorithms.sft import LikelihoodSettings
 from trainer.errors import ConfigError
-from trainer.sections.base import Section
 from trainer.sections.batch import BatchSettings
 from trainer.sections.credit import CreditSettings
 from trainer.sections.eval import EvalSettings

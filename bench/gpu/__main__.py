@@ -1,4 +1,4 @@
-"""Runs `make gpu-check` on a machine with GPUs: tests, the trainer alone, training beside vLLM.
+"""Runs `make bench NAME=gpu` on a machine with GPUs: tests, the trainer alone, training beside vLLM.
 
 1. The tests marked `gpu` (`tests/gpu`): kernels, precision, offload, NCCL, and the probe of a weight update.
 2. The trainer alone on long rows, as prime-rl's published figure was measured.
@@ -135,7 +135,7 @@ def _commit() -> str:
 def main(
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Training steps beside the engine.")] = 5,
     engine_python: Annotated[
-        Path, typer.Option(help="The interpreter of vLLM's environment (`make gpu-check` makes it).")
+        Path, typer.Option(help="The interpreter of vLLM's environment (`make bench NAME=gpu` makes it).")
     ] = ENGINE_PYTHON,
     out: Annotated[Path, typer.Option(help="The folder of the report and of the run's files.")] = Path(
         "runs/gpu-check"
@@ -149,7 +149,7 @@ def main(
     if not lacks and not torch.cuda.is_available():
         lacks = [f"a build of PyTorch that sees the GPU ({torch.__version__} at {sys.executable} does not)"]
     if not lacks and not engine_python.exists():
-        lacks = [f"vLLM's environment ({engine_python} is not there; `make gpu-check` makes it)"]
+        lacks = [f"vLLM's environment ({engine_python} is not there; `make bench NAME=gpu` makes it)"]
     if lacks:
         typer.echo(refusal(lacks), err=True)
         raise typer.Exit(1)

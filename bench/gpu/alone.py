@@ -46,10 +46,10 @@ def rollouts_of(workload: Workload) -> list[Rollout]:
         ids = draw.integers(0, vocabulary, workload.row, dtype=np.int32)
         logprobs = np.full(workload.row, -math.log(vocabulary), np.float32)
         parts = slice(0, _PROMPT), slice(_PROMPT, None)
-        asked, said = (
+        prompt, reply = (
             Turn(turn - 1, turn == 1, ids[part], logprobs[part]) for turn, part in enumerate(parts)
         )
-        found.append(Rollout(0, float(number % 2), (asked, said)))
+        found.append(Rollout(0, float(number % 2), (prompt, reply)))
     return found
 
 
@@ -60,8 +60,8 @@ def measure(workload: Workload, model: Path, folder: Path, device: str, steps: i
     counted: list[dict[str, float]] = []
     for _ in range(_WARM_UP + steps):
         began = time.perf_counter()
-        said = learner.train(groups)
-        counted.append(said | {"seconds": time.perf_counter() - began})
+        result = learner.train(groups)
+        counted.append(result | {"seconds": time.perf_counter() - began})
     dismiss(learner)
     return {"steps": counted[_WARM_UP:]}
 

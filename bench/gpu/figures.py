@@ -61,10 +61,10 @@ def pairs_of(record: Mapping[str, float]) -> float:
 
     Replies of different lengths have more pairs, so what follows from it is too small, if anything.
     """
-    asked = max(0.0, record["computed_tokens"] - record["trained_tokens"]) / max(1.0, record["groups"])
-    said = record["trained_tokens"] / max(1.0, record["episodes"])
-    each = said * asked + said * (said + 1) / 2
-    return record["groups"] * asked * (asked + 1) / 2 + record["episodes"] * each
+    prompt = max(0.0, record["computed_tokens"] - record["trained_tokens"]) / max(1.0, record["groups"])
+    reply = record["trained_tokens"] / max(1.0, record["episodes"])
+    each = reply * prompt + reply * (reply + 1) / 2
+    return record["groups"] * prompt * (prompt + 1) / 2 + record["episodes"] * each
 
 
 def operations(config: Mapping[str, Any], record: Mapping[str, float]) -> float:
@@ -141,7 +141,7 @@ def _of_step(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def updates(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Weight updates: the median seconds of each part over versions and engines, and what the probes said."""
+    """Weight updates: the median seconds of each part over versions and engines, and the results of the probes."""
     reports = [report for record in records for report in record["report"]]
     parts = dict.fromkeys(part for report in reports for part in report["seconds"])
     probes = [report["probe"] for report in reports if report["probe"]]

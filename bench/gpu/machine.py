@@ -81,8 +81,8 @@ def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
     except subprocess.TimeoutExpired:
         return (), f"`nvidia-smi` did not answer within {_ANSWER_S:g} s"
     if answer.returncode:
-        said = " ".join((answer.stdout + answer.stderr).split())
-        return (), f"`nvidia-smi` ended with {answer.returncode}: {said}"
+        output = " ".join((answer.stdout + answer.stderr).split())
+        return (), f"`nvidia-smi` ended with {answer.returncode}: {output}"
     gpus = parse(answer.stdout)
     if not gpus:
         return (), "`nvidia-smi` lists no GPU"
@@ -131,7 +131,9 @@ def missing(machine: Machine) -> list[str]:
         found.append(f"Linux on x86-64, for which the builds are pinned (this is {machine.system})")
     if machine.python < PYTHON:
         wanted, have = (".".join(map(str, version)) for version in (PYTHON, machine.python))
-        found.append(f"Python {wanted} or newer (this is {have}; `make gpu-check PYTHON=...` takes another)")
+        found.append(
+            f"Python {wanted} or newer (this is {have}; `make bench NAME=gpu PYTHON=...` takes another)"
+        )
     found += machine.tools
     if not machine.gpus:
         return [*found, f"an NVIDIA GPU ({machine.why_none})"]
@@ -152,7 +154,7 @@ def refusal(lacks: Sequence[str]) -> str:
     return (
         f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
         " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
-        " docs/gpu-check.md says more."
+        " docs/gpu.md says more."
     )
 
 

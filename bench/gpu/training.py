@@ -37,7 +37,7 @@ class Engine:
         args = [] if len(gpus) > 1 else ["--gpu-memory-utilization", "0.35"]
         env = {VISIBLE: gpus[:2][-1].uuid}
         return cls({"launch": "vllm", "python": str(python.absolute()), "args": args, "env": env,
-                    "log": str(folder / "engine.log"), "start_s": 900.0, "restart_window_s": 3600.0})  # fmt: skip
+                    "log": str(folder / "engine.log"), "start_s": 900.0})  # fmt: skip
 
     def table(self) -> str:
         """As lines of a TOML file."""

@@ -30,10 +30,10 @@ def main() -> None:
     temperature = torch.ones(options.tokens)
 
     def work(count: int) -> None:
-        said = token_logprobs(
+        output = token_logprobs(
             Head(layer), hidden[:count], ids[:count], temperature[:count], options.vocabulary
         )
-        said[0].sum().backward()
+        output[0].sum().backward()
 
     work(16)
     gc.collect()

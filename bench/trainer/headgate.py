@@ -71,7 +71,7 @@ class Counted:
 
 
 def main() -> None:
-    """Trains as often as it is told."""
+    """Train once for each line of standard input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", type=Path, required=True)
@@ -102,13 +102,13 @@ def main() -> None:
     while sys.stdin.readline():
         counted.tokens = 0
         began = time.perf_counter(), time.process_time()
-        said = learner.train(groups)
+        result = learner.train(groups)
         took = time.perf_counter() - began[0], time.process_time() - began[1]
         answer = {
             "seconds": took[0],
             "cpu_s": took[1],
             "tokens": counted.tokens,
-            "trained": said["trained_tokens"],
+            "trained": result["trained_tokens"],
         }
         print(json.dumps(answer), flush=True)
     os._exit(0)

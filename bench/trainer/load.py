@@ -82,10 +82,10 @@ def long_tail(
     draw = np.random.default_rng(seed)
     made = []
     for group in range(sizes.groups):
-        asked = _prompt(draw, sizes, prompt)
+        question = _prompt(draw, sizes, prompt)
         for reward in _rewards(draw, sizes.members):
             length = int(np.clip(round(median * np.exp(sigma * draw.standard_normal())), 1, most))
-            made.append(Rollout(group, reward, (asked, _said(draw, sizes, length, 0))))
+            made.append(Rollout(group, reward, (question, _sampled(draw, sizes, length, 0))))
     return made
 
 
@@ -95,13 +95,13 @@ def branches(sizes: Sizes, seed: int, *, path: int, shared: float, fan: int) -> 
     made = []
     history = round(path * shared)
     for group in range(sizes.groups):
-        asked = _prompt(draw, sizes, history // 2)
+        question = _prompt(draw, sizes, history // 2)
         for reward in _rewards(draw, sizes.members):
-            first = _said(draw, sizes, history - history // 2, 0)
+            first = _sampled(draw, sizes, history - history // 2, 0)
             spread = draw.integers(-(path - history) // 2, (path - history) // 2 + 1, fan // 2)
             lengths = path - history + np.concatenate([spread, -spread])
-            tails = (_said(draw, sizes, int(length), 1) for length in lengths)
-            made.append(Rollout(group, reward, (asked, first, *tails)))
+            tails = (_sampled(draw, sizes, int(length), 1) for length in lengths)
+            made.append(Rollout(group, reward, (question, first, *tails)))
     return made
 
 
@@ -123,11 +123,11 @@ def shared_tokens(batch: list[Rollout]) -> int:
 
 def _prefixes(rollout: Rollout) -> Iterator[tuple[bytes, ...]]:
     """The tokens of every turn after those of the turns before it."""
-    told: list[tuple[bytes, ...]] = []
+    histories: list[tuple[bytes, ...]] = []
     for turn in rollout.turns:
-        before = told[turn.parent] if turn.parent >= 0 else ()
-        told.append((*before, turn.ids.tobytes()))
-    yield from told
+        before = histories[turn.parent] if turn.parent >= 0 else ()
+        histories.append((*before, turn.ids.tobytes()))
+    yield from histories
 
 
 def paths_apart(batch: list[Rollout]) -> list[Rollout]:
@@ -190,14 +190,14 @@ def _prompt(draw: np.random.Generator, sizes: Sizes, length: int) -> Turn:
     return Turn(-1, False, _ids(draw, sizes, length), np.zeros(length, np.float32))
 
 
-def _said(draw: np.random.Generator, sizes: Sizes, length: int, parent: int) -> Turn:
+def _sampled(draw: np.random.Generator, sizes: Sizes, length: int, parent: int) -> Turn:
     return Turn(parent, True, _ids(draw, sizes, length), _near_uniform(draw, sizes, length))
 
 
 def _near_uniform(draw: np.random.Generator, sizes: Sizes, length: int) -> Floats:
     """Log-probabilities (nats) near those of an untrained model: ratios are near 1, and some are clipped."""
-    said = -np.log(sizes.vocabulary) + 0.15 * draw.standard_normal(length)
-    return said.astype(np.float32)
+    logprobs = -np.log(sizes.vocabulary) + 0.15 * draw.standard_normal(length)
+    return logprobs.astype(np.float32)
 
 
 def _ids(draw: np.random.Generator, sizes: Sizes, length: int) -> Ints:

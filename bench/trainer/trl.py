@@ -1,6 +1,6 @@
 """TRL's side of the trainer's bench: GRPOTrainer as its users run it, on a recorded batch in place of its own samples.
 
-It runs in an environment that has TRL (`make bench-trainer` makes .venv-trl) and not headgate's packages. Only sampling is
+It runs in an environment that has TRL (`make bench NAME=trainer` makes .venv-trl) and not headgate's packages. Only sampling is
 replaced: TRL pads, shuffles and splits the batch, computes its loss, accumulates, clips and steps. Each path of an episode is a
 row; what an earlier row trains is masked by `tool_mask`. Commands come on stdin, and answers go to stdout: a line each.
 """
@@ -43,17 +43,17 @@ class Recorded(GRPOTrainer):
         ]
         filler = self._tokenizer.pad_token_id
         prompts = [torch.as_tensor(row.turns[0].ids, dtype=torch.int64) for row, _ in rows]
-        said = [_after_prompt(row) for row, _ in rows]
-        lengths = [torch.ones(len(ids), dtype=torch.int64) for ids, _, _ in said]
-        sampled = pad([mask for _, mask, _ in said], padding_value=0, padding_side="right")
+        tails = [_after_prompt(row) for row, _ in rows]
+        lengths = [torch.ones(len(ids), dtype=torch.int64) for ids, _, _ in tails]
+        sampled = pad([mask for _, mask, _ in tails], padding_value=0, padding_side="right")
         return {
             "prompt_ids": pad(prompts, padding_value=filler, padding_side="left"),
             "prompt_mask": pad([torch.ones_like(p) for p in prompts], padding_value=0, padding_side="left"),
-            "completion_ids": pad([ids for ids, _, _ in said], padding_value=filler, padding_side="right"),
+            "completion_ids": pad([ids for ids, _, _ in tails], padding_value=filler, padding_side="right"),
             "completion_mask": pad(lengths, padding_value=0, padding_side="right"),
             "tool_mask": sampled,
             "old_per_token_logps": pad(
-                [logprobs for _, _, logprobs in said], padding_value=0.0, padding_side="right"
+                [logprobs for _, _, logprobs in tails], padding_value=0.0, padding_side="right"
             ),
             "advantages": torch.tensor([advantage for _, advantage in rows], dtype=torch.float32),
             "num_items_in_batch": sampled.sum(),
@@ -97,7 +97,7 @@ def _after_prompt(row: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tenso
 
 
 def main() -> None:
-    """Trains as often as it is told."""
+    """Train once for each line of standard input."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--batch", type=Path, required=True)

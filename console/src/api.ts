@@ -11,7 +11,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Why a key is asked for; null: none is needed, or one that works was given. */
+/** Why a key is needed; null: none is, or one that works was given. */
 export const asking = signal<string | null>(null);
 /** Counts the keys that were given: views begin again with each. */
 export const session = signal(0);
@@ -74,6 +74,6 @@ export async function remove<T>(path: string, params: Params = {}): Promise<T> {
 }
 
 /** The text of an error for people. */
-export function said(error: unknown): string {
+export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }

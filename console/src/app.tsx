@@ -103,7 +103,7 @@ function ModelChoice() {
   );
 }
 
-/** Views begin once the gateway has said what it is: before that they would ask without a key, or for what a recorded run has not. */
+/** Views begin once the gateway has described itself: before that they would send requests without a key, or for what a recorded run has not. */
 function Shown({ place, error }: { place: Place | undefined; error: string | null }) {
   if (!shell.value) return error ? <Failure text={error} /> : <Loading />;
   return place ? <View place={place} /> : <NotFound />;

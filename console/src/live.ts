@@ -35,11 +35,11 @@ function start(): void {
   stop?.abort();
   stop = new AbortController();
   const { signal: aborted } = stop;
-  const told = (messages: { data: string }[]) => {
+  const receive = (messages: { data: string }[]) => {
     if (!waiting.length) setTimeout(deliver, 16);
     waiting.push(...messages.map((message) => JSON.parse(message.data) as GatewayEvent));
   };
-  void watch("/admin/v1/events", {}, aborted, told, (state) => {
+  void watch("/admin/v1/events", {}, aborted, receive, (state) => {
     if (!aborted.aborted) streamState.value = state;
   });
 }

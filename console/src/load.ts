@@ -1,7 +1,7 @@
-// What a view shows of the gateway: asked for, asked for again when something happened, or every few seconds.
+// What a view shows of the gateway: fetched, fetched again when something happened, or every few seconds.
 import { useSignal, type ReadonlySignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { ApiError, said } from "./api";
+import { ApiError, messageOf } from "./api";
 
 export interface Loaded<T> {
   value: ReadonlySignal<T | null>;
@@ -23,7 +23,7 @@ function passes(failure: unknown): boolean {
 
 /**
  * Asks when `deps` change, every `everyMs` (0: never) while the tab is seen, on `again()`, and soon after a failure that may pass.
- * Old answers stay meanwhile.
+ * Old answers stay until then.
  */
 export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: readonly unknown[], everyMs = 0): Loaded<T> {
   const value = useSignal<T | null>(null);
@@ -44,7 +44,7 @@ export function useLoaded<T>(ask: (signal: AbortSignal) => Promise<T>, deps: rea
         error.value = null;
       } catch (failure) {
         if (gone.signal.aborted) return;
-        if (!(failure instanceof ApiError && failure.status === 401)) error.value = said(failure);
+        if (!(failure instanceof ApiError && failure.status === 401)) error.value = messageOf(failure);
         if (!everyMs && passes(failure)) soon(AFTER_FAILURE_MS);
       } finally {
         clearTimeout(limit);

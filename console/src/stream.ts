@@ -7,7 +7,7 @@ export interface Message {
   data: string;
 }
 
-/** Cuts a text stream into messages, as the HTML standard says, as far as the gateway uses it. */
+/** Cuts a text stream into messages, as in the HTML standard, as far as the gateway uses it. */
 export class Parser {
   private rest = "";
   private id = "";
@@ -50,12 +50,12 @@ export class Parser {
 
 export type State = "connecting" | "live" | "waiting" | "ended";
 
-/** Reads a stream until `signal` aborts, again and again. `told` gets each read's messages at once. */
+/** Reads a stream until `signal` aborts, again and again. `receive` gets each read's messages together. */
 export async function watch(
   path: string,
   params: Params,
   signal: AbortSignal,
-  told: (messages: Message[]) => void,
+  receive: (messages: Message[]) => void,
   state: (state: State) => void = () => {},
 ): Promise<void> {
   let last = "";
@@ -73,11 +73,11 @@ export async function watch(
         const messages = parser.feed(part.value);
         last = parser.last;
         pause = 500;
-        if (messages.length) told(messages);
+        if (messages.length) receive(messages);
       }
     } catch (error) {
       if (signal.aborted) break;
-      // Refused for good: a key is asked for, or this gateway has no such stream.
+      // Refused for good: a key is needed, or this gateway has no such stream.
       if (error instanceof ApiError && error.status < 500 && error.status !== 429) return state("ended");
     }
     state("waiting");

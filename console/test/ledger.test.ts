@@ -11,7 +11,7 @@ const BUFFER: Buffer = {
   groups: [group("slow", "reserved", { open: 3, rewarded: 1, dropped: 1 }), group("done", "occupied", { rewarded: 4 })],
 };
 const LEDGER: Ledger = {
-  rule: "staleflow",
+  late_groups: "cancel",
   eta: 2,
   batch: 3,
   version: 5,

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import { rangeOf } from "../src/parts/chart";
-import { infrastructure, ratio } from "../src/run/plots";
+import { infrastructure, phases, ratio } from "../src/run/plots";
 import type { State } from "../src/run/health";
 import { grown, joined, smoothed, type Steps } from "../src/run/steps";
 import { summary } from "../src/views/health";
@@ -53,4 +53,9 @@ test("the summary of health counts what is not known apart from what is well", (
   const states = (...all: State[]) => summary(all.map((state) => ({ state })));
   expect(states("ok", "ok", "unknown")).toBe("All 2 known signals are in their healthy ranges. 1 signal not known.");
   expect(states("ok", "warn", "bad")).toBe("2 signals of 3 out of the healthy range.");
+});
+
+test("the chart of seconds has the figure of the whole step, and its longest phases", () => {
+  const figures = { "seconds/total": [4, 5], "seconds/ack": [1, 1], "seconds/stream": [2, 3] };
+  expect(phases({ ...STEPS, figures }).map((curve) => curve.label)).toEqual(["whole step", "stream", "ack"]);
 });

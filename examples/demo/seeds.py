@@ -1,6 +1,6 @@
 """The demo for three seeds, listed here beforehand, and a control run whose weights are frozen.
 
-python -m examples.demo.seeds               # what `make demo-seeds` does; about 25 minutes on two cores
+python -m examples.demo.seeds               # what `make demo NAME=seeds` does; about 25 minutes on two cores
 """
 
 from __future__ import annotations

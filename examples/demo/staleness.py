@@ -1,6 +1,6 @@
 """A demo's task under several bounds on staleness: what a looser bound buys in time, and what it costs in reward.
 
-    python -m examples.demo.staleness                          # what `make report-staleness` does; about 45 minutes on two cores
+    python -m examples.demo.staleness   # what `make report NAME=staleness` does; about 45 minutes on two cores
     python -m examples.demo.staleness --etas 0,2 --seeds 1 --steps 10 --plot runs/staleness.png
     python -m examples.demo.staleness --etas 1 --bounds groups,tokens --concurrency 256 --plot runs/staleness.png
     python -m examples.demo.staleness --demo tools --etas 1 --bounds groups,tokens --dir runs/staleness-tools --plot runs/t.png

@@ -1,6 +1,6 @@
 """The demo's model trained through `--env reasoning-gym:chain_sum`: nothing of ours but the model.
 
-    python -m examples.environments.run            # what `make demo-environments` does; about 20 minutes on two cores
+    python -m examples.environments.run            # what `make demo NAME=environments` does; about 20 minutes on two cores
 
 The model, the gateway and the runner are those of `examples.demo`; the control has a learning rate of 0. What is held out is
 held out by the adapter's rule, by the question's text; the warm start's teacher never showed these questions either.

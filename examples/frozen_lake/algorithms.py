@@ -1,6 +1,6 @@
 """Algorithms side by side on FrozenLake, and a frozen control: the same model, maps, steps and seeds, without an engine.
 
-    python -m examples.frozen_lake.algorithms              # what `make report-algorithms` does
+    python -m examples.frozen_lake.algorithms              # what `make report NAME=algorithms` does
     python -m examples.frozen_lake.algorithms --algorithms grpo,rloo --seeds 1 --steps 6 --plot runs/algorithms.png
 
 Each step samples a batch with the newest weights and trains on it with the trainer's own learner. The control is the same loop

@@ -1,6 +1,6 @@
 """The worth of an order of tasks by difficulty: FrozenLake in passes and by difficulty, the same number of sampled tokens each.
 
-    python -m examples.frozen_lake.curriculum                    # what `make report-curriculum` does
+    python -m examples.frozen_lake.curriculum                    # what `make report NAME=curriculum` does
     python -m examples.frozen_lake.curriculum --seeds 1 --tokens 20000 --dir runs/quick
 
 The same model, maps and seeds, in one process as in `algorithms`; a run ends with the batch in which it has sampled enough.

@@ -1,6 +1,6 @@
 """The cost of failures that are taken for rewards of 0: FrozenLake with one tool call in ten failing, with and without the masks.
 
-    python -m examples.frozen_lake.failures                    # what `make report-failures` does
+    python -m examples.frozen_lake.failures                    # what `make report NAME=failures` does
     python -m examples.frozen_lake.failures --seeds 1 --steps 6 --dir runs/quick
 
 A tool call that fails ends its episode. *as zeros*: the episode is trained with the reward that it has, 0, as an agent's harness

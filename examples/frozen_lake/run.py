@@ -1,6 +1,6 @@
 """The demo on a lake: a model learns to cross gymnasium's FrozenLake, one tool call a step, on real vLLM.
 
-    python -m examples.frozen_lake.run               # what `make demo-frozen-lake` does
+    python -m examples.frozen_lake.run               # what `make demo NAME=frozen-lake` does
     python -m examples.frozen_lake.run --seed 2 --dir runs/other
     python -m examples.frozen_lake.run --frozen      # the control: the same, with a learning rate of 0
 

@@ -1,10 +1,10 @@
 """Measures what lending gains on this machine: the same training under three assignments of tags to two nodes.
 
-    python -m examples.lending.run                    # what `make report-lending` does
+    python -m examples.lending.run                    # what `make report NAME=lending` does
     python -m examples.lending.run --engine fake --steps 3 --only mixed
 
-A node is a core (see cluster.py). Figures are of the steps after the first, in which everything is warmed up. What it leaves, in
-one folder a topology: the recording, the trainer's metrics, logs, and the timeline as a page and as a picture.
+A node is a core (see cluster.py). Figures are of the steps after the first, in which everything is warmed up. Each topology has
+a folder with the recording, the trainer's metrics and logs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import finish, machine, show
-from examples.lending.cluster import TOPOLOGIES, Run, Topology
+from examples.lending.cluster import TOPOLOGIES, Run
 from processes.child import LocalProcess
 from processes.errors import ChildDied
 from processes.interrupts import run_interruptible
-from scheduler.timeline import Timeline, page
-from scheduler.timeline.report import timeline_from
+from scheduler.planning.runs import timeline_from
+from scheduler.planning.timeline import Timeline
 
 STEPS = 14
 TASKS = 2000
@@ -61,14 +61,13 @@ async def run(options: argparse.Namespace, directory: Path) -> dict[str, dict[st
         print(f"{topology.name}: {topology.about}", file=sys.stderr, flush=True)
         parts = directory / topology.name, directory / "model", directory / "tasks.jsonl"
         await Run(topology, *parts, options.engine, options.steps).run()
-        figures[topology.name] = measured(parts[0], topology)
+        figures[topology.name] = measured(parts[0])
     return figures
 
 
-def measured(directory: Path, topology: Topology) -> dict[str, Any]:
-    """The figures of one run, from its recording and its trainer's metrics; draws its timeline."""
+def measured(directory: Path) -> dict[str, Any]:
+    """The figures of one run, from its recording and its trainer's metrics."""
     whole = timeline_from(directory)
-    page.write(whole, directory, f"{topology.name}: {topology.about}")
     steady = whole.within(whole.steps[0].end_s, whole.steps[-1].end_s)
     records = [
         json.loads(line) for line in (directory / "trainer" / "metrics.jsonl").read_text().splitlines()
@@ -100,7 +99,7 @@ def report(figures: dict[str, dict[str, Any]], directory: Path, engine: str, sec
             f"{found['seconds']:.1f}",
             str(found["trained_tokens"]),
             f"{found['tokens_per_s']:.1f}",
-            *(_told(found["shares"].get(node)) for node in ("r0", "t0")),
+            *(_shown(found["shares"].get(node)) for node in ("r0", "t0")),
             f"{found['staleness']:.2f}",
         )
         for name, found in figures.items()
@@ -126,11 +125,11 @@ def report(figures: dict[str, dict[str, Any]], directory: Path, engine: str, sec
             "idle_with": with_lending["shares"]["t0"]["idle"],
             "tokens_ratio": round(with_lending["tokens_per_s"] / without["tokens_per_s"], 3),
         }
-    told = {"engine": engine, "topologies": figures, "minutes": round(seconds / 60, 1), "machine": machine()}
-    finish(result | told, directory / "report.json")
+    run = {"engine": engine, "topologies": figures, "minutes": round(seconds / 60, 1), "machine": machine()}
+    finish(result | run, directory / "report.json")
 
 
-def _told(shares: dict[str, float] | None) -> str:
+def _shown(shares: dict[str, float] | None) -> str:
     return "-" if shares is None else " / ".join(f"{share:.0%}" for share in shares.values())
 
 

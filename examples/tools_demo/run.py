@@ -1,6 +1,6 @@
 """The demo with tools: a model learns to use a tool to the end, behind an agent of the openai-agents SDK, on real vLLM.
 
-    python -m examples.tools_demo.run               # what `make demo-tools` does
+    python -m examples.tools_demo.run               # what `make demo NAME=tools` does
     python -m examples.tools_demo.run --seed 2 --dir runs/other
     python -m examples.tools_demo.run --frozen      # the control: the same, with a learning rate of 0
 

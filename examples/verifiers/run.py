@@ -1,6 +1,6 @@
 """The demo's model trained through `--env verifiers:till`, an environment of verifiers with its own dataset, rubric and harness.
 
-    python -m examples.verifiers.run            # what `make demo-verifiers` does; about 25 minutes on two cores
+    python -m examples.verifiers.run            # what `make demo NAME=verifiers` does; about 25 minutes on two cores
 
 What a user types, in that order and timed: a few episodes to look at, `trainer run --dry-run`, and the training between two
 evaluations. The environment (`examples/verifiers/environment`) imports nothing of headgate and lives in the Python that has

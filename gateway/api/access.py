@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 
 from gateway.api.context import Services, bearer, services
 from gateway.control.models import LocalModel, ServedModel, TrainedModel
+from gateway.control.read_model import ShownModel
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.store import episodes as statements
 from gateway.store import ledger
@@ -27,17 +28,21 @@ class Access:
     reach: Reach
 
     @property
-    def models(self) -> list[LocalModel]:
-        """Models on engines. Raises Unavailable in a process that follows."""
-        return [model for model in self.gateway.leader.models if self.reach.has(model.name)]
+    def models(self) -> list[ServedModel]:
+        """Models on engines. Raise Unavailable in a follower."""
+        return [model for model in self.gateway.view.served_models() if self.reach.has(model.name)]
+
+    def shown(self, name: str | None) -> ShownModel:
+        """Return a trained model to read; without a name the first. Raise NotFound or BadRequest."""
+        return self.gateway.view.trained_model(name, self.reach)
 
     def one(self, name: str | None) -> LocalModel:
         """A model on engines; without a name the first trained one. Raises NotFound."""
-        return self.gateway.leader.models.one(name, self.reach)
+        return self.gateway.coordinator.models.one(name, self.reach)
 
     def trained(self, name: str | None) -> TrainedModel:
         """A trained model; without a name the first. Raises NotFound or BadRequest."""
-        return self.gateway.leader.models.one_trained(name, self.reach)
+        return self.gateway.coordinator.models.one_trained(name, self.reach)
 
     def called(self, name: str, own: str) -> ServedModel:
         """A model on engines that episodes of the model `own` may have called. Raises NotFound."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
 from gateway.api.access import admin
 from gateway.api.context import json_object
+from gateway.api.query import check_query, query_names
 from gateway.errors import BadRequest
 from gateway.render.offload import offload_read
 
@@ -38,11 +38,11 @@ class AdminRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        known = list(_query_names(self.dependant))
+        known = query_names(self.dependant)
 
         async def checked(request: Request) -> Response:
             await admin(request)
-            _check_query(request, known)
+            check_query(request, known)
             if self.body_field is not None:
                 body = await request.body()
                 request = _ReadRequest(request, await offload_read(body, lambda: _object(body)))
@@ -80,20 +80,3 @@ def _check_integer(digits: str) -> None:
     if len(digits.lstrip("-")) > _DIGITS or not _LEAST <= int(digits) <= _MOST:
         message = f"the body: the integer {digits[:_SHOWN]} has more than 64 bits"
         raise BadRequest(message, code="invalid_json")
-
-
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    """The query parameters of a route's function, and of what it depends on."""
-    for inner in dependant.dependencies:
-        yield from _query_names(inner)
-    for param in dependant.query_params:
-        yield str(param.alias)
-
-
-def _check_query(request: Request, known: list[str]) -> None:
-    """Raise BadRequest for the first query parameter that is not known."""
-    for name in request.query_params:
-        if name not in known:
-            takes = f"takes {', '.join(known)}" if known else "takes no query parameters"
-            message = f"Unrecognized query parameter: {name}. {request.method} {request.url.path} {takes}"
-            raise BadRequest(message, code="unknown_parameter", param=name)

@@ -98,7 +98,7 @@ async def nack(lease_id: str, body: NackBody, access: Admin, model: Model = None
 @router.get("/batches")
 async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
     """The batches that were trained, in order: buffer, groups, trained_at."""
-    found = access.trained(model)
+    found = access.shown(model)
     return {"model": found.name, "batches": await found.batches.list()}
 
 
@@ -108,7 +108,7 @@ async def batch_groups(buffer: Number, access: Admin, model: Model = None) -> Re
 
     Only the flag ORPHANED may differ: it is current.
     """
-    groups = await access.trained(model).batches.groups(buffer)
+    groups = await access.shown(model).batches.groups(buffer)
     return await _stream(LeasedGroups(groups, len(groups), True))
 
 

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, asked_object
-from gateway.api.generation import admitted, count_replies, generate, respond
+from gateway.api.admission import admit
+from gateway.api.context import Gateway, asked_object, body_of
+from gateway.api.generation import generate
 from gateway.api.images import image_support
-from gateway.api.stored import KeptChat, body_of
+from gateway.api.query import QueryRoute
+from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse
 from gateway.dialects.request import replies_of
 from gateway.render.offload import offload_read
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest.model_json_schema()))
 async def chat_completions(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway, "chat")
+    admission = await admit(request, gateway, "chat")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
-    model = gateway.models.resolve(values["model"], caller.model)
+    values = await offload_read(body, lambda: asked_object(body))
+    model = gateway.models.resolve(values["model"], admission.caller.model)
     if not isinstance(model, ServedModel):
-        count_replies(request.scope, *replies_of(values))
-        return await relay(gateway, caller, model, "chat/completions", values)
-    chat, asked = await offload_read(body, lambda: parse(values, image_support(model)))
-    generation = await generate(request, gateway, caller, model, asked, body)
-    plain = ChatAnswer(generation.choices, chat, model.renderer)
-    answer = KeptChat(plain, chat, generation, gateway) if chat.store else plain
-    return respond(gateway, generation, answer, asked.stream)
+        admission.count_replies(*replies_of(values))
+        return await relay(gateway, admission.caller, model, "chat/completions", values)
+    chat, parsed = await offload_read(body, lambda: parse(values, image_support(model)))
+    generation = await generate(admission, model, parsed, body)
+    answer = ChatAnswer(generation.choices, chat, model.renderer)
+    return respond(gateway, generation, answer, parsed.stream)

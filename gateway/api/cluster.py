@@ -9,7 +9,7 @@ from gateway.api.admin_route import admin_router
 from gateway.errors import NotFound
 from gateway.peers import snapshot
 from gateway.peers.follower import Follower
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 
 PATH = "/admin/v1/cluster"
 
@@ -24,9 +24,9 @@ async def cluster(access: Admin) -> dict[str, Any]:
     """
     gateway = access.gateway
     if not access.reach.everything:
-        raise NotFound("there is no such route", code="not_found")
+        raise NotFound("no route has this path", code="not_found")
     match gateway.role:
-        case Leader(fence=fence):
+        case Coordinator(fence=fence):
             known = {**gateway.described(fence), "age_s": 0.0}
             return {"role": gateway.membership.role, "coordinator": known}
         case Follower(linked=linked):

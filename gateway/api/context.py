@@ -14,8 +14,9 @@ from gateway.bus.base import Bus
 from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models
+from gateway.control.read_model import ConsoleView, ReadModel
 from gateway.dialects.sizes import check_sizes
-from gateway.episodes.callers import Callers
+from gateway.episodes.callers import AgentCalls, Directory
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
@@ -24,14 +25,12 @@ from gateway.feed.events import EventFeed
 from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
 from gateway.metrics import Metrics
 from gateway.peers import snapshot
-from gateway.peers.callers import RemoteCallers
 from gateway.peers.hub import Hub
-from gateway.peers.membership import Alone, Membership
-from gateway.peers.role import Leader, Role
+from gateway.peers.membership import Membership, SingleProcess
+from gateway.peers.role import Coordinator, CurrentRole, Role
+from gateway.render.gil import LARGE, release_gil
 from gateway.render.tool_alarm import ToolAlarm
-from gateway.render.yielding import LARGE, yielding
 from gateway.rollout.replies import Replies
-from gateway.sections import RequestSettings
 from gateway.settings import Settings
 from gateway.store.database import Database
 from gateway.telemetry.base import Tracing
@@ -49,6 +48,7 @@ class DataPlane:
     settings: Settings
     database: Database
     models: Models
+    current_role: CurrentRole
     replies: Replies
     metrics: Metrics
     tool_alarm: ToolAlarm
@@ -63,12 +63,14 @@ class DataPlane:
     """The usage of each key in this process."""
     lengths: Lengths | None
     """Predictions of calls' lengths; None with `[lengths] ranker = "none"`."""
+    recorded: ReadModel | None = None
+    """The recorded run that is shown; None in a gateway."""
     run_folders: tuple[Path, ...] = ()
     """The folders of recorded runs that are shown, where their trainers' files are looked for first."""
     tracing: Tracing
     """The spans of this process's calls."""
 
-    def described(self, fence: int) -> dict[str, Any]:
+    def described(self, fence: int) -> snapshot.ClusterSnapshot:
         """The cluster, as the coordinator with this fence sees it."""
         url = self.settings.cluster.url or self.settings.server.url
         return snapshot.described(fence, url, self.hub, [model.pool for model in self.models])
@@ -78,41 +80,51 @@ class DataPlane:
 class Services(DataPlane):
     """A gateway process: what every one has, its role, and its place among the others."""
 
-    role: Role
-    membership: Membership | Alone
+    membership: Membership | SingleProcess
 
     @classmethod
-    def of(cls, plane: DataPlane, role: Role, membership: Membership | Alone) -> Services:
-        """A process with the same parts, in a role."""
+    def of(cls, plane: DataPlane, membership: Membership | SingleProcess) -> Services:
+        """Return a process with the same parts and a place in the cluster."""
         parts = {part.name: getattr(plane, part.name) for part in fields(plane)}
-        return cls(**parts, role=role, membership=membership)
+        return cls(**parts, membership=membership)
 
     @property
-    def leader(self) -> Leader:
+    def role(self) -> Role:
+        """The role that this process has now."""
+        return self.current_role.get()
+
+    @property
+    def coordinator(self) -> Coordinator:
         """The parts that only the coordinator has. Raises Unavailable in another process."""
-        if not isinstance(self.role, Leader):
+        if not isinstance(self.role, Coordinator):
             message = "this gateway process is not the coordinator"
             raise Unavailable(message, retry_after=1.0, code="no_coordinator")
         return self.role
 
     @property
-    def callers(self) -> Callers | RemoteCallers:
+    def view(self) -> ConsoleView:
+        """What the routes that read show. Raise Unavailable in a follower."""
+        return self.recorded or self.coordinator
+
+    @property
+    def callers(self) -> Directory:
         """Resolves keys to callers."""
         return self.role.callers
 
-    async def alone(self, episode_id: str) -> bool:
-        """True if no other process serves an episode that this one serves. False if that is not known."""
-        return await (self.hub if isinstance(self.role, Leader) else self.role).alone(episode_id)
+    @property
+    def agents(self) -> AgentCalls:
+        """Opens episodes for agents' keys. Raise Unavailable if this process is not the coordinator."""
+        return self.coordinator.callers
 
     @property
     def host(self) -> ControlHost:
         """The control program. Raises Unavailable if it is elsewhere."""
-        return self.leader.host
+        return self.coordinator.host
 
     @property
     def episodes(self) -> Episodes:
         """Every open episode. Raises Unavailable if they are elsewhere."""
-        return self.leader.episodes
+        return self.coordinator.episodes
 
 
 async def services(request: Request) -> Services:
@@ -175,13 +187,13 @@ def _check_fields(values: dict[str, Any]) -> None:
 
 def _rewritten(values: dict[str, Any]) -> dict[str, Any]:
     """The parts of a large body that are written as JSON again: schemas of all kinds."""
-    return {name: yielding(value) for name, value in values.items() if name not in _CONVERSATION}
+    return {name: release_gil(value) for name, value in values.items() if name not in _CONVERSATION}
 
 
-def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
-    """Reads a body as a JSON object that names a model and holds no more than `most`. Raises BadRequest."""
+def asked_object(body: bytes) -> dict[str, Any]:
+    """Reads a body as a JSON object that names a model and holds no more than `sizes.MOST`. Raises BadRequest."""
     values = json_object(body)
-    check_sizes(values, most)
+    check_sizes(values)
     if not isinstance(values.get("model"), str):
         fault = "must be a string" if "model" in values else "Field required"
         raise BadRequest(f"model: {fault}", code="invalid_value", param="model")
@@ -191,3 +203,20 @@ def asked_object(body: bytes, most: RequestSettings) -> dict[str, Any]:
 Gateway = Annotated[Services, Depends(services)]
 Number = Annotated[int, Interval(gt=-(2**53), lt=2**53)]
 """An integer as far as every reader of JSON knows them; the store, and sums with it, hold more."""
+
+
+def body_of(schema: dict[str, Any]) -> dict[str, Any]:
+    """Describes the body of a route that reads it itself."""
+    definitions = schema.get("$defs", {})
+
+    def inlined(value: Any) -> Any:  # references would resolve against the root of the whole OpenAPI document
+        if isinstance(value, list):
+            return [inlined(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inlined(definitions[value["$ref"].removeprefix("#/$defs/")])
+        return {name: inlined(item) for name, item in value.items() if name != "$defs"}
+
+    content = {"application/json": {"schema": inlined(schema)}}
+    return {"requestBody": {"required": True, "content": content}}

@@ -47,7 +47,9 @@ async def list_engines(access: Admin) -> dict[str, Any]:
     """Every engine: state, version, streams; and the coefficients of its speed (docs/scheduler.md), once it was looked at."""
     return {
         "engines": [
-            _described(access, model, slot) for model in access.models for slot in model.pool.slots.values()
+            _described(access, model.name, slot)
+            for model in access.models
+            for slot in model.pool.slots.values()
         ]
     }
 
@@ -56,12 +58,11 @@ async def list_engines(access: Admin) -> dict[str, Any]:
 async def get_engine(name: str, access: Admin) -> dict[str, Any]:
     """One engine."""
     model, slot = _find(access, name)
-    return _described(access, access.one(model), slot)
+    return _described(access, model, slot)
 
 
-def _described(access: Access, model: LocalModel, slot: Slot) -> dict[str, Any]:
-    speeds = access.gateway.leader.placements[model.name].describe()
-    return {**slot.describe(model.name), "speed": speeds.get(slot.name)}
+def _described(access: Access, model: str, slot: Slot) -> dict[str, Any]:
+    return {**slot.describe(model), "speed": access.gateway.view.speeds(model).get(slot.name)}
 
 
 @router.post("/engines")
@@ -75,11 +76,10 @@ async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str
     name = body.name or f"{model.name}-{secrets.token_hex(3)}"
     if any(name in other.pool.slots for other in gateway.models):
         raise Conflict(f"an engine {name!r} exists already: choose another name", code="engine_exists")
-    slot = Slot(name, body.url, body.node or "")
-    slot.mirror = body.mirror or ""
+    slot = Slot(name, body.url, body.node or "", body.mirror or "")
     gateway.host.add(model.name, slot)
     await model.pool.until(lambda: slot.state in ("open", "asleep") or slot.given_up, wait)
-    return slot.describe(model.name)
+    return {**slot.describe(model.name)}
 
 
 @router.delete("/engines/{name}")
@@ -102,7 +102,7 @@ async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, 
     await pool.until(
         lambda: slot.state == "quarantined" or (slot.state == "asleep" and not count(slot)[0]), wait
     )
-    return slot.describe(model)
+    return {**slot.describe(model)}
 
 
 @router.post("/engines/{name}/resume")
@@ -111,7 +111,7 @@ async def resume_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
     model, slot = _find(access, name)
     access.gateway.host.pause(model, name, paused=False)
     await access.one(model).pool.until(lambda: slot.state == "open" or slot.given_up, wait)
-    return slot.describe(model)
+    return {**slot.describe(model)}
 
 
 @router.get("/calls")
@@ -146,7 +146,7 @@ async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
             raise Busy(message, retry_after=jittered(10.0), code="too_many_engines")
     engine = settings.engine_of(model.name)
     if body.node is not None:
-        tags = access.gateway.leader.nodes.one(body.node).given.tags
+        tags = access.gateway.coordinator.nodes.one(body.node).given.tags
         if "rollout" not in tags:
             message = f"the node {body.node!r} lacks the tag 'rollout' (its tags: {', '.join(tags)})"
             raise Conflict(message, code="node_not_for_rollout")

@@ -15,6 +15,7 @@ from sqlalchemy import Connection
 
 from gateway.api.access import Access, Admin
 from gateway.api.admin_route import admin_router
+from gateway.control.read_model import ShownModel
 from gateway.feed.explain import explain
 from gateway.store import decisions, trainer_steps, turns
 from gateway.trajectories.token_columns import FLAG_NAMES, TokenColumns, Vocabulary, token_columns
@@ -77,15 +78,15 @@ def _read(connection: Connection, model: str, episode_id: str) -> tuple[Sequence
 
 def _marked(access: Access, model: str, nodes: Sequence[Node], step: Step) -> Sequence[Node]:
     """The nodes with the flags that are only known now."""
-    local = next((each for each in access.gateway.leader.models.trained if each.name == model), None)
-    if local is None:
+    trained = next((each for each in access.gateway.view.served_models() if each.name == model), None)
+    if not isinstance(trained, ShownModel):
         return nodes
-    return local.batches.reader.marked(nodes, -1 if step is None else step["buffer"])
+    return trained.batches.reader.marked(nodes, -1 if step is None else step["buffer"])
 
 
 def _folders(access: Access, step: Step) -> list[Path]:
-    told = [] if step is None or not step.get("folder") else [Path(step["folder"])]
-    return [*access.gateway.run_folders, *told]
+    folders = [] if step is None or not step.get("folder") else [Path(step["folder"])]
+    return [*access.gateway.run_folders, *folders]
 
 
 def _columns(
@@ -101,20 +102,20 @@ def _columns(
     if step is None:
         return columns, None, "no batch was trained on this episode"
     if "step" not in step:
-        return columns, None, f"no trainer has told of the step that made version {step['version']}"
+        return columns, None, f"no trainer has reported the step that made version {step['version']}"
     files = [tokens_file(folder, step["step"]) for folder in folders]
     path = next((path for path in files if path.is_file()), None)
     if path is None:
         looked = f"; looked for {files[0]}" if files else ""
-        return columns, None, f"there are no figures by token of step {step['step']} here: {OFF}{looked}"
+        return columns, None, f"step {step['step']} has no figures by token here: {OFF}{looked}"
     try:
         found = read_figures(path, episode_id, nodes, columns)
     except (OSError, ValueError, KeyError) as error:
         return columns, None, f"{path} cannot be read: {error}"
     if found is None:
         return columns, None, f"{path} has nothing of this episode"
-    said = {"run": step["run"], "step": step["step"], "buffer": step["buffer"], "version": step["version"]}
-    return columns, {**said, **found}, ""
+    source = {"run": step["run"], "step": step["step"], "buffer": step["buffer"], "version": step["version"]}
+    return columns, {**source, **found}, ""
 
 
 def _tagged(body: bytes, known: str | None) -> Response:

@@ -191,7 +191,7 @@ async def delete_episode(
     """Deletes a closed episode with all that was recorded in it. 409 where it is not closed, or may still be trained."""
     gateway = access.gateway
     await access.episode(episode_id)
-    database = gateway.database.fenced(gateway.leader.fence)
+    database = gateway.database.fenced(gateway.coordinator.fence)
     return {
         "episode_id": episode_id,
         **await retention.delete_episode(database, episode_id, force=force),

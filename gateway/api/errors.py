@@ -18,21 +18,21 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from gateway.api.scope import EPISODE, PREFIX
-from gateway.api.wrong_paths import no_route
+from gateway.api.wrong_paths import is_doubled, no_route
 from gateway.errors import (
+    BadRequest,
     Busy,
     Conflict,
     GatewayError,
-    NotBegun,
+    NotAccepted,
     Unavailable,
-    WrongMethod,
     validation_error,
 )
 
 log = logging.getLogger(__name__)
 
 NOT_BEGUN = "x-headgate-not-begun"
-"""The header by which another gateway process knows that it may ask somebody else (`NotBegun`)."""
+"""The header by which another gateway process knows that it may ask somebody else (`NotAccepted`)."""
 _ANTHROPIC_PATH = re.compile(r"(^|/v1)/+messages(/|$)")
 """Paths of Anthropic's API, also behind a wrong base URL; OpenAI has messages of threads."""
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -81,7 +81,7 @@ def error_response(error: GatewayError, path: str) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
     if isinstance(error, Conflict):
         headers["x-should-retry"] = "false"
-    if isinstance(error, NotBegun):
+    if isinstance(error, NotAccepted):
         headers[NOT_BEGUN] = "1"
     body = anthropic_error_body(error) if _ANTHROPIC_PATH.search(path) else error_body(error)
     return Response(orjson.dumps(body), error.status, headers, "application/json")
@@ -131,9 +131,10 @@ def install(app: FastAPI) -> None:
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         method, path = request.method, request.scope["path"]
-        if allowed := _allowed(app, request.scope):
+        if not is_doubled(path) and (allowed := _allowed(app, request.scope)):
             message = f"{method} {path}: this route has {', '.join(allowed)}"
-            return _counted(request, WrongMethod(message, allowed))
+            headers = {"allow": ", ".join(allowed)}
+            return _counted(request, BadRequest(message, code="wrong_method", status=405, headers=headers))
         server = request.app.state.services.settings.server
         prefix = f"{PREFIX}{request.scope[EPISODE]}" if EPISODE in request.scope else ""
         return _counted(request, no_route(method, path, server.url + prefix))

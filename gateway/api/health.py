@@ -9,10 +9,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from gateway.api.context import Gateway
 from gateway.api.middleware.drain import stopping
+from gateway.api.query import QueryRoute
 from gateway.errors import Unavailable
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 
-router = APIRouter(tags=["Health"])
+router = APIRouter(tags=["Health"], route_class=QueryRoute)
 
 
 @router.get("/", include_in_schema=False)
@@ -38,8 +39,8 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
             "the database does not answer: calls wait for it", retry_after=5.0, code="store_down"
         )
     gateway.membership.check()
-    if isinstance(gateway.role, Leader):
-        _check_leader(gateway.role)
+    if isinstance(gateway.role, Coordinator):
+        _check_coordinator(gateway.role)
     for model in gateway.models:
         if not model.pool.ready:
             message = f"no engine is ready ({model.pool.states()})"
@@ -62,10 +63,10 @@ async def show_version() -> dict[str, str]:
     return {"version": version("headgate")}
 
 
-def _check_leader(leader: Leader) -> None:
-    if not leader.host.running:
+def _check_coordinator(coordinator: Coordinator) -> None:
+    if not coordinator.host.running:
         raise Unavailable("the control program has ended", retry_after=30.0, code="control_down")
-    for model in leader.models.trained:
+    for model in coordinator.models.trained:
         if model.ledger.broken is not None:
             raise Unavailable(model.ledger.broken, retry_after=30.0, code="ledger_broken")
 

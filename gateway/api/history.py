@@ -55,8 +55,8 @@ async def list_versions(access: Admin, model: OfModel = None) -> dict[str, Any]:
 
     def read(connection: Connection) -> dict[str, Any]:
         found = history.versions(connection, name)
-        told = history.machine_events(connection, ["version"], (name,))
-        live = {event.data["version"]: event.at for event in told if event.kind == "version.live"}
+        events = history.machine_events(connection, ["version"], (name,))
+        live = {event.data["version"]: event.at for event in events if event.kind == "version.live"}
         return {"model": name, "versions": [{**v, "live_at": live.get(v["version"])} for v in found]}
 
     return await access.gateway.database.read(read)
@@ -66,17 +66,17 @@ async def list_versions(access: Admin, model: OfModel = None) -> dict[str, Any]:
 async def timeline(
     access: Admin, since: Moment = None, until: Moment = None, model: OfModel = None
 ) -> dict[str, Any]:
-    """The states of engines and the roles of nodes over time, with when versions came; nodes are told to the root key alone."""
+    """The states of engines and the roles of nodes over time, with when versions came; the root key alone gets nodes."""
     models = None if access.reach.everything else access.reach.models
     if model is not None:
         models = (await model_in_reach(access, model),)
     subjects = ["engine", "version"]
-    told = await access.gateway.database.read(lambda c: history.machine_events(c, subjects, models))
+    events = await access.gateway.database.read(lambda c: history.machine_events(c, subjects, models))
     if access.reach.everything:
-        told += await access.gateway.database.read(lambda c: history.machine_events(c, ["node"]))
-    first = told[0].at if told else None
+        events += await access.gateway.database.read(lambda c: history.machine_events(c, ["node"]))
+    first = events[0].at if events else None
     last = until if until is not None else await _now(access)
-    return {"from": since if since is not None else first, "to": last, **spans(told, since, until)}
+    return {"from": since if since is not None else first, "to": last, **spans(events, since, until)}
 
 
 async def _now(access: Access) -> float:

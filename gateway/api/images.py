@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,14 @@ from gateway.dialects.request import GenerationRequest, Message
 from gateway.errors import BadRequest, EngineRefused, NotFound
 from gateway.render.images import names_in, parts_in
 from gateway.render.offload import offload
-from gateway.sections import ImageSettings
 from gateway.store import images as statements
+
+_PER_REQUEST = 16
+"""The most images of a conversation."""
+_MAX_BYTES = 4 * 2**20
+"""The most bytes of one image's file, which is stored as long as an episode has it."""
+_EPISODE_BYTES = 256 * 2**20
+"""The most bytes of all files that an episode has, each counted once."""
 
 router = admin_router("admin")
 
@@ -44,27 +51,27 @@ def image_support(model: ServedModel) -> ImageSupport:
     return ImageSupport(model.name, model.settings.images)
 
 
-async def take_images(gateway: DataPlane, asked: GenerationRequest) -> list[Image]:
-    """Reads the images of a request, and names them in its messages in place of their files. Raises BadRequest."""
-    if not _has_images(asked.messages):
-        return []
-    settings, found = gateway.settings.images, dict[str, Image]()
-    asked.messages = await offload(asked.messages, partial(_named, asked.messages, settings, found))
-    return list(found.values())
+async def read_images(gateway: DataPlane, parsed: GenerationRequest) -> tuple[GenerationRequest, list[Image]]:
+    """Read the images of a request; return it with their names in place of their files. Raise BadRequest."""
+    if not _has_images(parsed.messages):
+        return parsed, []
+    found = dict[str, Image]()
+    messages = await offload(parsed.messages, partial(_named, parsed.messages, found))
+    return replace(parsed, messages=messages), list(found.values())
 
 
-async def keep_images(
-    gateway: DataPlane, episode_id: str, asked: GenerationRequest, new: Sequence[Image]
+async def store_images(
+    gateway: DataPlane, episode_id: str, messages: Sequence[Message], new: Sequence[Image]
 ) -> None:
-    """Has an episode keep the images of a request, and stores the files of those that are not stored yet.
+    """Store the new images of a request, and record that its episode uses all of them.
 
-    Raises BadRequest if one of a conversation before it is not stored any more, or if the episode would have too many bytes.
+    Raise BadRequest if an image of the conversation is not stored any more, or if the episode would have too many bytes.
     """
-    names = names_in(asked.messages)
+    names = names_in(messages)
     if not names:
         return
     rows = [{"hash": image.hash, "media_type": image.media_type, "data": image.data} for image in new]
-    most = gateway.settings.images.episode_bytes
+    most = _EPISODE_BYTES
 
     def write(connection: Any) -> tuple[set[str], int]:
         return statements.keep(connection, episode_id, names, rows, most)
@@ -75,7 +82,7 @@ async def keep_images(
         raise BadRequest(message, code="image_gone", param="messages")
     if total > most:
         message = (
-            f"the images of this episode would have {total} bytes, and may have {most} ([images] episode_bytes):"
+            f"the images of this episode would have {total} bytes, and may have {most}:"
             " send fewer or smaller ones"
         )
         raise BadRequest(message, code="too_large", param="messages")
@@ -93,7 +100,7 @@ def _has_images(messages: Sequence[Message]) -> bool:
     return any(part.get("type") in ("image", "image_url") for part in parts_in(messages))
 
 
-def _named(messages: Sequence[Message], settings: ImageSettings, found: dict[str, Image]) -> list[Message]:
+def _named(messages: Sequence[Message], found: dict[str, Image]) -> list[Message]:
     """The messages with images by name; `found` gets the images themselves."""
     count = 0
 
@@ -102,12 +109,12 @@ def _named(messages: Sequence[Message], settings: ImageSettings, found: dict[str
         if part.get("type") not in ("image", "image_url"):
             return part
         count += 1
-        if count > settings.per_request:
-            message = f"more images than the {settings.per_request} that a request may have ([images] per_request): send fewer"
+        if count > _PER_REQUEST:
+            message = f"more images than the {_PER_REQUEST} that a request may have: send fewer"
             raise BadRequest(message, code="too_many", param=part.get("where", "messages"))
         if part["type"] == "image":
             return part
-        read = Image.of(part["image_url"]["url"], part["where"], settings.max_bytes)
+        read = Image.of(part["image_url"]["url"], part["where"], _MAX_BYTES)
         found[read.hash] = read
         return read.part
 

@@ -7,12 +7,14 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object
+from gateway.api.admission import admit, identify
+from gateway.api.context import Gateway, Services, asked_object, body_of
 from gateway.api.errors import anthropic_error_body
-from gateway.api.generation import admitted, generate, identify, respond
+from gateway.api.generation import generate
 from gateway.api.images import image_support
+from gateway.api.query import BETA, Beta, QueryRoute
 from gateway.api.responses import prompt_tokens
-from gateway.api.stored import body_of
+from gateway.api.stream import respond
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer
@@ -20,29 +22,29 @@ from gateway.episodes.callers import Caller
 from gateway.errors import BadRequest, GatewayError
 from gateway.render.offload import offload_read
 
-router = APIRouter(tags=["Anthropic"])
+router = APIRouter(tags=["Anthropic"], route_class=QueryRoute)
 
 
 @router.post("/v1/messages", openapi_extra=body_of(MessagesRequest.model_json_schema()))
-async def create_message(request: Request, gateway: Gateway) -> Response:
+async def create_message(request: Request, gateway: Gateway, beta: Beta = None) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway, "messages")
+    admission = await admit(request, gateway, "messages", (BETA,))
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
-    model = _model(gateway, caller, values["model"])
-    message, asked = await offload_read(body, lambda: parse(values, image_support(model)))
-    generation = await generate(request, gateway, caller, model, asked, body)
+    values = await offload_read(body, lambda: asked_object(body))
+    model = _model(gateway, admission.caller, values["model"])
+    message, parsed = await offload_read(body, lambda: parse(values, image_support(model)))
+    generation = await generate(admission, model, parsed, body)
     answer = MessagesAnswer(generation.choices, message)
-    return respond(gateway, generation, answer, asked.stream, _failure, keep_alive=PING)
+    return respond(gateway, generation, answer, parsed.stream, _failure, keep_alive=PING)
 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))
-async def count_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
+async def count_tokens(request: Request, gateway: Gateway, beta: Beta = None) -> dict[str, Any]:
     """Counts the tokens that a call with this conversation would have in the caller's episode now."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         body = await request.body()
-        values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
+        values = await offload_read(body, lambda: asked_object(body))
         model = _model(gateway, caller, values["model"])
         asked = await offload_read(body, lambda: parse_count(values, image_support(model)))
         return {"input_tokens": await prompt_tokens(gateway, caller, model, asked)}

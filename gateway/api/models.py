@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.api.admission import identify
 from gateway.api.context import Gateway, Services, bearer
 from gateway.api.errors import anthropic_error_body
-from gateway.api.generation import identify
+from gateway.api.query import Beta, QueryRoute
 from gateway.api.wrong_paths import no_route
 from gateway.errors import BadRequest, NotFound
 
-router = APIRouter(tags=["OpenAI", "Anthropic"])
+router = APIRouter(tags=["OpenAI", "Anthropic"], route_class=QueryRoute)
 _ANTHROPIC = "anthropic-version"
 _MADE = "1970-01-01T00:00:00Z"
 """The value of Anthropic's API for an unknown date."""
@@ -27,6 +28,8 @@ async def list_models(
     limit: int = Query(20, ge=1, le=1000),
     after_id: str | None = None,
     before_id: str | None = None,
+    beta: Beta = None,
+    client_version: Annotated[str | None, Query(description="Accepted: Codex sends it.")] = None,
 ) -> dict[str, Any] | Response:
     """Every model, under its own name and its aliases; with [projects], those within the key's reach. Anthropic's clients get
     pages."""
@@ -47,7 +50,9 @@ async def list_models(
 
 
 @router.get("/v1/models/{model_id:path}", response_model=None)
-async def get_model(model_id: str, request: Request, gateway: Gateway) -> dict[str, Any] | Response:
+async def get_model(
+    model_id: str, request: Request, gateway: Gateway, beta: Beta = None
+) -> dict[str, Any] | Response:
     """One model, by any name under which the key's episodes could call it; without [projects], the first trained one's."""
     if not model_id:
         raise no_route("GET", "/v1/models/", gateway.settings.server.url)
@@ -92,7 +97,7 @@ def _page(names: list[str], limit: int, after: str | None, before: str | None) -
     """The names after or before one of them, and whether there are more. Raises BadRequest."""
     for param, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
-            raise BadRequest(f"{param}: there is no model {name!r}", code="invalid_value", param=param)
+            raise BadRequest(f"{param}: no model has the name {name!r}", code="invalid_value", param=param)
     start = names.index(after) + 1 if after is not None else 0
     end = names.index(before) if before is not None else len(names)
     found = names[start:end]

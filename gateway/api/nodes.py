@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Response
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.api.access import Access, Admin
 from gateway.api.admin_route import admin_router
-from gateway.control.nodes import Nodes
+from gateway.control.nodes import NodeDescription, Nodes
 from gateway.errors import NotFound
 from gateway.sections import Name, NodeSettings
 
@@ -56,15 +57,15 @@ class ReleaseBody(TrainerBody):
 @router.get("/nodes")
 async def list_nodes(access: Admin) -> dict[str, Any]:
     """Every node: tags, role, engines, seconds by role since this gateway decides."""
-    nodes = _nodes(access)
-    return {"nodes": [nodes.describe(node) for node in nodes.nodes.values()]}
+    return {"nodes": _described(access)}
 
 
 @router.get("/nodes/{name}")
 async def get_node(name: str, access: Admin) -> dict[str, Any]:
     """One node."""
-    nodes = _nodes(access)
-    return nodes.describe(nodes.one(name))
+    if (node := next((node for node in _described(access) if node["name"] == name), None)) is None:
+        raise NotFound(f"no node {name!r}", code="no_node")
+    return {**node}
 
 
 @router.post("/nodes")
@@ -72,7 +73,7 @@ async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
     """Adds a node, or gives one that is there other tags. Doing it twice is doing it once."""
     nodes = _nodes(access)
     given = NodeSettings.model_validate(body.model_dump(exclude={"name"}))
-    return nodes.describe(nodes.add(body.name, given))
+    return {**nodes.describe(nodes.add(body.name, given))}
 
 
 @router.delete("/nodes/{name}")
@@ -101,11 +102,20 @@ async def claim_node(name: str, body: ClaimBody, access: Admin, response: Respon
 async def release_node(name: str, body: ReleaseBody, access: Admin) -> dict[str, Any]:
     """A trainer waits for its batch; its node may be lent. `near` in the answer: it will not be, and may be claimed again."""
     nodes, model = _nodes(access), access.trained(body.model).name
-    return nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))
+    return {**nodes.describe(nodes.release(name, model, body.busy_s, body.load_s, body.rest_s))}
 
 
 def _nodes(access: Access) -> Nodes:
-    """Nodes are shared by all models, so they are the root key's. Raises NotFound for a project's."""
+    _check_root(access)
+    return access.gateway.coordinator.nodes
+
+
+def _described(access: Access) -> Sequence[NodeDescription]:
+    _check_root(access)
+    return access.gateway.view.described_nodes()
+
+
+def _check_root(access: Access) -> None:
+    """Nodes are shared by all models, so they are the root key's. Raise NotFound for a project's."""
     if not access.reach.everything:
-        raise NotFound("there is no such route", code="not_found")
-    return access.gateway.leader.nodes
+        raise NotFound("no route has this path", code="not_found")

@@ -24,7 +24,7 @@ async def link(wire: WebSocket) -> None:
     if key is None or not Keyring([(key.get_secret_value(), True)]).find(given):
         await wire.close(_NOT_ALLOWED, "the link needs the key in [cluster] key")
         return
-    if not services.hub.leads:
+    if not services.hub.coordinates:
         await wire.close(_NOT_COORDINATOR, "this process is not the coordinator")
         return
     with contextlib.suppress(WebSocketDisconnect):

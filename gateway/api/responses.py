@@ -9,20 +9,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
-from gateway.api.context import Gateway, Services, asked_object, json_object
-from gateway.api.generation import Generation, admitted, generate, identify, respond, tools_of
-from gateway.api.images import image_support, take_images
-from gateway.api.stored import Limit, Order, body_of, ordered, owned, page
+from gateway.api.admission import admit, identify
+from gateway.api.context import Gateway, Services, asked_object, body_of, json_object
+from gateway.api.generation import Generation, generate
+from gateway.api.images import image_support, read_images
+from gateway.api.query import QueryRoute
+from gateway.api.sampling import tools_of
+from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect
+from gateway.dialects import responses_input as inputs
 from gateway.dialects.request import GenerationRequest, Message, unsupported
-from gateway.dialects.responses import Item, ResponsesRequest
+from gateway.dialects.responses import Includable, ResponsesRequest
 from gateway.dialects.responses_answer import Keep, ResponsesAnswer
+from gateway.dialects.responses_input import Item
 from gateway.dialects.responses_tools import Toolbox
 from gateway.dialects.sizes import check_sizes
 from gateway.episodes.callers import Caller
@@ -30,9 +35,14 @@ from gateway.errors import BadRequest, NotFound
 from gateway.render.offload import offload, offload_read
 from gateway.store import answers
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
+Include = Annotated[
+    Sequence[Includable], Query(alias="include[]", description="Changes nothing: answers are stored whole.")
+]
 
 DROPPED_TOOLS_HEADER = "x-headgate-dropped-tools"
+Order = Literal["asc", "desc"]
+Limit = Annotated[int, Query(ge=1, le=100)]
 _SCHEMA = ResponsesRequest.model_json_schema()
 _COUNTED = {**_SCHEMA, "required": []}
 
@@ -40,10 +50,10 @@ _COUNTED = {**_SCHEMA, "required": []}
 @router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
 async def create_response(request: Request, gateway: Gateway) -> Response:
     """A reply to a conversation, whole or as server-sent events."""
-    caller = await admitted(request, gateway, "responses")
+    admission = await admit(request, gateway, "responses")
     body = await request.body()
-    values = await offload_read(body, lambda: asked_object(body, gateway.settings.requests))
-    caller = await _continuing(gateway, caller, values)
+    values = await offload_read(body, lambda: asked_object(body))
+    caller = await _continuing(gateway, admission.caller, values)
     model = gateway.models.resolve(values["model"], caller.model)
     if not isinstance(model, ServedModel):
         return await relay(gateway, caller, model, "responses", values)
@@ -51,14 +61,14 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
     toolbox = await offload_read(body, lambda: _toolbox(gateway, asked))
     history = await _history(gateway, caller, asked.previous_response_id)
     items = await _resolved(
-        gateway, caller, await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
+        gateway, caller, await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
     )
-    new = await offload_read(body, lambda: dialect.messages(items))
+    new = await offload_read(body, lambda: inputs.messages(items))
     whole = await offload_read(
         body, lambda: dialect.generation_request(asked, toolbox, [*history, *new], values)
     )
-    generation = await generate(request, gateway, caller, model, whole, body)
-    new = whole.messages[len(whole.messages) - len(new) :]  # images are only named by now
+    generation = await generate(replace(admission, caller=caller), model, whole, body)
+    new = generation.messages[len(generation.messages) - len(new) :]  # with images by name
     keep = _keep(gateway, generation, asked, items, new) if asked.stored else None
     answer = ResponsesAnswer(generation.choices, asked, toolbox, model.renderer, keep)
     return respond(gateway, generation, answer, asked.stream, answer.failure, _left_out(gateway, toolbox))
@@ -75,18 +85,18 @@ async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, An
 async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
     body = await request.body()
     values = await offload_read(body, lambda: json_object(body))
-    check_sizes(values, gateway.settings.requests)
+    check_sizes(values)
     caller = await _continuing(gateway, caller, values)
     given = values.pop("input", None)
-    said = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
-    asked = await offload_read(body, lambda: dialect.parse({**values, **said}))
+    defaults = {"model": values.get("model") or caller.model, "input": "" if given is None else given}
+    asked = await offload_read(body, lambda: dialect.parse({**values, **defaults}))
     model = gateway.models.resolve(asked.model, caller.model)
     if not isinstance(model, ServedModel):
         instead = "read `usage` in the answers of this upstream model, which counts its tokens itself"
         raise unsupported("model", f"counting the tokens of {asked.model!r}", instead)
     history = await _history(gateway, caller, asked.previous_response_id)
     listed = (
-        await offload_read(body, lambda: dialect.items(asked.input, image_support(model)))
+        await offload_read(body, lambda: inputs.items(asked.input, image_support(model)))
         if given is not None
         else []
     )
@@ -94,7 +104,7 @@ async def _counted(request: Request, gateway: Services, caller: Caller) -> int:
 
     def conversation() -> GenerationRequest:
         return dialect.generation_request(
-            asked, _toolbox(gateway, asked), [*history, *dialect.messages(items)], values
+            asked, _toolbox(gateway, asked), [*history, *inputs.messages(items)], values
         )
 
     whole = await offload_read(body, conversation)
@@ -108,10 +118,17 @@ async def response(
     gateway: Gateway,
     stream: bool = False,
     starting_after: int | None = None,
+    include_obfuscation: bool | None = None,
+    include: Include = (),
 ) -> dict[str, Any]:
     """A stored response. It is not streamed again."""
     row = await _response(gateway, await identify(request, gateway), response_id)
-    for name, refused in (("stream", stream), ("starting_after", starting_after is not None)):
+    asked = {
+        "stream": stream,
+        "starting_after": starting_after is not None,
+        "include_obfuscation": include_obfuscation,
+    }
+    for name, refused in asked.items():
         if refused:
             raise unsupported(name, "this parameter", "leave it out: responses are retrieved whole")
     answer: dict[str, Any] = row["answer"]
@@ -136,10 +153,11 @@ async def input_items(
     order: Order = "desc",
     limit: Limit = 20,
     after: str | None = None,
+    include: Include = (),
 ) -> dict[str, Any]:
     """The input of a stored response, without the conversation before it."""
     row = await _response(gateway, await identify(request, gateway), response_id)
-    return page(ordered(row["input"], order, after), limit)
+    return _page(_ordered(row["input"], order, after), limit)
 
 
 @router.post("/v1/responses/{response_id}/cancel")
@@ -167,7 +185,7 @@ async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any])
     previous = values.get("previous_response_id")
     if caller.episode is not None or not isinstance(previous, str):
         return caller
-    found = await owned(gateway, caller, previous, "responses")
+    found = await _owned(gateway, caller, previous)
     if found is None:
         return caller
     episode = await gateway.callers.reach(caller, found["episode_id"])
@@ -178,7 +196,7 @@ async def _history(gateway: Services, caller: Caller, previous: str | None) -> l
     """The conversation that ends with an answer."""
     if previous is None:
         return []
-    if await owned(gateway, caller, previous, "responses") is None:
+    if await _owned(gateway, caller, previous) is None:
         message = f"Previous response with id '{previous}' not found."
         raise NotFound(message, code="previous_response_not_found", param="previous_response_id")
     return await gateway.database.read(lambda c: answers.conversation(c, previous))
@@ -189,20 +207,20 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
     known: dict[str, dict[str, Item]] = {}
     """The items of each answer that is referred to, by the answer's id and their own; each answer is read once."""
     for item in items:
-        if item["type"] == "item_reference" and (answer := dialect.answer_of(item)) not in known:
+        if item["type"] == "item_reference" and (answer := inputs.answer_of(item)) not in known:
             known[answer] = await _items_of(gateway, caller, answer)
     return [_referred(known, item) if item["type"] == "item_reference" else item for item in items]
 
 
 async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Item]:
     """Returns the items of a stored answer, its input's and its own, by id."""
-    found = await owned(gateway, caller, answer_id, "responses")
+    found = await _owned(gateway, caller, answer_id)
     items = [*found["input"], *found["answer"]["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}
 
 
 def _referred(known: dict[str, dict[str, Item]], reference: Item) -> Item:
-    item = known[dialect.answer_of(reference)].get(reference["id"])
+    item = known[inputs.answer_of(reference)].get(reference["id"])
     if item is None:
         raise NotFound(f"Item with id '{reference['id']}' not found.", code="item_not_found", param="input")
     return item
@@ -222,11 +240,10 @@ def _keep(
         row = {
             "id": answer["id"],
             "episode_id": generation.episode.id,
-            "api": "responses",
             "model": generation.model.name,
             "previous": asked.previous_response_id or "",
             "messages": [*new, reply.message()],
-            "input": dialect.named(items, answer["id"]),
+            "input": inputs.named(items, answer["id"]),
             "answer": answer,
             "created_at": reply.received_at,
         }
@@ -236,20 +253,52 @@ def _keep(
 
 
 async def prompt_tokens(
-    gateway: Services, caller: Caller, model: ServedModel, asked: GenerationRequest
+    gateway: Services, caller: Caller, model: ServedModel, parsed: GenerationRequest
 ) -> int:
-    """The number of tokens of the prompt: in the caller's episode, if there is one."""
-    await take_images(gateway, asked)
-    tools, switches = tools_of(asked), model.renderer.switches(asked.effort, asked.thinking)
+    """Return the number of tokens of the prompt: in the caller's episode, if there is one."""
+    parsed, _ = await read_images(gateway, parsed)
+    tools, switches = tools_of(parsed), model.renderer.switches(parsed.effort, parsed.thinking)
     if caller.episode is not None:
-        prompt = await model.recorder.prepare(caller.episode.id, asked.messages, tools, switches)
+        prompt = await model.recorder.prepare(caller.episode.id, parsed.messages, tools, switches)
         return len(prompt.ids)
     renderer = model.renderer.switched(switches)
-    return len(await offload((asked.messages, tools), lambda: renderer.render(asked.messages, tools)))
+    return len(await offload((parsed.messages, tools), lambda: renderer.render(parsed.messages, tools)))
+
+
+async def _owned(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Any] | None:
+    """Return a stored answer, or None if the caller has none of that id. An agent's key reaches those of all its episodes."""
+    row = await gateway.database.read(lambda c: answers.answer(c, answer_id))
+    if row is None:
+        return None
+    if caller.episode is not None:
+        return row if row["episode_id"] == caller.episode.id else None
+    return row if await gateway.episodes.agent_of(row["episode_id"]) == caller.agent else None
+
+
+def _page(found: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """Return a list in OpenAI's form. What exceeds the limit only sets `has_more`."""
+    data = list(found[:limit])
+    ends = (
+        {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
+        if data
+        else {"first_id": None, "last_id": None}
+    )
+    return {"object": "list", "data": data, **ends, "has_more": len(found) > limit}
+
+
+def _ordered(found: Sequence[dict[str, Any]], order: Order, after: str | None) -> list[dict[str, Any]]:
+    """Return items in the requested order, starting behind the item `after`. Raise BadRequest if there is no such item."""
+    listed = list(found) if order == "asc" else list(reversed(found))
+    if after is None:
+        return listed
+    ids = [item["id"] for item in listed]
+    if after not in ids:
+        raise BadRequest(f"after: the list has no item {after!r}", code="invalid_value", param="after")
+    return listed[ids.index(after) + 1 :]
 
 
 async def _response(gateway: Services, caller: Caller, response_id: str) -> dict[str, Any]:
-    found = await owned(gateway, caller, response_id, "responses")
+    found = await _owned(gateway, caller, response_id)
     if found is None:
         raise _no_response(response_id)
     return found

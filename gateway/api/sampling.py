@@ -11,14 +11,17 @@ from gateway.sections import SamplingSettings, TokenBounds
 from gateway.trajectories.recorder import Prompt
 from gateway.types import Grammar, Sampling
 
+_DEFAULT_TEMPERATURE = 1.0
+"""The temperature of requests that name none, as in OpenAI's API."""
 
-def tools_of(asked: GenerationRequest) -> list[Tool]:
-    """The tools that the model is told of."""
-    return [] if asked.tool_choice == "none" else asked.tools
+
+def tools_of(parsed: GenerationRequest) -> list[Tool]:
+    """Return the tools that the prompt describes."""
+    return [] if parsed.tool_choice == "none" else parsed.tools
 
 
 def sampling_of(
-    asked: GenerationRequest,
+    parsed: GenerationRequest,
     limits: SamplingSettings,
     model: ServedModel,
     episode: OpenEpisode,
@@ -31,11 +34,11 @@ def sampling_of(
     """
     own_model = model.name == episode.model
     bounds = limits.max_tokens if own_model and episode.mode == "train" else TokenBounds()
-    wanted = _wanted(asked, bounds, model, prompt)
-    _check_ids(asked, model, prompt)
-    temperature = limits.default_temperature if asked.temperature is None else asked.temperature
-    top_p = 1.0 if asked.top_p is None else asked.top_p
-    seed = asked.seed
+    wanted = _wanted(parsed, bounds, model, prompt)
+    _check_ids(parsed, model, prompt)
+    temperature = _DEFAULT_TEMPERATURE if parsed.temperature is None else parsed.temperature
+    top_p = 1.0 if parsed.top_p is None else parsed.top_p
+    seed = parsed.seed
     if own_model:
         if episode.mode == "train":
             temperature, top_p = limits.temperature.apply(temperature), limits.top_p.apply(top_p)
@@ -50,15 +53,15 @@ def sampling_of(
         wanted,
         seed,
         sorted(model.renderer.marks.stop),
-        top_k=asked.top_k,
-        min_p=asked.min_p,
-        min_tokens=wanted if asked.ignore_eos else min(asked.min_tokens, wanted),
-        presence_penalty=asked.presence_penalty,
-        frequency_penalty=asked.frequency_penalty,
-        repetition_penalty=asked.repetition_penalty,
-        logit_bias=asked.logit_bias,
-        top_logprobs=asked.top_logprobs,
-        grammar=_grammar(asked, model, prompt),
+        top_k=parsed.top_k,
+        min_p=parsed.min_p,
+        min_tokens=wanted if parsed.ignore_eos else min(parsed.min_tokens, wanted),
+        presence_penalty=parsed.presence_penalty,
+        frequency_penalty=parsed.frequency_penalty,
+        repetition_penalty=parsed.repetition_penalty,
+        logit_bias=parsed.logit_bias,
+        top_logprobs=parsed.top_logprobs,
+        grammar=_grammar(parsed, model, prompt),
     )
 
 
@@ -71,22 +74,22 @@ def nth_seed(first: int, n: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
-def _wanted(asked: GenerationRequest, bounds: TokenBounds, model: ServedModel, prompt: Prompt) -> int:
-    """Return the most tokens that the reply may take: what was asked for, within the bounds and the context."""
+def _wanted(parsed: GenerationRequest, bounds: TokenBounds, model: ServedModel, prompt: Prompt) -> int:
+    """Return the most tokens that the reply may take: what was requested, within the bounds and the context."""
     longest = model.settings.max_model_len
     room = longest - len(prompt.ids)
     if len(prompt.ids) == 0:
         raise BadRequest("the prompt has no tokens", code="invalid_value", param="prompt")
-    param = "prompt" if asked.prompts else "messages"
+    param = "prompt" if parsed.prompts else "messages"
     if room < 1:  # clients look for these exact words, and then shorten the conversation
         message = f"{param}: prompt is too long: {len(prompt.ids)} tokens > {longest - 1} maximum; shorten it"
         raise BadRequest(message, code="context_length_exceeded", param=param)
-    own = asked.max_tokens or room
-    if asked.max_tokens_may_exceed:
+    own = parsed.max_tokens or room
+    if parsed.max_tokens_may_exceed:
         own = min(own, room)
-    if asked.min_tokens > own:
+    if parsed.min_tokens > own:
         message = (
-            f"min_tokens: {asked.min_tokens} is more than the {own} that the reply may take at most:"
+            f"min_tokens: {parsed.min_tokens} is more than the {own} that the reply may take at most:"
             " lower it, or raise max_tokens"
         )
         raise BadRequest(message, code="invalid_value", param="min_tokens")
@@ -100,35 +103,35 @@ def _wanted(asked: GenerationRequest, bounds: TokenBounds, model: ServedModel, p
     return wanted
 
 
-def _grammar(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> Grammar | None:
-    """The grammar that the reply is held to, token by token."""
-    if asked.form is None and asked.tool_choice in ("auto", "none"):
+def _grammar(parsed: GenerationRequest, model: ServedModel, prompt: Prompt) -> Grammar | None:
+    """Return the grammar that constrains the reply, token by token."""
+    if parsed.form is None and parsed.tool_choice in ("auto", "none"):
         return None
     renderer = model.renderer
-    reasoning = not asked.prompts and renderer.reasoning_open(prompt.ids[-8:].tolist())
+    reasoning = not parsed.prompts and renderer.reasoning_open(prompt.ids[-8:].tolist())
     return constraint(
         renderer,
-        asked.tools,
-        asked.tool_choice,
-        asked.parallel_tool_calls,
-        asked.form,
+        parsed.tools,
+        parsed.tool_choice,
+        parsed.parallel_tool_calls,
+        parsed.form,
         reasoning,
     )
 
 
-def _check_ids(asked: GenerationRequest, model: ServedModel, prompt: Prompt) -> None:
-    """Engines fail on tokens that their model does not have."""
+def _check_ids(parsed: GenerationRequest, model: ServedModel, prompt: Prompt) -> None:
+    """Raise BadRequest for tokens that the model does not have: engines fail on them."""
     vocabulary = model.renderer.vocabulary
-    if any(not 0 <= token < vocabulary for token in asked.logit_bias):
+    if any(not 0 <= token < vocabulary for token in parsed.logit_bias):
         message = f"logit_bias names a token outside the vocabulary of {vocabulary}"
         raise BadRequest(message, code="invalid_value", param="logit_bias")
     ends = model.renderer.marks.stop
-    if others := [token for token in asked.stop_token_ids if token not in ends]:
+    if others := [token for token in parsed.stop_token_ids if token not in ends]:
         message = (
             f"stop_token_ids: the token {others[0]} does not end a turn of this model, as {sorted(ends)} do, which need not be"
             " named: send its text as `stop`"
         )
         raise BadRequest(message, code="unsupported_parameter", param="stop_token_ids")
-    if asked.prompts and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
+    if parsed.prompts and not (prompt.ids.min() >= 0 and prompt.ids.max() < vocabulary):
         message = f"the prompt has a token outside the vocabulary of {vocabulary}"
         raise BadRequest(message, code="invalid_value", param="prompt")

@@ -7,7 +7,7 @@ from typing import cast
 
 from starlette.types import Scope
 
-from gateway.episodes.refusals import AskedCall
+from gateway.episodes.refusals import RequestedCall
 from gateway.tenancy.limits import Ticket
 
 PREFIX = "/e/"
@@ -15,7 +15,6 @@ PREFIX = "/e/"
 EPISODE = "headgate.episode"
 """The id of the episode that the path names."""
 _HELD = "headgate.held"
-_TICKET = "headgate.ticket"
 _CALL = "headgate.call"
 
 
@@ -25,20 +24,15 @@ def hold(scope: Scope, held: ExitStack) -> Scope:
 
 
 def keep_ticket(scope: Scope, ticket: Ticket) -> None:
-    """Makes a ticket the request's: it is released when the request has been answered, however that ends."""
-    scope[_TICKET] = cast(ExitStack, scope[_HELD]).enter_context(ticket)
+    """Release the ticket when the request has been answered, however that ends."""
+    cast(ExitStack, scope[_HELD]).enter_context(ticket)
 
 
-def keep_call(scope: Scope, call: AskedCall) -> None:
+def keep_call(scope: Scope, call: RequestedCall) -> None:
     """Keep the call that a request asks for; a refusal of the request is then a part of the call's episode."""
     scope[_CALL] = call
 
 
-def call_of(scope: Scope) -> AskedCall | None:
+def call_of(scope: Scope) -> RequestedCall | None:
     """Return the call that the request asks for; None if it asks for none, or its caller is not known."""
     return scope.get(_CALL)
-
-
-def ticket_of(scope: Scope) -> Ticket | None:
-    """The request's ticket; None before it was admitted."""
-    return scope.get(_TICKET)

@@ -27,7 +27,7 @@ _OF_LATE = 10_000
 @router.get("/staleness")
 async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
     """A trained model's ledger: its batches as rows, with the groups in them; waiting groups; recent losses and their reasons."""
-    gateway, found = access.gateway, access.trained(model)
+    gateway, found = access.gateway, access.shown(model)
     ledger, settings = found.ledger.rule, gateway.settings.staleness_of(found.name)
     groups: dict[int, list[dict[str, Any]]] = {}
     for group in ledger.groups():
@@ -35,7 +35,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
             groups.setdefault(group.buffer, []).append(_group(group))
     return {
         "model": found.name,
-        "rule": settings.rule,
+        "late_groups": settings.late_groups,
         "eta": settings.eta,
         "batch": settings.batch,
         "version": ledger.version,
@@ -43,7 +43,7 @@ async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
         "lease": found.leases.held(),
         "buffers": [{**asdict(row), "groups": groups.get(row.buffer, [])} for row in ledger.buffers()],
         "slowest": await gateway.database.read(lambda c: episode_pages.slowest_groups(c, found.name)),
-        "waiting": gateway.episodes.waiting(found.name),
+        "waiting": gateway.view.waiting(found.name),
         "lost": await gateway.database.read(lambda c: decisions.counts(c, found.name, _LOST, _OF_LATE)),
     }
 
@@ -65,7 +65,7 @@ async def why(episode_id: str, access: Admin) -> dict[str, Any]:
     story = explain(rows, episode_id) if rows else []
     buffer = next((s["buffer"] for s in reversed(story) if s["kind"] in ("trained", "occupied")), -1)
     entry = Entry("", 0, buffer, [episode_id])
-    reader = access.trained(model).batches.reader
+    reader = access.shown(model).batches.reader
 
     def tokens(connection: Connection) -> tuple[int, Counter[str]]:
         sampled = sum(len(turn.flags) for turn in turns.sampled(connection, model, [episode_id]))

@@ -1,4 +1,4 @@
-"""Responses that notice when the client goes away, streaming or not, and tell the replies that they read. Pure ASGI."""
+"""Responses that notice when the client disconnects, streaming or not, and then leave the replies that they read. Pure ASGI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import orjson
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.api.context import Services
 from gateway.api.errors import error_body
+from gateway.api.generation import Generation
 from gateway.errors import GatewayError
 from gateway.rollout.reply import Choices
 
@@ -29,12 +31,12 @@ Failure = Callable[[GatewayError], bytes]
 
 
 def openai_failure(error: GatewayError) -> bytes:
-    """Writes an error as clients of chat completions and completions expect it."""
+    """Write an error as clients of chat completions and completions expect it."""
     return b"data: " + orjson.dumps(error_body(error)) + b"\n\n"
 
 
-class WholeAnswer(Response):
-    """An answer that takes a while: JSON, or a response of its own. The work on it is cancelled when the client goes away."""
+class JSONAnswer(Response):
+    """An answer that takes a while: JSON, or a response of its own. The work on it is cancelled when the client disconnects."""
 
     def __init__(
         self,
@@ -61,7 +63,7 @@ class WholeAnswer(Response):
 class Answer(Protocol):
     """A dialect's answer to a request."""
 
-    async def whole(self) -> dict[str, Any]: ...
+    async def complete(self) -> dict[str, Any]: ...
 
     def events(self) -> AsyncIterator[bytes]: ...
 
@@ -70,7 +72,7 @@ class EventStream(Response):
     """Server-sent events.
 
     Nothing is sent before the first event or keep-alive, so an earlier error is a plain error response. A later one is an error
-    event, and the stream lacks its usual end, so that no client takes it for complete.
+    event, and the stream lacks its usual end, so that no client mistakes it for complete.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class EventStream(Response):
         headers: Mapping[str, str] | None = None,
         keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
-        """`events` yields whole events, any number at once."""
+        """`events` yields whole events, any number at a time."""
         super().__init__()
         self._choices = choices
         self._events = events
@@ -130,6 +132,23 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": data, "more_body": True})
 
 
+def respond(
+    gateway: Services,
+    generation: Generation,
+    answer: Answer,
+    stream: bool | None,
+    failure: Failure = openai_failure,
+    headers: Mapping[str, str] | None = None,
+    keep_alive: bytes = KEEP_ALIVE,
+) -> Response:
+    """Return the response with a dialect's answer, as server-sent events or whole. `headers`: in addition to the generation's."""
+    headers = {**generation.headers, **(headers or {})}
+    if not stream:
+        return JSONAnswer(answer.complete, generation.choices, headers)
+    keep_alive_s = gateway.settings.server.keep_alive_s
+    return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
+
+
 def _as_gateway_error(error: Exception) -> GatewayError:
     if isinstance(error, GatewayError):
         return error
@@ -138,15 +157,15 @@ def _as_gateway_error(error: Exception) -> GatewayError:
 
 
 async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, choices: Choices | None) -> None:
-    """Does the work; ends it when the client goes away."""
-    scope, gone, done = asyncio.timeout(None), False, False
+    """Do the work; end it when the client disconnects."""
+    scope, gone, finished = asyncio.timeout(None), False, False
 
     async def watch() -> None:
         nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             pass
         gone = True
-        if not done:
+        if not finished:
             scope.reschedule(0.0)
 
     async with choices or nullcontext():
@@ -154,12 +173,12 @@ async def _until_gone(work: Callable[[], Awaitable[None]], receive: Receive, cho
         try:
             async with scope:
                 await work()
-                done = True
-            if choices is not None:
-                choices.delivered = not gone
+                finished = True
+            if choices is not None and not gone:
+                choices.mark_delivered()
         except TimeoutError:
             if not gone:
                 raise
         finally:
-            done = True
+            finished = True
             watcher.cancel()  # the watcher only waits, so its end need not be awaited

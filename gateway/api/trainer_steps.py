@@ -44,9 +44,9 @@ async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
     """Stores a step of the trainer, and tells those who watch."""
     gateway, model = access.gateway, access.trained(body.model).name
     folder = body.folder if access.reach.everything else ""
-    told = TrainerStep(model, body.run, body.step, body.version, body.figures, folder)
-    fenced = gateway.database.fenced(gateway.leader.fence)
-    await fenced.submit(lambda c: trainer_steps.store_step(c, told))
+    step = TrainerStep(model, body.run, body.step, body.version, body.figures, folder)
+    fenced = gateway.database.fenced(gateway.coordinator.fence)
+    await fenced.submit(lambda c: trainer_steps.store_step(c, step))
     return {"model": model, "run": body.run, "step": body.step}
 
 
@@ -66,7 +66,7 @@ async def get_steps(
     run: Annotated[str | None, Query(max_length=255, description="The newest one by default.")] = None,
     after: Annotated[int, Query(ge=-1, lt=2**53, description="Only later steps.")] = -1,
     points: Annotated[
-        int, Query(ge=10, le=100_000, description="Of more steps, every so many (`every`) are told.")
+        int, Query(ge=10, le=100_000, description="Of more steps, every N-th is returned (`every`).")
     ] = 2000,
     figure: Annotated[list[Name] | None, Query(max_length=256, description="Only these.")] = None,
 ) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.api.admission import EPISODE_HEADER
 from gateway.api.context import Services
-from gateway.api.generation import EPISODE_HEADER
-from gateway.api.stream import EventStream, WholeAnswer, openai_failure
+from gateway.api.stream import EventStream, JSONAnswer, openai_failure
 from gateway.dialects.responses_answer import error_event
 from gateway.episodes.callers import Caller
 from gateway.episodes.episodes import OpenEpisode
@@ -49,13 +49,16 @@ async def relay(
     gateway: Services, caller: Caller, model: Upstream, path: str, asked: dict[str, Any]
 ) -> Response:
     """The upstream's own answer."""
-    episode = await gateway.callers.standalone(caller)
+    if caller.episode is not None:
+        episode = await gateway.callers.still_open(caller.episode, caller.attempt)
+    else:
+        episode = await gateway.agents.standalone(caller)
     call = UpstreamCall(f"upstream-{secrets.token_hex(12)}", episode.id, path, asked, time.time())
 
     async def answer() -> Response:
         return Relay(model, episode, call)
 
-    return WholeAnswer(answer)
+    return JSONAnswer(answer)
 
 
 class Relay(Response):
@@ -82,7 +85,7 @@ class Relay(Response):
 
     async def _whole(self, answer: httpx.Response) -> Response:
         content = b"".join([part async for part in self._model.read(self._call, answer)])
-        self._call.finish_reason = "upstream" if answer.is_success else "error"
+        self._call.finish("upstream" if answer.is_success else "error")
         await self._model.record(self._call)
         headers = {name: answer.headers[name] for name in _PASSED if name in answer.headers}
         headers[EPISODE_HEADER] = self._episode.id
@@ -112,7 +115,7 @@ class Relay(Response):
         except GatewayError:
             await self._model.record(self._call)  # the error is the last thing that the client receives
             raise
-        self._call.finish_reason = "upstream"
+        self._call.finish("upstream")
         await self._model.record(self._call)
         if pending:
             yield self._model.hidden(pending)

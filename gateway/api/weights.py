@@ -51,18 +51,18 @@ async def publish(
 @router.get("/weights/{version}")
 async def get_version(version: Number, access: Admin, model: str | None = None) -> dict[str, Any]:
     """A version's state, parent, path, what each step of its update took, whether it is bad, and why it is not live."""
-    return await access.one(model).versions.version(version)
+    return await access.gateway.view.versions(model, access.reach).version(version)
 
 
 @router.get("/status")
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
     """A trained model's newest version and the ledger's buffers; every engine, and totals. `trained`: what its trainer said when
     it released its node after a batch."""
-    gateway, reach, found = access.gateway, access.reach, access.trained(model)
+    gateway, reach, found = access.gateway, access.reach, access.shown(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
     ledger, pools = found.ledger.rule, [m.pool for m in access.models]
     of = None if reach.everything else reach.models
-    trained = gateway.leader.nodes.batches.get(found.name)
+    trained = gateway.view.trained_batch(found.name)
     return {
         "model": found.name,
         "models": list(reach.models),
@@ -79,7 +79,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
         "buffers": [asdict(row) for row in ledger.buffers()],
         "engines": [engine for pool in pools for engine in pool.describe()],
         "waiting_calls": sum(pool.waiting for pool in pools),
-        "open_episodes": sum(reach.has(live.model) for live in gateway.episodes.live()),
+        "open_episodes": sum(map(reach.has, gateway.view.open_models())),
         "lengths": gateway.lengths.describe(found.name) if gateway.lengths is not None else None,
         "updates": found.versions.updates,
         "streams_across_updates": found.versions.streams_across_updates,

@@ -6,7 +6,7 @@ The bus may lose all of its data at any moment without loss of anything committe
 - a log has one owner and one epoch; only the owner writes it, and `take` gives the log of a dead process to one new owner;
 - a process whose log was taken hears so for `[bus] log_s` after the log is over, too: it may have slept meanwhile;
 - the body of a log is a prefix of what its owner wrote: nothing twice, and nothing left out in between;
-- every operation but `listen` raises BusAway within `[bus] timeout_s` if the bus cannot be reached; it may have been done.
+- every operation but `listen` raises BusUnavailable within `[bus] timeout_s` if the bus cannot be reached; it may have been done.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Bus(Protocol):
         ...
 
     async def announce(self, process: Process) -> None:
-        """The process counts as alive for `[bus] alive_s` from now."""
+        """The process counts as alive for `[bus] heartbeat_ttl_s` from now."""
         ...
 
     async def leave(self, process: Process) -> None:
@@ -95,7 +95,7 @@ class Bus(Protocol):
         """The logs of one place, by the ids of their calls."""
         ...
 
-    async def take(self, log: Log, process: Process) -> bool:
+    async def take_over(self, log: Log, process: Process) -> bool:
         """Makes a process the owner in the next epoch and announces it, if the log has not changed since and its
         owner is dead."""
         ...

@@ -47,7 +47,7 @@ class MemoryBus:
     async def announce(self, process: Process) -> None:
         now = self._clock()
         self._alive = {id: known for id, known in self._alive.items() if known[1] > now}
-        self._alive[process.id] = process.url, now + self._settings.alive_s
+        self._alive[process.id] = process.url, now + self._settings.heartbeat_ttl_s
 
     async def leave(self, process: Process) -> None:
         self._alive.pop(process.id, None)
@@ -68,12 +68,24 @@ class MemoryBus:
         if entry.over:
             self._logs.pop(entry.call, None)
             if entry.epoch > 1:
-                left = "", b"", b"", bytearray(), self._clock()
-                self._logs[entry.call] = _StoredLog(process.id, entry.epoch, *left)
+                self._logs[entry.call] = _StoredLog(
+                    owner=process.id,
+                    epoch=entry.epoch,
+                    place="",
+                    head=b"",
+                    state=b"",
+                    body=bytearray(),
+                    written_at=self._clock(),
+                )
         elif entry.head:
             self._logs[entry.call] = _StoredLog(
-                *(process.id, entry.epoch, entry.place, entry.head, entry.state),
-                *(bytearray(entry.body), self._clock()),
+                owner=process.id,
+                epoch=entry.epoch,
+                place=entry.place,
+                head=entry.head,
+                state=entry.state,
+                body=bytearray(entry.body),
+                written_at=self._clock(),
             )
         elif kept is None or len(kept.body) < entry.at:
             return "gone"
@@ -86,14 +98,20 @@ class MemoryBus:
         self._expire()
         return [
             Log(
-                *(call, kept.owner, kept.epoch, await self.address_of(kept.owner)),
-                *(kept.head, kept.state, bytes(kept.body), self._clock() - kept.written_at),
+                call=call,
+                owner=kept.owner,
+                epoch=kept.epoch,
+                url=await self.address_of(kept.owner),
+                head=kept.head,
+                state=kept.state,
+                body=bytes(kept.body),
+                age_s=self._clock() - kept.written_at,
             )
             for call, kept in sorted(self._logs.items())
             if kept.head and kept.place == place
         ]
 
-    async def take(self, log: Log, process: Process) -> bool:
+    async def take_over(self, log: Log, process: Process) -> bool:
         self._expire()
         kept = self._logs.get(log.call)
         alive = await self.address_of(log.owner) is not None

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from gateway.bus import scripts
 from gateway.bus.base import Entry, Log, Outcome, Process
-from gateway.errors import BusAway
+from gateway.errors import BusUnavailable
 from gateway.sections import BusSettings
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class RedisBus:
             found.append(Log(*who, head, state, body, int(age) / 1e6))
         return sorted(found, key=lambda found: found.call)
 
-    async def take(self, log: Log, process: Process) -> bool:
+    async def take_over(self, log: Log, process: Process) -> bool:
         arguments: list[Any] = [self._prefix, process.id, process.url, self._alive_ms, self._log_ms]
         arguments += [log.call, log.owner, log.epoch]
         return bool(await self._do(lambda: self._take(args=arguments)))
@@ -145,20 +145,20 @@ class RedisBus:
         await self._listening.aclose()
 
     async def _do(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Raises BusAway."""
+        """Raises BusUnavailable."""
         if self._away and self.unbroken_s < _AGAIN_S:
-            raise BusAway("the bus cannot be reached")
+            raise BusUnavailable("the bus cannot be reached")
         began = time.monotonic()
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 answer = await operation()
         except (RedisError, OSError, TimeoutError) as error:
             if time.monotonic() - began > self._settings.timeout_s + _STILL_S:
-                raise BusAway(
+                raise BusUnavailable(
                     "this process was suspended while it waited for the bus", stood_still=True
                 ) from error
             self._missed(error)
-            raise BusAway(f"the bus cannot be reached: {error or 'no answer'}") from error
+            raise BusUnavailable(f"the bus cannot be reached: {error or 'no answer'}") from error
         if self._away:
             self._away = False
             log.info("the bus can be reached again")
@@ -178,7 +178,7 @@ class RedisBus:
 
     @property
     def _alive_ms(self) -> int:
-        return _ms(self._settings.alive_s)
+        return _ms(self._settings.heartbeat_ttl_s)
 
     @property
     def _log_ms(self) -> int:

@@ -1,8 +1,8 @@
 """Lua scripts: operations that a Redis server does in one step.
 
-Keys, all under the prefix: `process:ID` is a URL and lives for `alive_s`; `run:CALL` (a hash), `tokens:CALL` (the body) and
-`place:PLACE` (the ids of its calls) live for `log_s` from the last write. Of a log that was taken and is over, owner and epoch in
-`run:CALL` are left. The server must be one, not a cluster of shards.
+Keys, all under the prefix: `process:ID` is a URL and lives for `heartbeat_ttl_s`; `run:CALL` (a hash), `tokens:CALL` (the body)
+and `place:PLACE` (the ids of its calls) live for `log_s` from the last write. Of a log that was taken and is over, owner and
+epoch in `run:CALL` are left. The server must be one, not a cluster of shards.
 """
 
 WRITE = """

@@ -88,7 +88,7 @@ def _serve(run: RecordedRun, port: int, browser: bool) -> None:
         # A browser in this terminal would hold the server's thread
         threading.Thread(target=_show, args=(url, browser), name="browser", daemon=True).start()
 
-    listening = bound(_HOST, port, False, "--port")
+    (listening,) = bound(_HOST, port, False, "--port")
     asyncio.run(check())
     config = uvicorn.Config(
         create_archive(run), http=Connection, log_level="warning", timeout_graceful_shutdown=1

@@ -29,17 +29,26 @@ WORDS = """
     stream sun swan swift tall the there tide to turn under wall warm water
 """
 """The words that the engine's 256 ordinary tokens stand for."""
+CONTEXT = 262_144
+"""The prompt of a coding agent has 50 kB or more, and a token here is one byte of it."""
 _WIDTH = 16
 """The width of the only tensor, with which nobody computes."""
 
 
 def demo_settings(folder: Path, port: int) -> dict[str, Any]:
-    """Returns the configuration, as TOML would give it, and writes the checkpoint; all files are in `folder`."""
+    """Return the configuration, as TOML would give it, and write the checkpoint; all files are in `folder`."""
     model = folder / "model"
     save_checkpoint(model)
+    served = {
+        "path": str(model),
+        "family": "qwen3",
+        "aliases": ["*"],
+        "thinking": False,
+        "max_model_len": CONTEXT,
+    }
     return {
         "server": {"port": port},
-        "models": {MODEL: {"path": str(model), "family": "qwen3", "aliases": ["*"], "thinking": False}},
+        "models": {MODEL: served},
         "engine": {"launch": "fake", "args": ["--delay-s", "0.02"], "log": str(folder / "engine.log")},
         # Nothing is trained here, so no episode may wait for a batch.
         "staleness": {"eta": 64, "batch": 1024},

@@ -42,7 +42,7 @@ def mirror(
 
       gateway mirror --dir /var/lib/headgate/versions --host 0.0.0.0 --port 8100 --keep 3
     """
-    from gateway.sections.agreement import is_loopback
+    from gateway.sections.cross_checks import is_loopback
 
     if not key and not is_loopback(host):
         raise typer.BadParameter(

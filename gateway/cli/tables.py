@@ -121,7 +121,10 @@ def _node_head(node: dict[str, Any]) -> str:
 def show_staleness(shown: dict[str, Any]) -> None:
     """Prints a model's ledger: a row per batch up to the last one used; below it the waiting groups and recent losses."""
     console = Console()
-    head = "model {model}, rule {rule}, eta {eta}, batches of {batch}: version {version}, next to train is batch {consumed}"
+    head = (
+        "model {model}, eta {eta}, late_groups {late_groups}, batches of {batch}: version {version},"
+        " next to train is batch {consumed}"
+    )
     table = Table(title=escape(head.format(**shown)), title_justify="left")
     for name in ("batch", "state", "occupied", "reserved", "groups"):
         table.add_column(name, justify="right" if name in ("batch", "occupied", "reserved") else "left")

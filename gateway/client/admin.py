@@ -325,7 +325,8 @@ class GatewayClient:
         """Offers a trainer's node for lending while the trainer waits.
 
         `busy_s`: seconds for which it computed on the groups of its last batch, without the step at the end and without
-        waiting; it gets the node back that much before the next batch is whole (`[lending] lead`). `load_s`: seconds
+        waiting; it gets the node back that much before the next batch is whole (`[lending]
+        recall_ahead_share`). `load_s`: seconds
         that its weights took to come back. `rest_s`: all else that the batch kept it busy with, such as the step; with the
         two others it is the training time that `[elastic]` of a cluster decides by.
         """

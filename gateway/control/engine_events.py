@@ -6,14 +6,25 @@ States that last less than the duty's interval may go untold: `version.live` has
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from gateway.control.nodes import Node
 from gateway.rollout.slot import Slot
 from gateway.store.database import Database
 from gateway.store.events import Event, insert_events
 
-_Engines = dict[tuple[str, str], dict[str, Any]]
+
+class EngineState(TypedDict):
+    """An engine's state, as its events store it."""
+
+    engine: str
+    state: str
+    version: int
+    reason: str
+    node: NotRequired[str]
+
+
+_Engines = dict[tuple[str, str], EngineState]
 """The last event of each engine, by model and name."""
 
 
@@ -23,12 +34,12 @@ class EngineEvents:
     def __init__(
         self, database: Database, engines: Mapping[str, Mapping[str, Slot]], nodes: Mapping[str, Node]
     ) -> None:
-        """`engines`: by model and name; `nodes`: by name; both are looked at again each time."""
+        """`engines`: by model and name; `nodes`: by name; both are read each time."""
         self._nodes = nodes
         self._roles: dict[str, tuple[str, str]] = {}
         self._database = database
         self._engines = engines
-        self._told: _Engines = {}
+        self._stored: _Engines = {}
 
     async def tend(self) -> None:
         """Stores an event of each change since the last time; a change that could not be stored is stored the next time."""
@@ -38,18 +49,23 @@ class EngineEvents:
             for slot in slots.values()
         }
         roles = {name: (str(node.role), node.reason) for name, node in self._nodes.items()}
-        if changed := [*_changes(self._told, now), *_moves(self._roles, roles)]:
+        if changed := [*_changes(self._stored, now), *_moves(self._roles, roles)]:
             await self._database.submit(lambda c: insert_events(c, changed))
-        self._told, self._roles = now, roles
+        self._stored, self._roles = now, roles
 
 
-def _described(slot: Slot) -> dict[str, Any]:
-    node = {"node": slot.node} if slot.node else {}
-    return {"engine": slot.name, "state": slot.state, "version": slot.version, "reason": slot.reason, **node}
+def _described(slot: Slot) -> EngineState:
+    state: EngineState = {
+        "engine": slot.name,
+        "state": slot.state,
+        "version": slot.version,
+        "reason": slot.reason,
+    }
+    return {**state, "node": slot.node} if slot.node else state
 
 
 def _moves(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> Iterable[Event]:
-    """Changes of nodes' roles. They are no model's, so projects are not told of them."""
+    """Changes of nodes' roles. They belong to no model, so projects do not see them."""
     for name, (role, reason) in now.items():
         if before.get(name) != (role, reason):
             yield Event(f"node.{role}", "", data={"node": name, "role": role, "reason": reason})
@@ -60,6 +76,6 @@ def _moves(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, s
 def _changes(before: _Engines, now: _Engines) -> Iterable[Event]:
     for key, described in now.items():
         if before.get(key) != described:
-            yield Event(f"engine.{described['state']}", key[0], data=described)
+            yield Event(f"engine.{described['state']}", key[0], data=dict(described))
     for model, name in before.keys() - now.keys():
         yield Event("engine.removed", model, data={"engine": name})

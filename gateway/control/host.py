@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gateway.errors import EngineError, Unavailable, WeightsMissed
 from gateway.rollout.engine_steps import EngineSteps
@@ -28,11 +28,21 @@ from scheduler.program.nodes import Hosted, Wanted
 from scheduler.reactor import Output, PhysicalAction, Recording, Runtime, Tag, WallClock, drive
 
 log = logging.getLogger(__name__)
+_RECORDING_BYTES = 1024 * 10**6
+"""A run's recording ends at this size, so that a long run does not fill the disk; a replay ends there too."""
 
 T = TypeVar("T")
-CheckLeadership = Callable[[], Awaitable[None]]
-_SICK_AFTER = 3
+CheckCoordinator = Callable[[], Awaitable[None]]
+_MAX_FAILED_CHECKS = 3
 _FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
+
+
+class UpdateListener(Protocol):
+    """What records the outcome of a model's updates."""
+
+    def ended_late(self, ended: Ended) -> None:
+        """An engine runs a version after all whose update had failed, or the version is found to be bad."""
+        ...
 
 
 @dataclass(slots=True)
@@ -43,8 +53,7 @@ class ModelEngines:
     steps: EngineSteps
     settings: EngineSettings
     ended: dict[int, asyncio.Future[Ended]] = field(default_factory=dict)
-    on_late_end: Callable[[Ended], None] = lambda _ended: None
-    """Called for a version that had failed, once an engine runs it after all, or it is found to be bad."""
+    late_ends: UpdateListener | None = None
     tasks: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
     """The present step of each engine, and earlier ones that were cancelled and have not ended."""
     checks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -52,7 +61,8 @@ class ModelEngines:
     watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """The tasks that wait for the end of each engine's process."""
     removed: set[str] = field(default_factory=set)
-    sick: dict[str, int] = field(default_factory=dict)
+    failed_checks: dict[str, int] = field(default_factory=dict)
+    """Health checks in a row that each engine has failed."""
 
     def all_tasks(self) -> list[asyncio.Task[None]]:
         """The tasks that run on behalf of the engines."""
@@ -68,39 +78,42 @@ class ControlHost:
         settings: Settings,
         models: dict[str, ModelEngines],
         peers: Peers,
-        check_leadership: CheckLeadership,
+        check_coordinator: CheckCoordinator,
     ) -> None:
-        """`check_leadership` is asked before every step, and raises if this process may not be the coordinator any more."""
+        """`check_coordinator` is called before every step, and raises if this process may not be the coordinator any more."""
         self.models = models
-        self._check_leadership = check_leadership
+        self._check_coordinator = check_coordinator
         self._peers = peers
         described = {name: program_settings(settings, name) for name in models}
         whole = {"models": described, "lending": lending_settings(settings)}
         self.program = ControlProgram(whole)
         path = settings.control.recording
-        limit_mb = settings.control.recording_mb
-        on_full = partial(_report_full, path, limit_mb)
         self._recording = None
         if path is not None:
             on_lost = partial(_report_lost, path)
             try:
-                self._recording = Recording.open(path, whole, int(limit_mb * 1e6), on_full, on_lost)
+                self._recording = Recording.open(
+                    path, whole, _RECORDING_BYTES, partial(_report_full, path), on_lost
+                )
             except OSError as error:
                 message = f"[control] recording = {str(path)!r} cannot be written: {error.strerror}; name another file"
                 raise ConfigError(message) from error
         self._runtime = Runtime(self.program, WallClock(), self._recording)
         self._driver: asyncio.Task[None] | None = None
         for name, model in models.items():
-            model.pool.on_trouble = partial(self.check_now, name)
-            model.pool.on_dispute = partial(self._disown, name)
+            model.pool.set_monitor(self)
             for reactor in (self.program.fleets[name], self.program.updates[name]):
                 self._runtime.observe(reactor.commands, self._on_commands(name))
             self._runtime.observe(self.program.updates[name].ended, self._on_ended(name))
 
+    def set_update_listener(self, model: str, listener: UpdateListener) -> None:
+        """Set what records the late outcomes of a model's updates."""
+        self.models[model].late_ends = listener
+
     # Other reactors of the program
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
-        """Calls `callback` with every value of an output, at once and in order. Before `start` only."""
+        """Call `callback` with every value of an output, immediately and in order. Before `start` only."""
         self._runtime.observe(port, lambda _tag, value: callback(value))
 
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
@@ -142,7 +155,7 @@ class ControlHost:
     # Events
 
     def begin(self, model: str, version: int) -> None:
-        """The newest live version of a model, at the gateway's start."""
+        """Begin with the newest live version of a model, at the gateway's start."""
         self._runtime.inject(self.program.fleets[model].begun, Begun(version))
         self._runtime.inject(self.program.updates[model].begun, Begun(version))
         self._runtime.inject(self.program.placements[model].begun, Begun(version))
@@ -155,28 +168,26 @@ class ControlHost:
         self._runtime.inject(self.program.fleets[model].added, Added(slot.name))
 
     def remove(self, model: str, engine: str) -> None:
-        """An engine is drained, stopped and forgotten."""
+        """Have an engine drained, stopped and forgotten."""
         self.models[model].removed.add(engine)
         self._runtime.inject(self.program.fleets[model].removed, Removed(engine))
 
     def pause(self, model: str, engine: str, *, paused: bool) -> None:
-        """An engine sleeps until a person resumes it, whatever else is decided about it."""
+        """Have an engine sleep until a person resumes it, whatever else is decided about it."""
         slot = self.models[model].pool.slots[engine]
         reason = "a person has paused it" if paused else "a person has resumed it"
         self.inject(self.program.fleets[model].asked, Wanted(engine, awake=not paused, reason=reason))
-        slot.paused = paused
-        if slot.state == "asleep":
-            slot.reason = slot.why_asleep
+        slot.set_paused(paused)
 
     def publish(self, model: str, version: int) -> asyncio.Future[Ended]:
-        """Every engine of a model shall come to `version`, which its steps know; done when the update has ended."""
+        """Update every engine of a model to `version`, which its steps know; the future is done when the update has ended."""
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self.models[model].ended[version] = ended
         self._runtime.inject(self.program.updates[model].published, Published(version))
         return ended
 
     def report_lost(self, model: str, engine: str, reason: str) -> None:
-        """An engine died or is of no use; its requests go on elsewhere at once, whatever is decided about it."""
+        """Report an engine that died or is of no use; its requests continue elsewhere immediately, whatever is decided."""
         slot = self.models[model].pool.slots.get(engine)
         if slot is not None and slot.state not in ("quarantined", "starting"):
             log.error("%s is lost: %s", engine, reason)
@@ -186,8 +197,8 @@ class ControlHost:
             self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
 
     async def tend(self) -> None:
-        """Looks once for engines that say nothing any more."""
-        await self._check_leadership()  # after a long suspension of this process every engine looks silent
+        """Report engines that have gone silent."""
+        await self._check_coordinator()  # after a long suspension of this process every engine looks silent
         for name, model in self.models.items():
             for slot in model.pool.silent(model.settings.stall_s):
                 self.report_lost(
@@ -196,37 +207,38 @@ class ControlHost:
 
     async def check_health(self) -> None:
         """Checks every open engine; several checks in a row without an answer count as its death."""
-        await self._check_leadership()
+        await self._check_coordinator()
         checks = [
-            self._check(name, slot, _SICK_AFTER)
+            self._check(name, slot, _MAX_FAILED_CHECKS)
             for name, model in self.models.items()
             for slot in model.pool.slots.values()
             if slot.state == "open"
         ]
         await asyncio.gather(*checks)
 
-    async def _check(self, name: str, slot: Slot, patience: int) -> None:
+    async def _check(self, name: str, slot: Slot, most: int) -> None:
         if (engine := slot.engine) is None:
             return
-        well, sick = await engine.healthy(), self.models[name].sick
-        sick[slot.name] = 0 if well else sick.get(slot.name, 0) + 1
-        if sick[slot.name] >= patience and slot.state == "open" and slot.engine is engine:
-            self.report_lost(name, slot.name, f"no answer to {sick[slot.name]} health checks")
+        healthy, failed = await engine.healthy(), self.models[name].failed_checks
+        failed[slot.name] = 0 if healthy else failed.get(slot.name, 0) + 1
+        if failed[slot.name] >= most and slot.state == "open" and slot.engine is engine:
+            self.report_lost(name, slot.name, f"no answer to {failed[slot.name]} health checks")
 
-    def check_now(self, name: str, slot: Slot) -> None:
-        """Checks an engine that a request could not reach at once; one failed check is enough."""
-        checks = self.models[name].checks
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """Check an engine that a request of any process could not reach immediately; one failed check is enough."""
+        checks = self.models[model].checks
         if slot.state == "open" and (slot.name not in checks or checks[slot.name].done()):
-            check = asyncio.create_task(self._check(name, slot, 1), name=f"check-{slot.name}")
+            check = asyncio.create_task(self._check(model, slot, 1), name=f"check-{slot.name}")
             check.add_done_callback(_report_death)
             checks[slot.name] = check
 
-    def _disown(self, name: str, slot: Slot, reason: str) -> None:
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """Stop using an engine that a process reports to be of no use."""
         if slot.state == "open":  # otherwise it was reported already
-            self.report_lost(name, slot.name, reason)
+            self.report_lost(model, slot.name, reason)
 
     async def _watch(self, name: str, slot: Slot, process: LocalProcess) -> None:
-        """Reports the end of a child process that nobody stopped as the engine's death."""
+        """Report the end of a child process that was not stopped as the engine's death."""
         status = await process.wait()
         if slot.process is not None and slot.process.process is process:
             self.report_lost(name, slot.name, f"its process ended with {status}")
@@ -245,8 +257,8 @@ class ControlHost:
             future = self.models[name].ended.pop(ended.version, None)
             if future is not None and not future.done():
                 future.set_result(ended)
-            elif ended.live or ended.bad:
-                self.models[name].on_late_end(ended)
+            elif (ended.live or ended.bad) and (listener := self.models[name].late_ends) is not None:
+                listener.ended_late(ended)
 
         return settle
 
@@ -269,7 +281,7 @@ class ControlHost:
 
     @staticmethod
     def _cancel(model: ModelEngines, engine: str) -> set[asyncio.Task[None]]:
-        """Cancels what runs for an engine; answers what has not ended yet."""
+        """Cancel what runs for an engine; return what has not ended yet."""
         running = set(model.tasks.get(engine, ()))
         for task in running:
             task.cancel()
@@ -290,7 +302,7 @@ class ControlHost:
         model = self.models[name]
         ok, detail, excused = True, "", False
         try:
-            await self._check_leadership()
+            await self._check_coordinator()
             await model.steps.run(do)
         except EngineError as error:
             ok, detail, excused = False, error.message, isinstance(error, WeightsMissed)
@@ -313,10 +325,10 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
     engine, update = settings.engine_of(model), settings.update
     trained = settings.models[model].train
     return {
-        **({"ledger": {"rule": settings.staleness_of(model).rule}} if trained else {}),
+        **({"ledger": {}} if trained else {}),
         "fleet": {
             "start_s": engine.start_s + 5.0,
-            "drain_s": update.hold_s,
+            "drain_s": update.pause_timeout_s,
             "sleep_s": settings.lending.deadline_s / 2,
             "max_restarts": engine.max_restarts,
             "window_s": engine.restart_window_s,
@@ -325,10 +337,8 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
         "update": {
             "mode": "beside" if engine.transport == "lora" else update.mode,
             "order": update.order,
-            "hold_s": update.hold_s,
+            "hold_s": update.pause_timeout_s,
             "load_s": update.load_s,
-            "probe_s": update.probe_s,
-            "resume_s": update.resume_s,
         },
         "placement": placement_settings(settings),
     }
@@ -337,10 +347,16 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 def placement_settings(settings: Settings) -> dict[str, Any]:
     """The control program's settings for routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
-    names = ("rule", "mu", "urgency")
+    names = ("rule", "min_gain_share", "late_call_weight")
+    prior = routing.engine_prior
     return {
         **{name: getattr(routing, name) for name in names},
-        "engine": {name: getattr(routing, name) for name in ("k1", "k2", "k3", "k4")},
+        "engine": {
+            "k1": prior.s_per_kv_token,
+            "k2": prior.s_per_batch,
+            "k3": prior.s_per_call,
+            "k4": prior.s_per_step,
+        },
         "sync": {
             "running_below": routing.running_below,
             "rate_below": routing.rate_below,
@@ -358,17 +374,15 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
 
 def lending_settings(settings: Settings) -> dict[str, Any]:
     """The control program's settings for lending."""
-    return settings.lending.model_dump(exclude={"pinned_s"})
+    return settings.lending.model_dump()
 
 
 def _report_lost(path: Path, error: OSError) -> None:
     log.error("the recording %s ends here: %s ([control] recording)", path, error.strerror)
 
 
-def _report_full(path: Path | None, limit_mb: float) -> None:
-    log.warning(
-        "the recording %s ends here: this run's part has %g MB ([control] recording_mb)", path, limit_mb
-    )
+def _report_full(path: Path) -> None:
+    log.warning("the recording %s ends here: this run's part has %g MB", path, _RECORDING_BYTES / 1e6)
 
 
 def _report_death(task: asyncio.Task[None]) -> None:

@@ -24,18 +24,22 @@ from gateway.sections import LengthSettings
 from gateway.store import lengths as statements
 from gateway.store import turns
 from gateway.store.database import Database
-from gateway.trajectories.tree import Place, TokenTree
-from scheduler.lengths import Features, Prediction, Ranker, make_ranker
+from gateway.trajectories.tree import TokenTree, TreePosition
+from scheduler.lengths import TAIL_SHARE, Features, Prediction, Ranker, make_ranker
 from scheduler.lengths.recall import tail_recall
 
 log = logging.getLogger(__name__)
+_WARM_CALLS = 2000
+"""The newest calls in the store from which a process learns when it starts: enough for every task of a pass."""
+_WARM_S = 5.0
+"""The longest time that this may delay a start, for all models."""
 
 _WINDOW = 500
-"""The newest calls of which `describe` tells."""
+"""The newest calls that `describe` summarizes."""
 _LEAST = 50
-"""The least number of calls about which figures are told."""
+"""The least number of calls for which figures are returned."""
 _EPISODES = 64
-"""Episodes that are read from the store at once."""
+"""Episodes that are read from the store in one query."""
 
 Past = tuple[Features, int]
 """A call of the past, and its length."""
@@ -71,13 +75,16 @@ class Lengths:
 
     def begin(
         self, model: str, episode: Episode, call: Call, messages: Sequence[Any], tools: Sequence[Any]
-    ) -> Callable[[int], None]:
-        """Predicts the length of a call that begins. Returns the function to call with its length once it is over."""
+    ) -> PredictedCall | None:
+        """Predict the length of a call that begins; None for a model that is not trained."""
         found = self._models.get(model)
         if found is None:
-            return _nothing
+            return None
         features = Features(
-            *(call.call_id, episode.task_id, episode.group_id, episode.id),
+            call=call.call_id,
+            task=episode.task_id,
+            group=episode.group_id,
+            episode=episode.id,
             turn=sum(message.get("role") == "assistant" for message in messages),
             prompt=call.prompt,
             messages=len(messages),
@@ -87,27 +94,27 @@ class Lengths:
         prediction = found.ranker.predict(features)
         if prediction.known:
             call.predicted(round(prediction.expected))
-        return partial(found.end, features, prediction)
+        return PredictedCall(found, features, prediction)
 
     def describe(self, model: str) -> dict[str, Any] | None:
         """The quality of the newest predictions; None for a model that is not trained."""
         return self._models[model].describe() if model in self._models else None
 
     async def warm_up(self, database: Database) -> None:
-        """Learns from the newest calls in the store, for `warm_s` seconds at most."""
-        ends = time.monotonic() + self._settings.warm_s
+        """Learns from the newest calls in the store, for `_WARM_S` seconds at most."""
+        ends = time.monotonic() + _WARM_S
         for name, model in self._models.items():
             try:
                 past = await self._newest(database, name, ends)
             except GatewayError as error:
                 log.warning("length predictions of %s: past calls could not be read: %s", name, error.message)
                 continue
-            learnt = await asyncio.to_thread(_learn, model.ranker, past, ends)
-            log.info("length predictions of %s: fitted to %d calls in the store", name, learnt)
+            learned = await asyncio.to_thread(_learn, model.ranker, past, ends)
+            log.info("length predictions of %s: fitted to %d calls in the store", name, learned)
 
     async def _newest(self, database: Database, model: str, ends: float) -> list[Past]:
         """The newest calls, oldest first, as far as there is time to read them."""
-        limit = self._settings.warm_calls
+        limit = _WARM_CALLS
         episodes = await database.read(lambda c: statements.newest_episodes(c, model, limit))
         found: list[Past] = []
         for start in range(0, len(episodes), _EPISODES):
@@ -122,12 +129,25 @@ class Lengths:
             self._threads.submit(work).add_done_callback(_report)
 
 
+class PredictedCall:
+    """A call whose length was predicted. Its true length is learned once it is complete."""
+
+    def __init__(self, model: _Model, features: Features, prediction: Prediction) -> None:
+        self._model = model
+        self._features = features
+        self._prediction = prediction
+
+    def completed(self, tokens: int) -> None:
+        """Learn the number of sampled tokens."""
+        self._model.end(self._features, self._prediction, tokens)
+
+
 class _Model:
     """A model's ranker, and how good its recent predictions were."""
 
-    def __init__(self, settings: LengthSettings, aside: Callable[[Callable[[], None]], None]) -> None:
-        self.ranker: Ranker = make_ranker(settings.ranker, settings.tail_share, settings.memory, aside)
-        self._share = settings.tail_share
+    def __init__(self, settings: LengthSettings, background: Callable[[Callable[[], None]], None]) -> None:
+        self.ranker: Ranker = make_ranker(settings.ranker, run=background)
+        self._share = TAIL_SHARE
         self._newest: deque[tuple[Prediction, int]] = deque(maxlen=_WINDOW)
 
     def end(self, features: Features, prediction: Prediction, length: int) -> None:
@@ -138,14 +158,14 @@ class _Model:
 
     def describe(self) -> dict[str, Any]:
         count = len(self._newest)
-        said = [prediction for prediction, _ in self._newest]
+        predictions = [prediction for prediction, _ in self._newest]
         lengths = [length for _, length in self._newest]
         known: dict[str, float | None] = {"tail_recall": None, "mean_error": None, "tail_share": None}
         if count >= _LEAST:
-            expected = [prediction.expected for prediction in said]
+            expected = [prediction.expected for prediction in predictions]
             known["tail_recall"] = tail_recall(expected, lengths, self._share)
             known["mean_error"] = sum(abs(e - n) for e, n in zip(expected, lengths, strict=True)) / count
-            known["tail_share"] = sum(prediction.tail for prediction in said) / count
+            known["tail_share"] = sum(prediction.tail for prediction in predictions) / count
         return {"calls": count, **known}
 
 
@@ -159,7 +179,7 @@ def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -
         episode, tokens, sampled = call["episode_id"], call["prompt_tokens"], call["completion_tokens"]
         turn = before.get(episode, 0)
         before[episode] = turn + 1
-        prompt = trees[episode].path(Place(call["node"], sampled, tokens + sampled))[:tokens]
+        prompt = trees[episode].path(TreePosition(call["node"], sampled, tokens + sampled))[:tokens]
         most = int(call["used"].get("max_tokens") or 0)
         names = call["id"], call["task_id"], call["group_id"], episode
         found.append((Features(*names, turn, prompt, 2 * turn + 1, 0, most), sampled))
@@ -167,16 +187,12 @@ def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -
 
 
 def _learn(ranker: Ranker, past: Sequence[Past], ends: float) -> int:
-    """Teaches the ranker until the time is up; returns the number of calls learnt."""
+    """Teaches the ranker until the time is up; returns the number of calls learned."""
     for i, (features, length) in enumerate(past):
         if time.monotonic() > ends:
             return i
         ranker.learn(features, length)
     return len(past)
-
-
-def _nothing(_length: int) -> None:
-    """Learns nothing: for calls to models that are not trained."""
 
 
 def _report(work: Future[None]) -> None:

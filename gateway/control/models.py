@@ -95,12 +95,12 @@ class Models:
         """The first trained model within reach; empty: none."""
         return next((name for name in reach.models if self._settings.models[name].train), "")
 
-    def names(self, seen: Callable[[str], bool] = lambda _model: True) -> list[str]:
-        """Every name and alias of the models that are seen, `*` apart."""
-        return [name for name, model in self._names.items() if name != "*" and seen(model)]
+    def names(self, visible: Callable[[str], bool] = lambda _model: True) -> list[str]:
+        """Return every name and alias of the visible models, without `*`."""
+        return [name for name, model in self._names.items() if name != "*" and visible(model)]
 
 
-class LeaderModels:
+class CoordinatorModels:
     """Every model on engines as the coordinator has it, by name."""
 
     def __init__(self, models: Models, found: Iterable[LocalModel]) -> None:

@@ -12,12 +12,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from gateway.control.host import ControlHost
 from gateway.errors import Conflict, NotFound
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.rollout.peers import Peers
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
@@ -43,12 +42,12 @@ class Node:
     since: float = field(default_factory=lambda: time.monotonic())
     seconds: dict[Role, float] = field(default_factory=lambda: dict.fromkeys(ROLES, 0.0))
 
-    def is_now(self, told: RoleIs) -> None:
-        """The control program has decided."""
+    def is_now(self, decided: RoleIs) -> None:
+        """Apply a decision of the control program."""
         now = time.monotonic()
         self.seconds[self.role] += now - self.since
-        self.role, self.reason, self.near, self.since = told.role, told.reason, told.near, now
-        if told.role in ("idle", "rollout"):
+        self.role, self.reason, self.near, self.since = decided.role, decided.reason, decided.near, now
+        if decided.role in ("idle", "rollout"):
             self.holder = ""
 
     def spent(self) -> dict[Role, float]:
@@ -64,9 +63,26 @@ class Node:
         return {"rollout", "train"} <= set(self.given.tags)
 
 
+class NodeDescription(TypedDict):
+    """A node, as the admin API returns it."""
+
+    name: str
+    tags: list[str]
+    zone: str
+    hardware: str
+    capacity: Mapping[str, float]
+    role: str
+    reason: str
+    near: bool
+    claimed_by: str | None
+    engines: list[str]
+    seconds: Mapping[str, float]
+    """The seconds that it has spent in each role."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """A batch, and the seconds for which its trainer says that it was busy with it."""
+    """A batch, and the seconds for which its trainer reports that it was busy with it."""
 
     batch: int
     busy_s: float
@@ -74,10 +90,10 @@ class TrainedBatch:
     load_s: float
     """Bringing its weights back to the node."""
     rest_s: float
-    """With all else, waiting apart."""
+    """Everything else but waiting."""
 
 
-class Nodes:
+class Nodes(LedgerListener):
     """All nodes. Make it before the host starts, and call `begin` after that."""
 
     def __init__(
@@ -92,7 +108,7 @@ class Nodes:
         self._settings = settings
         self._host = host
         self.batches: dict[str, TrainedBatch] = {}
-        """For each model, what its trainer has said of the batch that it trained last; nothing after a restart."""
+        """For each model, what its trainer has reported of the batch that it trained last; nothing after a restart."""
         self._ledgers = ledgers
         self._peers = peers
         self._changed = asyncio.Event()
@@ -101,8 +117,8 @@ class Nodes:
     def begin(self) -> None:
         """The nodes of the configuration are there, and so are the batches."""
         for model, ledger in self._ledgers.items():
-            ledger.on_batch = partial(self._on_batch, model)
-            self._on_batch(model)
+            ledger.subscribe(self)
+            self.batch_changed(model)
         for name, given in self._settings.nodes.items():
             self.add(name, given)
 
@@ -199,8 +215,8 @@ class Nodes:
             for model in self._host.models:
                 self._host.inject(self._host.program.lending.filling, self._filling(model))
 
-    def _on_batch(self, model: str) -> None:
-        """A batch was leased, is whole, or is over: that is not left to the next second."""
+    def batch_changed(self, model: str) -> None:
+        """Report how full the batch is immediately, and not with the next second."""
         if self._host.running:  # the ledger goes on when the program has ended
             self._tell(self._host.program.lending.filling, self._filling(model))
 
@@ -209,7 +225,7 @@ class Nodes:
         running = self._calls(model, pool)
         if (ledger := self._ledgers.get(model)) is None:
             return Filling(model, 0, 0, 0, running)
-        elsewhere = running > len(pool.calls)  # calls of other processes, whose lengths are not seen here
+        elsewhere = running > len(pool.calls)  # calls of other processes, whose lengths are not known here
         longest_s = None if elsewhere else self._host.program.placements[model].longest_s
         return Filling.of(model, ledger.rule, running, ledger.leased, ledger.trained, longest_s)
 
@@ -220,8 +236,8 @@ class Nodes:
     def _tell(self, action: Any, value: Any) -> None:
         self._host.inject(action, value, now=True)
 
-    def _on_roles(self, told: tuple[RoleIs, ...]) -> None:
-        for role in told:
+    def _on_roles(self, decided: tuple[RoleIs, ...]) -> None:
+        for role in decided:
             if (node := self.nodes.get(role.node)) is not None:
                 node.is_now(role)
         self._notify()
@@ -238,8 +254,8 @@ class Nodes:
         except TimeoutError:
             return
 
-    def describe(self, node: Node) -> dict[str, Any]:
-        """Describes the nodes for the admin API."""
+    def describe(self, node: Node) -> NodeDescription:
+        """Describe a node for the admin API."""
         given = node.given
         return {
             "name": node.name,

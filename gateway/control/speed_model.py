@@ -1,15 +1,15 @@
 """Fits the engines' speed: the coefficients of `scheduler.policies.throughput`, from the engines' own counters.
 
 Each engine is looked at once a second. A sample is what its counters say of the steps between two looks: the calls of a step, its
-seconds and the tokens of prompts that were computed beside it.
+seconds and the tokens of prompts that were computed in it.
 
     step = k1 * kv + max(k2, k3 * n) + k4 + prefill * p    (seconds; n calls, kv tokens in the cache, p tokens of prompts)
 
 Below the bend (a certain n) more calls cost nothing. For a given bend the formula is linear, so each observed n is tried as the
-bend with non-negative least squares, and the best fit is taken. While all batches are small, k2 and k4 cannot be told apart;
+bend with non-negative least squares, and the best fit is used. While all batches are small, k2 and k4 cannot be distinguished;
 their sum is divided as in the prior. The prior has the weight of a few samples, so coefficients without evidence keep its values;
-a prompt's token is as much as a call of a full batch (k3) until prefills were seen. Huber's rule gives outliers (a pause) less
-weight.
+a prompt's token is as much as a call of a full batch (k3) until prefills were observed. Huber's rule gives outliers (a pause)
+less weight.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
         bends.append(prior.k2 / prior.k3)
     found = [_at_bend(running, kv, step, prompts, bend, prior) for bend in dict.fromkeys(bends)]
     _, model, prefill_s = min(found, key=lambda one: one[0])
-    told = model.k1 * kv + np.maximum(model.k2, model.k3 * running) + model.k4 + prefill_s * prompts
-    return Fitting(model, prefill_s, float(np.median(np.abs(told / step - 1.0))), len(samples))
+    predicted = model.k1 * kv + np.maximum(model.k2, model.k3 * running) + model.k4 + prefill_s * prompts
+    return Fitting(model, prefill_s, float(np.median(np.abs(predicted / step - 1.0))), len(samples))
 
 
 def _at_bend(

@@ -35,7 +35,41 @@ _SETTLED = ("open", "asleep")
 log = logging.getLogger(__name__)
 
 
-class Versions:
+class VersionRecords:
+    """The stored versions of a model."""
+
+    def __init__(self, model: str, path: Path, database: Database) -> None:
+        """`path`: the first version's checkpoint."""
+        self.model = model
+        self.current = Weights(0, str(path.resolve()))
+        self.orphans: frozenset[int] = frozenset()
+        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
+        self.streams_across_updates = 0
+        self.updates = 0
+        self._database = database
+
+    async def newest(self) -> int:
+        """The greatest number that was ever published, live or not."""
+        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
+        return row["version"] if row is not None else self.current.version
+
+    async def bad(self) -> dict[int, str]:
+        """The versions that no engine may run, and why."""
+        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
+
+    async def version(self, number: int) -> dict[str, Any]:
+        """One version's record. `why`: why it is not live, in one sentence. Raises NotFound."""
+        row = await self._database.read(lambda c: statements.version(c, self.model, number))
+        if row is None:
+            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
+        failures = [
+            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
+        ]
+        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
+        return {**row, "bad": bool(row["bad"]), "why": why}
+
+
+class Versions(VersionRecords):
     """The versions of a model; one that is not trained (`ledger` is None) keeps its first."""
 
     def __init__(
@@ -47,17 +81,11 @@ class Versions:
         ledger: StoredLedger | None,
         distribution: Distribution,
     ) -> None:
-        self.model = model
+        super().__init__(model, path, database)
         self._base = path
         """The first version's checkpoint, which says which tensors there are."""
-        self.current = Weights(0, str(path.resolve()))
-        self.orphans: frozenset[int] = frozenset()
-        """Versions that the newest does not descend from; also such as failed, for an engine may have sampled before that."""
         self.bad_ones: set[int] = set()
         """The versions that no engine may run."""
-        self.streams_across_updates = 0
-        self.updates = 0
-        self._database = database
         self._host = host
         self._engines = host.models[model]
         self._ledger = ledger
@@ -66,11 +94,11 @@ class Versions:
         self._offers: dict[tuple[int, Path], asyncio.Task[None]] = {}
         self._updates: dict[int, asyncio.Task[None]] = {}
         self._late_ends: dict[int, asyncio.Task[None]] = {}
-        self._engines.on_late_end = self._on_late_end
+        host.set_update_listener(model, self)
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
         """Starts the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
-        be. `on_nodes`: the engines that live on nodes, beside the others.
+        be. `on_nodes`: the engines that live on nodes, in addition to the others.
 
         Takes over the engines that this process knows already because it was a follower.
         """
@@ -81,11 +109,11 @@ class Versions:
         for i, url in enumerate(settings.places):
             name = f"{self.model}-{i}"
             slot = known.pop(name) if name in known else Slot(name, url)
-            slot.mirror = settings.mirrors[i] if settings.mirrors else ""
+            slot.adopt(mirror=settings.mirrors[i] if settings.mirrors else "")
             self._host.add(self.model, slot)
         for slot in on_nodes:
             before = known.pop(slot.name, slot)
-            before.node = slot.node
+            before.adopt(node=slot.node)
             self._host.add(self.model, before)
         for slot in known.values():
             self._host.add(self.model, slot)
@@ -139,7 +167,7 @@ class Versions:
 
         The same version may be published again from the same path: the record answers, or the update is tried again if no engine
         runs the version. A bad version is not tried again. Raises Unprocessable for unusable weights, Conflict for a number that
-        was used otherwise, WeightsAway if the source does not answer.
+        was used otherwise, WeightsUnavailable if the source does not answer.
         """
         if self._ledger is None:
             raise Conflict(
@@ -183,10 +211,10 @@ class Versions:
     def _on_offered(self, key: tuple[int, Path], task: asyncio.Task[None]) -> None:
         del self._offers[key]
         if not task.cancelled():
-            task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
+            task.exception()  # asyncio warns of one that was not retrieved, and all who waited may have left
 
     async def _begin(self, weights: Weights) -> None:
-        """Records the version and starts its update, unless that is done."""
+        """Records the version and starts its update, unless it has one."""
         version = weights.version
         row = await self._database.read(lambda c: statements.version(c, self.model, version))
         newest = await self._database.read(lambda c: statements.newest_version(c, self.model))
@@ -220,26 +248,6 @@ class Versions:
         }
         await self._database.submit(lambda c: statements.insert_version(c, values))
 
-    async def newest(self) -> int:
-        """The greatest number that was ever published, live or not."""
-        row = await self._database.read(lambda c: statements.newest_version(c, self.model))
-        return row["version"] if row is not None else self.current.version
-
-    async def bad(self) -> dict[int, str]:
-        """The versions that no engine may run, and why."""
-        return await self._database.read(lambda c: statements.bad_versions(c, self.model))
-
-    async def version(self, number: int) -> dict[str, Any]:
-        """One version's record. `why`: why it is not live, in one sentence. Raises NotFound."""
-        row = await self._database.read(lambda c: statements.version(c, self.model, number))
-        if row is None:
-            raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
-        failures = [
-            f"{report['engine']}: {report['failure']}" for report in row["report"] if report["failure"]
-        ]
-        why = row["bad"] or ("; ".join(failures) or "no engine loaded it") * (row["state"] == "failed")
-        return {**row, "bad": bool(row["bad"]), "why": why}
-
     async def _update(self, weights: Weights) -> None:
         number = weights.version
         self._engines.steps.register_version(weights)
@@ -259,8 +267,8 @@ class Versions:
             log.error("version %d of %s is not live: %s", number, self.model, self._engines.pool.states())
         await self._set_failed(number, report, ended.bad)
 
-    def _on_late_end(self, ended: Ended) -> None:
-        """An engine that was given up has come back, with a version that had failed or because it is bad."""
+    def ended_late(self, ended: Ended) -> None:
+        """Record that a version which had failed is live after all, or bad: an engine that was given up has returned."""
         number = ended.version
         if number not in self._late_ends:
             task = asyncio.create_task(self._end_late(ended), name=f"{self.model}-ends-{number}")

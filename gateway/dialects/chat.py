@@ -9,7 +9,7 @@ import orjson
 from pydantic import Field, ValidationError
 
 from gateway.dialects.extensions import EXTENSIONS, EngineFields, ThinkingFields, UsageOptions
-from gateway.dialects.forms import of_response_format, only_one
+from gateway.dialects.forms import check_choice, of_response_format, only_one
 from gateway.dialects.images import TEXT_ONLY, ImageSupport
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
 from gateway.dialects.request import (
@@ -79,6 +79,7 @@ class ChatRequest(EngineFields, ThinkingFields):
     verbosity: Verbosity | None = None
     service_tier: ServiceTier | None = None
     store: bool | None = None
+    """Without effect: every call is recorded, and completions cannot be retrieved."""
     metadata: Metadata | None = Field(None, max_length=MAX_METADATA)
     user: str | None = None
     safety_identifier: str | None = None
@@ -129,14 +130,16 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
     stop = (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
     tools = request.tools or []
     effort, thinking = request.wishes(request.reasoning_effort)
+    choice, form = tool_choice(request.tool_choice, tools), request.content_form
+    check_choice(form, choice)
     return GenerationRequest(
         "chat",
         request.model,
         request.messages,
         tools,
-        tool_choice(request.tool_choice, tools),
+        choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        form=only_one(of_response_format(request.response_format), request.content_form),
+        form=only_one(of_response_format(request.response_format), form),
         effort=effort,
         thinking=thinking,
         n=request.n or 1,
@@ -198,17 +201,17 @@ class ChatAnswer:
         first = choices.replies[0]
         head = {"id": first.call_id, "created": int(first.received_at), "model": request.model}
         self._head = b"data: " + orjson.dumps({**head, "object": "chat.completion.chunk"})[:-1]
-        self._whole_head = {**head, "object": "chat.completion"}
+        self._whole_head = {**head, "object": "chat.completion", "service_tier": "default"}
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
-        said: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
+        logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news if self._request.logprobs else ():
-                said[index] += self._entries(self._aligners[index].take(delivery))
+                logged[index] += self._entries(self._aligners[index].take(delivery))
         for index, aligner in enumerate(self._aligners):
-            said[index] += self._entries(aligner.end())
-        choices = [self._choice(i, reply, said[i]) for i, reply in enumerate(self._choices.replies)]
+            logged[index] += self._entries(aligner.end())
+        choices = [self._choice(i, reply, logged[i]) for i, reply in enumerate(self._choices.replies)]
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
     def _choice(self, index: int, reply: Reply, entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class CompletionAnswer:
         }
         self._head = b"data: " + orjson.dumps(self._whole_head)[:-1]
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
         deliveries: list[list[Delivery]] = [[] for _ in self._choices.replies]
         async for news in self._choices:

@@ -17,6 +17,7 @@ _KINDS = {"regex": "regex", "choice": "choice", "grammar": "ebnf"}
 """vLLM's names of forms that are not JSON."""
 MAX_CHOICES = 1024
 _GUIDED = ("json", "regex", "choice", "grammar")
+_FORMS = (*_GUIDED, "json_object")
 
 
 def any_object(param: str) -> ContentForm:
@@ -47,16 +48,19 @@ def of_named_schema(given: dict[str, Any], where: str, param: str) -> ContentFor
 
 
 def of_vllm(asked: dict[str, Any]) -> ContentForm | None:
-    """Return the form that vLLM's `structured_outputs` and `guided_*` ask for. `asked`: these fields. Raises BadRequest."""
+    """Return the form that vLLM's `structured_outputs` and `guided_*` name. `asked`: these fields. Raise BadRequest."""
     found = [(f"guided_{kind}", kind, asked[f"guided_{kind}"]) for kind in _GUIDED]
-    for kind, value in (asked["structured_outputs"] or {}).items():
-        if kind not in (*_GUIDED, "json_object"):
-            if value not in (None, False):
-                instead = f"use one of {', '.join(_GUIDED)}, json_object"
-                raise unsupported(f"structured_outputs.{kind}", "this option", instead)
-            continue
-        found.append((f"structured_outputs.{kind}", kind, value))
-    forms = [_form(*each) for each in found if each[2] not in (None, False)]
+    given = asked["structured_outputs"]
+    for kind, value in (given or {}).items():
+        if kind not in _FORMS and value is not None and value is not False:
+            raise unsupported(f"structured_outputs.{kind}", "this option", f"use one of {', '.join(_FORMS)}")
+        if kind in _FORMS and (kind, value) != ("json_object", False):
+            found.append((f"structured_outputs.{kind}", kind, value))
+    forms = [_form(*each) for each in found if each[2] is not None]
+    if given is not None and not any(form.param.startswith("structured_outputs.") for form in forms):
+        raise _invalid(
+            f"names no form: give one of {', '.join(_FORMS)}, or leave it out", "structured_outputs"
+        )
     if len(forms) > 1:
         first, second = (form.param for form in forms[:2])
         raise BadRequest(f"{second}: {first} asks for a form already", code="invalid_value", param=second)
@@ -65,6 +69,8 @@ def of_vllm(asked: dict[str, Any]) -> ContentForm | None:
 
 def _form(param: str, kind: str, value: Any) -> ContentForm:
     if kind == "json_object":
+        if value is not True:
+            raise _invalid("must be true or false", param)
         return any_object(param)
     if kind == "json":
         return ContentForm("json", check_schema(_read(value, param), param), param)
@@ -73,7 +79,7 @@ def _form(param: str, kind: str, value: Any) -> ContentForm:
             raise _invalid("must be a list of texts that are not empty", param)
         if len(value) > MAX_CHOICES:
             raise _invalid(f"{len(value)} texts are more than {MAX_CHOICES}: use a regex or a grammar", param)
-    elif not isinstance(value, str) or not value:
+    elif not isinstance(value, str) or not value.strip():
         raise _invalid("must be a text that is not empty", param)
     return ContentForm(_KINDS[kind], value, param)  # type: ignore[arg-type]
 
@@ -86,6 +92,13 @@ def _read(value: Any, param: str) -> Any:
         return loads_strictly(value)
     except ValueError as error:
         raise _invalid(f"it is not JSON: {error}", param) from error
+
+
+def check_choice(form: ContentForm | None, choice: str) -> None:
+    """Raise BadRequest for a form of the content where a tool must be called, so that the reply has none."""
+    if form is not None and choice not in ("auto", "none"):
+        message = "has no effect: tool_choice demands a call, and such a reply has no content: leave one of them out"
+        raise _invalid(message, form.param)
 
 
 def only_one(first: ContentForm | None, second: ContentForm | None) -> ContentForm | None:

@@ -150,7 +150,7 @@ def _little(data: bytes) -> int:
 
 
 def _too_large(where: str, most: int) -> BadRequest:
-    message = f"an image may have {most} bytes ([images] max_bytes): send a smaller one"
+    message = f"an image may have {most} bytes: send a smaller one"
     return _invalid(where, message, "too_large")
 
 

@@ -90,17 +90,17 @@ class LogprobAligner:
             self._end_run()
             self._waiting.append(_Group([sampled], self._renderer.decode([sampled.token]), mark=True))
             return False
-        said = self._stream.step(sampled.token)
-        if said and not (self._open.tokens or self._waiting or self._in_call):
+        written = self._stream.step(sampled.token)
+        if written and not (self._open.tokens or self._waiting or self._in_call):
             own = self._renderer.token_bytes(sampled.token)
-            if self._text.startswith(said, self._at) and own.decode(errors="replace") == said:
+            if self._text.startswith(written, self._at) and own.decode(errors="replace") == written:
                 sampled.own, sampled.offset = own, self._offset
-                self._at += len(said)
-                self._offset += len(said)
+                self._at += len(written)
+                self._offset += len(written)
                 return True
         self._open.tokens.append(sampled)
-        self._open.text = said
-        if said:
+        self._open.text = written
+        if written:
             self._waiting.append(self._open)
             self._open = _Group()
         return False
@@ -131,19 +131,21 @@ class LogprobAligner:
         if self._in_call or not group.text:
             self._in_call = self._in_call and group.tokens[0].token != self._marks.tool_end
             return ""
-        for said in (group.text, self._own_text(group)):
-            if said and text.startswith(said, at):
-                return said
-            if not over and not self._calls and left < len(said) and said.startswith(text[at:]):
+        for written in (group.text, self._own_text(group)):
+            if written and text.startswith(written, at):
+                return written
+            if not over and not self._calls and left < len(written) and written.startswith(text[at:]):
                 return None
         if group.mark:
             if group.tokens[0].token == self._marks.tool_start and self._calls:
                 self._in_call, self._calls = True, self._calls - 1
             return ""
-        said = group.text if text.startswith(group.text[:1], at) else group.text.lstrip("\n")
-        if not over and not self._calls and left < len(said) and said.startswith(text[at:]):
+        written = group.text if text.startswith(group.text[:1], at) else group.text.lstrip("\n")
+        if not over and not self._calls and left < len(written) and written.startswith(text[at:]):
             return None
-        same = takewhile(lambda pair: pair[0] == pair[1], zip(said, text[at : at + len(said)], strict=False))
+        same = takewhile(
+            lambda pair: pair[0] == pair[1], zip(written, text[at : at + len(written)], strict=False)
+        )
         return "".join(letter for letter, _ in same)
 
     def _own_text(self, group: _Group) -> str:

@@ -41,7 +41,7 @@ class MessagesAnswer:
         self._delta_head = b""
         self._calls = 0
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
         blocks: list[Block] = []
         async for news in self._choices:

@@ -197,24 +197,24 @@ def _system(blocks: list[Block]) -> list[Message]:
 
 def _user(blocks: list[Block]) -> list[Message]:
     messages = [_result(block) for block in blocks if block["type"] == "tool_result"]
-    said = [block for block in blocks if block["type"] in ("text", "image")]
-    if said:
-        messages.append({"role": "user", "content": _content(said)})
+    shown = [block for block in blocks if block["type"] in ("text", "image")]
+    if shown:
+        messages.append({"role": "user", "content": _content(shown)})
     return messages
 
 
 def _result(block: Block) -> Message:
     content = block.get("content") or ""
-    said = content if isinstance(content, str) else _content(content)
+    result = content if isinstance(content, str) else _content(content)
     if block.get("is_error"):
-        said = _as_error(said)
-    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": said}
+        result = _as_error(result)
+    return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": result}
 
 
-def _as_error(said: str | list[Block]) -> str | list[Block]:
-    if isinstance(said, list):
-        return [{"type": "text", "text": "Error: "}, *said]
-    return said if said.lower().startswith("error") else f"Error: {said}"
+def _as_error(result: str | list[Block]) -> str | list[Block]:
+    if isinstance(result, list):
+        return [{"type": "text", "text": "Error: "}, *result]
+    return result if result.lower().startswith("error") else f"Error: {result}"
 
 
 def _content(blocks: list[Block]) -> str | list[Block]:

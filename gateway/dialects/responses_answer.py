@@ -2,7 +2,7 @@
 
 A reply becomes items in the order in which its pieces come: reasoning, messages, function calls. Invariants: events and the whole
 answer show the same items; sequence numbers have no gaps; nothing says that the answer is complete before `keep` is done, so
-whoever has seen the end can come back for it.
+a client that has the end can come back for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 import orjson
 
 from gateway.dialects.logprobs import LogprobAligner, TokenLogprob, entries
-from gateway.dialects.responses import ResponsesRequest, item_id
+from gateway.dialects.responses import ResponsesRequest
+from gateway.dialects.responses_input import item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
 from gateway.errors import GatewayError
@@ -55,7 +56,7 @@ class ResponsesAnswer:
         """True once a tool call has begun."""
         self._echo = _echo(request, self._reply)
 
-    async def whole(self) -> dict[str, Any]:
+    async def complete(self) -> dict[str, Any]:
         """The answer in one piece."""
         async for news in self._choices:
             for _, delivery in news:
@@ -76,8 +77,8 @@ class ResponsesAnswer:
         """The events that end a stream that failed: OpenAI's SDK raises on the first of them, others wait for the second."""
         event = error_event(error, self._sequence)
         self._sequence += 1
-        said = {"code": "server_error", "message": error.message}
-        return event + self._event("response.failed", response={**self._response("failed"), "error": said})
+        fault = {"code": "server_error", "message": error.message}
+        return event + self._event("response.failed", response={**self._response("failed"), "error": fault})
 
     @property
     def _status(self) -> str:
@@ -218,10 +219,10 @@ class ResponsesAnswer:
         item.status = "completed"
         place, given = {"item_id": item.id, "output_index": index}, {filled: call[filled]}
         named = {"name": call["name"]} if kind == "function_call" else {}
-        said = self._event(f"{event}.delta", **place, delta=call[filled])
-        said += self._event(f"{event}.done", **place, **named, **given)
+        filled_in = self._event(f"{event}.delta", **place, delta=call[filled])
+        filled_in += self._event(f"{event}.done", **place, **named, **given)
         done = self._event("response.output_item.done", output_index=index, item=item.shown())
-        return closed + added + said + done
+        return closed + added + filled_in + done
 
     def _end(self) -> bytes:
         """The events that finish the items. A reply without a word is an empty message."""
@@ -262,8 +263,8 @@ _CALL_EVENTS = {
 
 def error_event(error: GatewayError, sequence: int = 0) -> bytes:
     """Says how a stream failed. What the API documents is flat; clients raise on what is nested."""
-    said = {"code": error.code, "message": error.message, "param": error.param}
-    return _event("error", sequence, {**said, "error": {"type": error.type, **said}})
+    fault = {"code": error.code, "message": error.message, "param": error.param}
+    return _event("error", sequence, {**fault, "error": {"type": error.type, **fault}})
 
 
 def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
@@ -273,8 +274,8 @@ def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
 
 def _head(kind: str, fields: dict[str, Any]) -> bytes:
     """Returns the beginning of an event of this kind, up to its sequence number and its content."""
-    said = orjson.dumps({"type": kind, **fields})[:-1]
-    return b'event: %b\ndata: %b,"sequence_number":' % (kind.encode(), said)
+    fields_json = orjson.dumps({"type": kind, **fields})[:-1]
+    return b'event: %b\ndata: %b,"sequence_number":' % (kind.encode(), fields_json)
 
 
 def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:

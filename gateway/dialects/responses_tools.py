@@ -91,10 +91,10 @@ class Toolbox:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         source = self.sources.get(name, Source(name))
         place = {"namespace": source.namespace} if source.namespace else {}
-        said = {"call_id": call["id"], "name": source.name, **place}
+        named = {"call_id": call["id"], "name": source.name, **place}
         if source.custom:
-            return {"type": "custom_tool_call", **said, "input": _input(arguments)}
-        return {"type": "function_call", **said, "arguments": arguments}
+            return {"type": "custom_tool_call", **named, "input": _input(arguments)}
+        return {"type": "function_call", **named, "arguments": arguments}
 
     def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
         """Adds the tools of a namespace, whose description goes before that of its first tool."""
@@ -128,8 +128,8 @@ class Toolbox:
         else:
             check_parameters(function.get("parameters"), f"{where}.parameters")
         if about or grammar:
-            said = (about, str(function.get("description", "")), grammar)
-            function["description"] = "\n\n".join(filter(None, said))
+            paragraphs = (about, str(function.get("description", "")), grammar)
+            function["description"] = "\n\n".join(filter(None, paragraphs))
         check_unique(function["name"], self.sources, f"{where}.name")
         self.sources[function["name"]] = source
         self.functions.append({"type": "function", "function": function})
@@ -175,11 +175,11 @@ def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
 def _input(arguments: str) -> str:
     """Returns a custom tool's input: the one string in the arguments, or all that the model wrote if it did not keep to that."""
     try:
-        said = orjson.loads(arguments)
+        values = orjson.loads(arguments)
     except orjson.JSONDecodeError:
         return arguments
-    if isinstance(said, dict) and said.keys() == {_INPUT} and isinstance(said[_INPUT], str):
-        return str(said[_INPUT])
+    if isinstance(values, dict) and values.keys() == {_INPUT} and isinstance(values[_INPUT], str):
+        return str(values[_INPUT])
     return arguments
 
 

@@ -6,8 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.errors import BadRequest
-from gateway.sections import RequestSettings
 
+MOST = {
+    "messages": 20_000,
+    "parts": 50_000,
+    "tools": 1024,
+    "stop": 8191,
+    "stop_characters": 32_768,
+    "logit_bias": 1024,
+}
+"""The most of everything that is iterated over one by one: far above what agents send, and harmless to the event loop. OpenAI
+allows 4 stop strings, Anthropic 8191."""
 _COUNTED = {
     "messages": "messages",
     "input": "messages",
@@ -15,31 +24,30 @@ _COUNTED = {
     "stop_sequences": "stop",
     "logit_bias": "logit_bias",
 }
-"""Parameters, and the settings that bound them."""
+"""Parameters, and the bounds that hold for them."""
 _LISTS = ("content", "tool_calls", "output", "summary")
 """The fields in which a message or an item has parts."""
 
 
-def check_sizes(values: dict[str, Any], most: RequestSettings) -> None:
-    """Raises BadRequest if a request holds more of something than `[requests]` allows; names the parameter and the setting."""
+def check_sizes(values: dict[str, Any]) -> None:
+    """Raise BadRequest, which names the parameter, if a request holds more of something than `MOST`."""
     for name, setting in _COUNTED.items():
         if isinstance(given := values.get(name), list | dict):
-            _check(name, len(given), setting, most)
+            _check(name, len(given), setting)
     if isinstance(given := values.get("tools"), list):
-        _check("tools", sum(map(_tools, given)), "tools", most)
+        _check("tools", sum(map(_tools, given)), "tools")
     for name in ("stop", "stop_sequences"):
         if isinstance(given := values.get(name), list):
             characters = sum(len(string) for string in given if isinstance(string, str))
-            _check(name, characters, "stop_characters", most, "characters")
+            _check(name, characters, "stop_characters", "characters")
     for name in ("messages", "input"):
         if isinstance(given := values.get(name), list):
-            _check(name, sum(_parts(given)), "parts", most, "content parts and tool calls")
+            _check(name, sum(_parts(given)), "parts", "content parts and tool calls")
 
 
-def _check(name: str, count: int, setting: str, most: RequestSettings, of: str = "entries") -> None:
-    limit: int = getattr(most, setting)
-    if count > limit:
-        message = f"{name}: {count} {of} are more than the {limit} that are taken in a request: send fewer ([requests] {setting})"
+def _check(name: str, count: int, bound: str, of: str = "entries") -> None:
+    if count > (limit := MOST[bound]):
+        message = f"{name}: {count} {of} are more than the {limit} that a request may have: send fewer"
         raise BadRequest(message, code="too_many", param=name)
 
 

@@ -217,7 +217,7 @@ async def examine_collector(settings: Settings) -> list[Finding]:
         return [Finding("problem", str(error), "install the extra, or leave [telemetry] endpoint out")]
     if answers:
         return [Finding("ok", f"the collector at {endpoint} accepts spans")]
-    what = f"[telemetry] endpoint: {endpoint} accepts no spans within {settings.telemetry.timeout_s:g} s"
+    what = f"[telemetry] endpoint: {endpoint} accepts no spans"
     return [
         Finding(
             "warning", what, "start a collector there with OTLP over HTTP, or correct the URL and its key"

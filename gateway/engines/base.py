@@ -101,9 +101,9 @@ class Engine(Protocol):
         """Samples tokens for a request."""
         ...
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Stops sampling; running requests are given back, or frozen with `keep`. `clear_cache` drops every cached prefix, and
-        frozen requests then recompute theirs. A second pause gives back what arrived since the first."""
+    async def pause(self, *, keep: bool = False) -> None:
+        """Stop sampling and drop every cached prefix. Running requests are given back; with `keep` they are frozen, and compute
+        their prefixes again. A second pause gives back what arrived since the first."""
         ...
 
     async def resume(self) -> None:
@@ -127,7 +127,7 @@ class Engine(Protocol):
         once. What was received before and not taken is forgotten."""
         ...
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """Puts the version that was received in place of the present weights. Only while paused. If it did not come whole, the
         weights are as before."""
         ...

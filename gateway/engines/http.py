@@ -44,7 +44,7 @@ class HTTPEngine:
     async def receive(self, join: dict[str, Any]) -> None:
         raise self._no_transfer()
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         raise self._no_transfer()
 
     async def load_adapter(self, name: str, path: str) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,10 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.engines.base import Engine
-from gateway.engines.last_words import last_words
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
 from gateway.sections import EngineSettings, ModelSettings
+from gateway.sections.engines import MAX_LORAS
 from gateway.settings import ConfigError
 from gateway.weights import plugin
 from gateway.weights.adapter import matrices_of
@@ -29,6 +30,12 @@ from processes.ports import free_port
 
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)
+_LOGGED = re.compile(r"^(?:\([^()]*\) )?(?:(?:ERROR|CRITICAL|FATAL)\b[^\[\]]*(?:\[[^\]]*\] )?)?(.*)$")
+"""A line of vLLM's log; group 1 is its text without the prefix, which names the process, level, time and place."""
+_ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Killed|Exit)\b: \S")
+_ELSEWHERE = ("root cause above", "Engine core initialization failed")
+"""Words by which the parent of the failed process reports that the error is another process's."""
+_LONGEST = 300
 
 _PLUGIN = Path(plugin.__file__).parent
 """The folder in which vLLM finds `headgate_transfer`."""
@@ -95,7 +102,7 @@ def command(
     if settings.launch == "vllm" and settings.transport == "collective":
         argv += ["--weight-transfer-config", json.dumps({"backend": "headgate"})]
     if settings.launch == "vllm" and settings.transport == "lora":
-        argv += ["--enable-lora", "--max-loras", str(settings.max_loras)]
+        argv += ["--enable-lora", "--max-loras", str(MAX_LORAS)]
         argv += ["--max-lora-rank", str(settings.max_lora_rank)]
         argv += ["--lora-target-modules", *targets] if (targets := matrices_of(Path(weights))) else []
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
@@ -155,7 +162,7 @@ class EngineProcess:
 def _why(process: LocalProcess) -> str:
     status = process.returncode or 0
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-    return f"its process {ended} at its start: {last_words(process.said())} ({process.log})"
+    return f"its process {ended} at its start: {exit_reason(process.said())} ({process.log})"
 
 
 def _vllm_command(
@@ -217,3 +224,11 @@ _COMMANDS: dict[str, Callable[[EngineSettings, ModelSettings, str, str, str, int
     "fake": _fake_command,
 }
 """The command line of each `[engine] launch` that is a child process."""
+
+
+def exit_reason(said: str) -> str:
+    """Return the first error of a log that ended something, as later ones follow from it; without one, the last line."""
+    lines = [match[1].strip() for line in said.splitlines() if (match := _LOGGED.match(line))]
+    errors = [line for line in lines if _ERROR.match(line) and not any(word in line for word in _ELSEWHERE)]
+    found = errors[:1] or [line for line in lines if line][-1:] or ["it said nothing"]
+    return found[0][:_LONGEST]

@@ -10,10 +10,10 @@ Behaviours of SGLang that its names do not suggest, and where they are handled:
 - `ignore_eos` switches `stop_token_ids` off too (`_body`);
 - an abort reaches every id that begins with the given one (`_rid`);
 - an abort does not reach a request that arrived during a pause and waits before the scheduler (`_first`);
-- an abort of a request that is frozen in place takes effect only when the engine resumes, and a pause with mode `abort` then
-  waits for ever: such requests are put back into the queue first (`_thaw`);
-- a load with `flush_cache` fails, half done, while requests are frozen in place or are just ending: `pause` flushes when that is
-  possible, and `load` never does;
+- an abort of a request that is frozen in place takes effect only when the engine resumes: frozen requests are put back into the
+  queue (`retract`), where aborts reach them;
+- a load with `flush_cache` fails, half done, while requests are just ending: `pause` flushes when that is possible, and `load`
+  never does;
 - a new label aborts every request unless told not to (`label`);
 - `/health` samples a token, so it calls a paused engine ill (`healthy`);
 - only an idle server can release memory, and releasing it twice fails (`sleep`).
@@ -29,8 +29,8 @@ from typing import Any
 import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
-from gateway.engines.figures import samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
+from gateway.engines.prometheus_text import samples
 from gateway.errors import EngineError, EngineUnreachable
 from gateway.types import FinishReason
 
@@ -55,8 +55,6 @@ class SGLangEngine(HTTPEngine):
         self._paused = False
         self._asleep: bool | None = None
         """None: it is not known of a server that was found."""
-        self._frozen = True
-        """Requests may be frozen in place: that is also so for a server that is found."""
         self._silent: dict[str, asyncio.Task[dict[str, Any] | None]] = {}
         """Requests from which nothing has come yet: the task that waits for their first event."""
 
@@ -77,29 +75,18 @@ class SGLangEngine(HTTPEngine):
         if not reader.finished:
             raise self._cut_off()
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Frozen requests whose cache is cleared go back to the queue, and their tokens are computed again."""
-        if keep and not clear_cache:
-            self._frozen = True
-            await self._pause("in_place")
-        elif keep:
-            await self._pause("retract")
-            self._frozen = False
-        else:
-            await self._thaw()
-            await self._pause("abort")
-            if self._paused:
-                self._cut(list(self._silent))
+    async def pause(self, *, keep: bool = False) -> None:
+        """Frozen requests go back to the queue, and their tokens are computed again."""
+        await self._pause("retract" if keep else "abort")
+        if self._paused and not keep:
+            self._cut(list(self._silent))
         self._paused = True
-        if clear_cache:
-            # With a timeout the engine would also wait for an empty queue, which it does not have after `retract`.
-            await self._http.post("/flush_cache", params=None if keep else {"timeout": _IDLE_S})
+        # With a timeout the engine would also wait for an empty queue, which it does not have after `retract`.
+        await self._http.post("/flush_cache", params=None if keep else {"timeout": _IDLE_S})
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         if not request_ids:
             return
-        if self._paused:
-            await self._thaw()
         await asyncio.gather(
             *(self._http.post("/abort_request", {"rid": _rid(name)}) for name in request_ids)
         )
@@ -108,7 +95,7 @@ class SGLangEngine(HTTPEngine):
 
     async def resume(self) -> None:
         await self._http.post("/continue_generation", {})
-        self._paused = self._frozen = False
+        self._paused = False
 
     async def load(self, path: str) -> None:
         """`pause` has cleared the cache, if it was to be."""
@@ -173,12 +160,6 @@ class SGLangEngine(HTTPEngine):
 
     async def _pause(self, mode: str) -> None:
         await self._http.post("/pause_generation", {"mode": mode})
-
-    async def _thaw(self) -> None:
-        """Puts what is frozen in place back into the queue, where aborts reach it at once."""
-        if self._frozen:
-            await self._pause("retract")
-            self._frozen = False
 
     async def _first(self, name: str, events: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
         """The first event of a request; None if it was cut before one came."""

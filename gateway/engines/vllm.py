@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from gateway.engines.base import GenerateRequest, Level, Load, StepCounts, TokenChunk
-from gateway.engines.figures import label, samples
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
+from gateway.engines.prometheus_text import label, samples
 from gateway.engines.vllm_images import EngineImages
 from gateway.errors import EngineError, EngineReplaced, EngineUnreachable, NotComparable
 from gateway.types import Sampling
@@ -85,11 +85,10 @@ class VLLMEngine(HTTPEngine):
                 f"engine {self.name} is labelled {found!r}, and not {label!r}: it was restarted"
             )
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """vLLM clears its caches in every mode if it is told to."""
+    async def pause(self, *, keep: bool = False) -> None:
         self._images.forget()
-        mode = {"mode": "keep" if keep else "abort", "clear_cache": "true" if clear_cache else "false"}
-        await self._http.post("/pause", params=mode)
+        mode = "keep" if keep else "abort"
+        await self._http.post("/pause", params={"mode": mode, "clear_cache": "true"})
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """An empty list would mean every request to vLLM."""
@@ -113,7 +112,7 @@ class VLLMEngine(HTTPEngine):
     async def receive(self, join: dict[str, Any]) -> None:
         await self._http.post("/init_weight_transfer_engine", {"init_info": join})
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """After an error the weights are as before, unless the error came while they were put in place."""
         try:
             await self._http.post("/start_weight_update")

@@ -9,16 +9,16 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
 from gateway.errors import Busy, Conflict, jittered
 from gateway.feed.full import no_slot
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
+from gateway.store.records import NewEpisode
 from scheduler.policies.staleness_events import Command, Join, Refuse
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ _REFUSALS = {
 
 Entered = Callable[[str], None]
 """Called once an episode is stored as open, with the reason why the ledger has given it up meanwhile, if it has."""
+_MAX_WAIT_S = 300.0
+"""The longest `?wait=` of a request to open an episode: drivers ask again."""
 
 
 @dataclass(slots=True)
@@ -43,27 +45,26 @@ class _Waiting:
     members: int = 0
 
 
-class Admission:
+class Admission(LedgerListener):
     """The way into the ledgers; `ledgers`: of each trained model."""
 
     def __init__(
         self,
         database: Database,
         ledgers: Mapping[str, StoredLedger],
-        max_wait_s: float,
         engine_version: Callable[[str], int | None] = lambda _model: None,
     ) -> None:
-        """`engine_version`: the version of the engine that would sample a model's new call; None: V is the newest version."""
+        """`engine_version`: the version of the engine that would sample a model's new call; None: `min_version` is the newest
+        version."""
         self._database = database
         self._ledgers = ledgers
         self._engine_version = engine_version
-        self._max_wait_s = max_wait_s
         self._joining: dict[str, str] = {}
         """Episodes whose place is being committed, and why the ledger has given them up meanwhile, if it has."""
         self._entering: set[asyncio.Task[list[Command]]] = set()
         self._waiting: dict[str, dict[str, _Waiting]] = {model: {} for model in ledgers}
-        for model, ledger in ledgers.items():
-            ledger.on_change = partial(self._wake, model)
+        for ledger in ledgers.values():
+            ledger.subscribe(self)
 
     async def close(self) -> None:
         """Stops waiting for commits."""
@@ -76,7 +77,7 @@ class Admission:
         if episode_id in self._joining:
             self._joining[episode_id] = reason
 
-    async def insert(self, row: dict[str, Any], entered: Entered) -> None:
+    async def insert(self, row: NewEpisode, entered: Entered) -> None:
         """Stores the episode `row` without a place in a ledger; `entered`: as for `join`."""
 
         async def enter() -> list[Command]:
@@ -87,13 +88,13 @@ class Admission:
 
         await self._enter(enter(), row)
 
-    async def join(self, event: Join, row: dict[str, Any], wait_s: float, entered: Entered) -> None:
+    async def join(self, event: Join, row: NewEpisode, wait_s: float, entered: Entered) -> None:
         """Stores the episode `row`, with its version, once the ledger admits it. `entered` is called with the commit, even if the
         caller no longer waits.
 
         Raises Busy if there is no slot within `wait_s`, Conflict if the group takes no more members.
         """
-        until = time.monotonic() + min(wait_s, self._max_wait_s)
+        until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
         model = row["model"]
         while True:
             commands = await self._enter(self._apply(event, row, entered), row)
@@ -109,7 +110,7 @@ class Admission:
                 raise Busy(no_slot(self._ledgers[model].rule), retry_after=jittered(2.0), code=reason)
             await self._wait(self._waiting[model], event.group_id, left)
 
-    async def _apply(self, event: Join, row: dict[str, Any], entered: Entered) -> list[Command]:
+    async def _apply(self, event: Join, row: NewEpisode, entered: Entered) -> list[Command]:
         ledger = self._ledgers[row["model"]]
         event = replace(event, version=self._engine_version(row["model"]))
         row["version"] = ledger.rule.version_of(event)
@@ -123,9 +124,7 @@ class Admission:
             entered(given_up)
         return commands
 
-    async def _enter(
-        self, entering: Coroutine[Any, Any, list[Command]], row: dict[str, Any]
-    ) -> list[Command]:
+    async def _enter(self, entering: Coroutine[Any, Any, list[Command]], row: NewEpisode) -> list[Command]:
         """Waits for an admission's commit. A caller that stops waiting does not stop it: what is committed must be known."""
         task = asyncio.create_task(entering, name=f"enter-{row['id']}")
         self._entering.add(task)
@@ -160,7 +159,7 @@ class Admission:
             if not waiting.members and queue.get(group_id) is waiting:
                 del queue[group_id]
 
-    def _wake(self, model: str) -> None:
+    def ledger_changed(self, model: str) -> None:
         """Wakes as many groups as there are slots, and no more: every one would ask the ledger again."""
         queue = self._waiting[model]
         for group_id in list(islice(queue, self._ledgers[model].rule.free_slots())):

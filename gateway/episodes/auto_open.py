@@ -161,7 +161,11 @@ class AutoOpen:
         number = await self._group(prefix, model, given.group_size)
         while True:
             asked = EpisodeRequest(
-                *(task, f"{prefix}{number:08d}", given.group_size, "train", model),
+                task_id=task,
+                group_id=f"{prefix}{number:08d}",
+                group_size=given.group_size,
+                mode="train",
+                model=model,
                 agent=agent,
                 opening=request,
                 notice=notice,

@@ -9,10 +9,9 @@ episode belongs to the one whose conversation it continues, or opens one.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from gateway.episodes.auto_open import AutoOpen
@@ -42,8 +41,43 @@ class Caller:
     """The attempt that the key is of; 0: an agent's key is of none."""
 
 
+class Directory(Protocol):
+    """Resolves keys to open episodes, in every gateway process."""
+
+    async def identify(self, key: str, named: str) -> Caller:
+        """Return the owner of a key, in the episode that the request names, if any."""
+        ...
+
+    async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode:
+        """Return an open episode of the caller by its id."""
+        ...
+
+    async def still_open(self, episode: OpenEpisode, attempt: int) -> OpenEpisode:
+        """Return the episode again. Raise Conflict if its run is over, or the attempt is; 0: any attempt."""
+        ...
+
+
+class AgentCalls(Protocol):
+    """Finds and opens the episodes of agents' keys, in the coordinator alone: other processes forward such requests to it."""
+
+    async def episode(
+        self,
+        caller: Caller,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]],
+        sent: RequestKey | None = None,
+        model: str = "",
+    ) -> OpenEpisode: ...
+
+    async def standalone(self, caller: Caller) -> OpenEpisode: ...
+
+    async def failed(self, episode: OpenEpisode) -> None: ...
+
+    def refused(self, caller: Caller, sent: RequestKey) -> None: ...
+
+
 class Callers:
-    """Everyone who may call a model."""
+    """Everyone who may call a model: a `Directory` and `AgentCalls`."""
 
     def __init__(
         self, settings: Settings, episodes: Episodes, conversations: Conversations, openings: AutoOpen
@@ -105,13 +139,11 @@ class Callers:
         sent: RequestKey | None = None,
         model: str = "",
     ) -> OpenEpisode:
-        """The episode of a conversation; opened if there is none.
+        """Return the episode of a conversation under an agent's key; open one if there is none.
 
-        `sent`: identifies the request and its retries, in any episode. `model`: the requested model, if not the caller's. Raises
-        Conflict if the caller's episode is over, and what `AutoOpen.open` raises.
+        `sent`: identifies the request and its retries, in any episode. `model`: the requested model, if not the caller's. Raise
+        what `AutoOpen.open` raises.
         """
-        if caller.episode is not None:
-            return await self.still_open(caller.episode, caller.attempt)
         # One at a time: the second request finds the episode that the first one opens
         if sent is not None and sent.exact:
             async with self._locks.setdefault((caller.agent, sent.name), asyncio.Lock()):
@@ -126,12 +158,7 @@ class Callers:
         return live
 
     async def standalone(self, caller: Caller) -> OpenEpisode:
-        """The episode of a call whose conversation is not known here, such as a call to an upstream model.
-
-        If the caller names none, the call gets an episode of its own, which is not trained.
-        """
-        if caller.episode is not None:
-            return await self.still_open(caller.episode, caller.attempt)
+        """Open an episode of its own, which is not trained, for a call under an agent's key to an upstream model."""
         return await self._auto_open.open(caller.agent, [], None, "", trains=False)
 
     async def failed(self, episode: OpenEpisode) -> None:
@@ -154,12 +181,12 @@ class Callers:
         if sent is not None and sent.retry:
             episode, notice = await self._auto_open.again(caller.agent, sent)
             if episode is not None:
-                episode.seen_at = time.monotonic()
+                episode.touch()
                 return episode
         match = await self._conversations.find(caller.agent, messages, tools)
         found = [live for live in self._episodes.of_agent(caller.agent) if live.id in match.episodes]
         if len(found) == 1:
-            found[0].seen_at, found[0].continued = time.monotonic(), True
+            found[0].continue_conversation()
             return found[0]
         if match.episodes and not found:  # all matching episodes are being closed
             match = UNKNOWN

@@ -48,15 +48,15 @@ class GroupDeadlines:
     async def _unstick(self, model: str, now: float) -> None:
         """A batch that the trainer waits for, and for which the same few groups have run for too long."""
         given, rule = self._settings.staleness_of(model), self._ledgers[model].rule
-        if given.stuck == "wait":
+        if given.on_stuck == "wait":
             return
-        groups = rule.stuck(given.stuck) if rule.leased else ()
+        groups = rule.stuck(given.on_stuck) if rule.leased else ()
         seen, since = self._stuck.get(model, ((), now))
         if not groups or groups != seen:
             self._stuck[model] = groups, now
         elif now - since > given.stuck_s:
             log.warning(
-                "batch %d of %s is stuck: %s (%s)", rule.next_buffer, model, given.stuck, ", ".join(groups)
+                "batch %d of %s is stuck: %s (%s)", rule.next_buffer, model, given.on_stuck, ", ".join(groups)
             )
             del self._stuck[model]
-            await self._ledgers[model].apply(Unstick(rule.next_buffer, given.stuck))
+            await self._ledgers[model].apply(Unstick(rule.next_buffer, given.on_stuck))

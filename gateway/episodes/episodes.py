@@ -24,7 +24,7 @@ from gateway.episodes.open_episode import CALLS, closed, crashed, graded
 from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
 from gateway.episodes.worth import RewardTaken, taken
 from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
-from gateway.feed.ledger import StoredLedger
+from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.grading.grading import Grading
 from gateway.keys import key_hash, split_attempt
 from gateway.rollout.peers import NoPeers, Peers
@@ -32,6 +32,7 @@ from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
+from gateway.store.records import NewEpisode
 from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
 from gateway.trajectories.recorder import Recorder
@@ -41,7 +42,7 @@ from scheduler.policies.staleness_events import Join
 log = logging.getLogger(__name__)
 
 
-class Episodes:
+class Episodes(LedgerListener):
     """Every open episode."""
 
     def __init__(
@@ -60,7 +61,7 @@ class Episodes:
         self._database = database
         self._ledgers = ledgers
         self._recorders = recorders
-        self._admission = Admission(database, ledgers, settings.episodes.max_wait_s, engine_version)
+        self._admission = Admission(database, ledgers, engine_version)
         self._peers = peers or NoPeers()
         self._closing = Closing(database, ledgers, recorders, grading, self._peers, settings.rewards)
         self._deadlines = GroupDeadlines(settings, ledgers)
@@ -70,7 +71,7 @@ class Episodes:
         self._opening: dict[str, asyncio.Future[None]] = {}
         """Episodes that a repeatable request opened, by the hash of its key."""
         for ledger in ledgers.values():
-            ledger.on_abort = self._abort
+            ledger.subscribe(self)
 
     async def load(self) -> None:
         """Takes over the episodes that were not closed when the gateway stopped.
@@ -82,7 +83,13 @@ class Episodes:
         rewards = await self._database.read(turns.unfinished_rewards)
         for row in await self._database.read(statements.unfinished):
             live = OpenEpisode(
-                *(row["id"], row["task_id"], row["group_id"], row["mode"], row["model"], now, now),
+                id=row["id"],
+                task_id=row["task_id"],
+                group_id=row["group_id"],
+                mode=row["mode"],
+                model=row["model"],
+                opened_at=now,
+                seen_at=now,
                 posted=row["reward"],
                 components=row["components"],
                 call_rewards=rewards.get(row["id"], {}),
@@ -107,7 +114,7 @@ class Episodes:
         """Calls that this process has begun for another coordinator go on in the same episodes."""
         for before in followed:
             if live := self._live.get(before.id):
-                live.calls, live.seen_at = before.calls, max(live.seen_at, before.seen_at)
+                live.adopt(before)
             else:
                 self._closing.stop_stray(before)
 
@@ -136,18 +143,29 @@ class Episodes:
                 await self._admission.join(join, row, wait_s, partial(self._begin, row, request))
         return self._opened(row, key)
 
-    def _begin(self, row: dict[str, Any], request: EpisodeRequest, given_up: str) -> None:
+    def _begin(self, row: NewEpisode, request: EpisodeRequest, given_up: str) -> None:
         """An episode is stored as open. `given_up`: why the ledger gave it up since it joined; empty: it did not."""
         now = time.monotonic()
-        place = row["id"], request.task_id, row["group_id"], request.mode, request.model
-        live = OpenEpisode(*place, now, now, row["key_hash"], agent=request.agent, opening=request.opening)
-        live.version, live.sampling = row["version"], request.sampling
+        live = OpenEpisode(
+            id=row["id"],
+            task_id=request.task_id,
+            group_id=row["group_id"],
+            mode=request.mode,
+            model=request.model,
+            opened_at=now,
+            seen_at=now,
+            key_hash=row["key_hash"],
+            agent=request.agent,
+            opening=request.opening,
+            version=row["version"],
+            sampling=request.sampling,
+        )
         self._live[live.id] = self._by_key[live.key_hash] = live
         self._peers.open_episode(live.id)
         for recorder in self._recorders:
             recorder.begin(live.id)
         if given_up:
-            self._abort(live.id, given_up)
+            self.episode_aborted(live.id, given_up)
 
     async def open_once(self, key: str, request: EpisodeRequest, wait_s: float) -> EpisodeOpened:
         """Opens an episode under a key that is derived from the request (`key_of`), so that a repeated request gets the same
@@ -172,7 +190,7 @@ class Episodes:
             del self._opening[hashed]
             done.set_result(None)
 
-    def _opened(self, row: dict[str, Any], key: str) -> EpisodeOpened:
+    def _opened(self, row: Mapping[str, Any], key: str) -> EpisodeOpened:
         return EpisodeOpened(row["id"], key, f"{self._settings.server.url}/v1", row["version"])
 
     def waiting(self, model: str) -> dict[str, int]:
@@ -189,26 +207,27 @@ class Episodes:
     async def keyed(self, hashed: str) -> OpenEpisode:
         """The same, by the key's hash."""
         if live := self._by_key.get(hashed):
-            live.seen_at = time.monotonic()
+            live.touch()
             return live
         row = await self._database.read(lambda c: statements.open_by_key(c, hashed))
         if row is None:
             message = "no episode has this key; POST /admin/v1/episodes opens one and answers its key"
             raise NotAuthenticated(message, code="invalid_api_key")
         live = await self._open(row["id"])
-        live.key_hash, self._by_key[hashed] = hashed, live
-        live.seen_at = time.monotonic()
+        live.set_key(hashed)
+        self._by_key[hashed] = live
+        live.touch()
         return live
 
     def seen(self, episode_id: str, ago_s: float) -> None:
         """Another process served a call of an open episode so long ago."""
         if live := self._live.get(episode_id):
-            live.seen_at = max(live.seen_at, time.monotonic() - ago_s)
+            live.touch(ago_s)
 
     async def named(self, episode_id: str) -> OpenEpisode:
         """An open episode by its id. Raises NotFound; Conflict if its run is over; Unavailable if another process has it."""
         live = await self._open(episode_id)
-        live.seen_at = time.monotonic()
+        live.touch()
         return live
 
     async def agent_of(self, episode_id: str) -> str:
@@ -233,12 +252,12 @@ class Episodes:
             return await self._use(episode_id)
         live = await self._open(episode_id)
         self._check_reward(reward, reward + sum(live.call_rewards.values()))
-        live.seen_at = time.monotonic()
+        live.touch()
         if final:
             await self._end(live, live.rewarded(reward, components))
             return await self._use(episode_id)
         stored = self._database.submit(lambda c: statements.set_reward(c, episode_id, reward, components))
-        live.posted, live.components = reward, components
+        live.post(reward, components)
         await stored
         return None
 
@@ -250,7 +269,7 @@ class Episodes:
         live = await self._open(episode_id)  # it may have been closed while we waited
         others = sum({**live.call_rewards, call_id: reward}.values())
         self._check_reward(reward, (live.posted or 0.0) + others)
-        live.seen_at = time.monotonic()
+        live.touch()
         stored = self._database.submit(lambda c: turns.set_reward(c, episode_id, call_id, reward))
         live.call_rewards[call_id] = reward
         await stored
@@ -268,7 +287,7 @@ class Episodes:
         if not attempt:
             raise closed(episode_id, "it was closed meanwhile")
         live.forsake(attempt)
-        live.seen_at = time.monotonic()
+        live.touch()
         # A request of the old attempt may have begun in another process until this was committed.
         await self._peers.end_episode(episode_id, reason)
         return attempt
@@ -299,7 +318,7 @@ class Episodes:
         limits, now = self._settings.episodes, time.monotonic()
         for live in list(self._live.values()):
             if live.calls:
-                live.seen_at = now
+                live.touch()
             idle, total = now - live.seen_at > self._idle_s(live), now - live.opened_at > limits.total_s
             if (idle or total) and live.id in self._live:
                 await self._overrun(live, "idle_deadline" if idle else "total_deadline")
@@ -386,8 +405,8 @@ class Episodes:
         self._forget(live)
         await self._closing.end(live, outcome)
 
-    def _abort(self, episode_id: str, reason: str) -> None:
-        """The ledger gave the episode's group up."""
+    def episode_aborted(self, episode_id: str, reason: str) -> None:
+        """End an episode whose group the ledger has given up."""
         live = self._live.get(episode_id) or self._closing.over.get(episode_id)
         if live is None:
             self._admission.abort(episode_id, reason)
@@ -400,7 +419,7 @@ class Episodes:
         self._by_key.pop(live.key_hash, None)
 
 
-def _row(request: EpisodeRequest, key: str) -> dict[str, Any]:
+def _row(request: EpisodeRequest, key: str) -> NewEpisode:
     """A new episode's row, without its version."""
     return {
         "id": f"ep-{secrets.token_hex(10)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -51,7 +52,7 @@ class OpenEpisode:
     grading: asyncio.Task[Outcome] | None = None
     """The task that computes the reward."""
     version: int = 0
-    """Its group's V: no older version may sample its calls of its own model."""
+    """No older version may sample its calls of its own model: its group's `min_version`."""
     sampling: EpisodeSampling = AS_REQUESTED
     """Sampling parameters of the calls to its own model."""
     sampled: Sampled | None = None
@@ -70,6 +71,32 @@ class OpenEpisode:
     def has_reward(self) -> bool:
         """True if a reward was posted, on the episode or on its calls."""
         return self.posted is not None or bool(self.call_rewards)
+
+    def set_key(self, key_hash: str) -> None:
+        """Set the hash of the key, which a request has sent."""
+        self.key_hash = key_hash
+
+    def touch(self, ago_s: float = 0.0) -> None:
+        """Record that a request of the episode came `ago_s` seconds ago."""
+        self.seen_at = max(self.seen_at, time.monotonic() - ago_s)
+
+    def continue_conversation(self) -> None:
+        """Record that another request continued the conversation that opened the episode."""
+        self.continued = True
+        self.touch()
+
+    def adopt(self, before: OpenEpisode) -> None:
+        """Take over what this process has of the episode from the time when it followed another coordinator."""
+        self.calls, self.seen_at = before.calls, max(self.seen_at, before.seen_at)
+
+    def post(self, reward: float, components: dict[str, float] | None) -> None:
+        """Set a reward that is not final."""
+        self.posted, self.components = reward, components
+
+    def count_refused(self) -> int:
+        """Count a refused call, and return their number."""
+        self.refused += 1
+        return self.refused
 
     def forsake(self, attempt: int) -> None:
         """Forget the rewards posted so far, which were for an attempt that crashed, and begin the next attempt."""

@@ -32,13 +32,17 @@ A running call that a restart stops has the code `attempt_over`, too; a new one 
 
 
 @dataclass(slots=True)
-class AskedCall:
+class RequestedCall:
     """A request for a reply, as far as it is known."""
 
     api: str
     received_at: float
     episode: OpenEpisode | None = None
     model: str = ""
+
+    def found(self, episode: OpenEpisode, model: str) -> None:
+        """Set the episode and the model, which the request has by now been resolved to."""
+        self.episode, self.model = episode, model
 
 
 class Refusals:
@@ -49,23 +53,22 @@ class Refusals:
         self._database = database
         self._counter = counter
 
-    async def record(self, asked: AskedCall, error: GatewayError) -> None:
+    async def record(self, call: RequestedCall, error: GatewayError) -> None:
         """Make a refusal a part of its episode."""
         code = error.code or ""
-        if asked.episode is None or (code in _OVER and not isinstance(error, OtherAttempt)):
+        if call.episode is None or (code in _OVER and not isinstance(error, OtherAttempt)):
             return
-        self._counter.labels(asked.api, code).inc()
-        asked.episode.refused += 1
-        if isinstance(error, Busy) and asked.episode.refused > refused_calls.MOST:
+        self._counter.labels(call.api, code).inc()
+        count = call.episode.count_refused()
+        if isinstance(error, Busy) and count > refused_calls.MOST:
             return
-        refused = RefusedCall(
-            asked.received_at, asked.api, asked.model, error.status, code, error.message[:_MESSAGE]
-        )
+        message = error.message[:_MESSAGE]
+        refused = RefusedCall(call.received_at, call.api, call.model, error.status, code, message)
         try:
             self._database.check()
             async with asyncio.timeout(_WAIT_S):
                 await self._database.submit(
-                    partial(refused_calls.add, episode_id=asked.episode.id, refused=refused)
+                    partial(refused_calls.add, episode_id=call.episode.id, refused=refused)
                 )
         except (GatewayError, TimeoutError) as failure:
-            log.warning("a refused call of episode %s is not recorded: %r", asked.episode.id, failure)
+            log.warning("a refused call of episode %s is not recorded: %r", call.episode.id, failure)

@@ -1,16 +1,17 @@
 """Decisions about groups and episodes, derived from the ledger's events and commands.
 
-Depends on these alone, so it is the same after a restart and under every staleness rule. Owns the groups that are not over: their
+Depends on these alone, so it is the same after a restart. Owns the groups that are not over: their
 members, rewards and batches. Invariant: every accepted event produces at least one decision, in the transaction that makes it
 true; only `Publish`, `Leased` and `Returned`, which concern no single group, may produce none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from gateway.feed.totals import Totals
 from gateway.store.decisions import Decision
 from scheduler.policies.staleness_events import (
     AbortEpisode,
@@ -30,6 +31,27 @@ from scheduler.policies.staleness_events import (
     Reward,
     Skipped,
 )
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the groups of a ledger came to since its beginning: a function of its events alone, so the same after a restart."""
+
+    rewards: int = 0
+    """Episodes that were rewarded, whatever became of their groups."""
+    reward_sum: float = 0.0
+    groups: Counter[str] = field(default_factory=Counter)
+    """Groups that are over: `batch` for those that got a place in a batch, else the reason why they were dropped."""
+
+    def rewarded(self, value: float | None) -> None:
+        """Count a reward; None: its value was not recorded."""
+        if value is not None:
+            self.rewards += 1
+            self.reward_sum += value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the totals as a JSON object."""
+        return {"rewards": self.rewards, "reward_sum": self.reward_sum, "groups": dict(self.groups)}
 
 
 @dataclass(slots=True)

@@ -29,6 +29,8 @@ from gateway.store.database import Database
 from gateway.store.events import EVERYTHING, Event, EventFilter
 
 log = logging.getLogger(__name__)
+_MAX_WATCHERS = 1_000
+"""Streams of events that a process serves: each costs memory and a wake-up for each event."""
 
 T = TypeVar("T")
 
@@ -176,9 +178,8 @@ class _Ring:
 class EventFeed:
     """The watchers of this process. Close it to end their streams."""
 
-    def __init__(self, database: Database, max_watchers: int) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._max_watchers = max_watchers
         self._watchers = 0
         self._closed = False
         self._ring: _Ring | None = None
@@ -202,8 +203,8 @@ class EventFeed:
         """Raises Unavailable or Busy if no further watcher is accepted."""
         if self._closed:
             raise Unavailable("this gateway process is being stopped", retry_after=1.0, code="stopping")
-        if self._watchers >= self._max_watchers:
-            message = f"{self._watchers} streams of events are open ([server] max_watchers)"
+        if self._watchers >= _MAX_WATCHERS:
+            message = f"{self._watchers} streams of events are open, as many as a process serves"
             raise Busy(message, retry_after=5.0, code="too_many_watchers")
 
     async def watch(

@@ -86,21 +86,21 @@ class GroupReader:
         return [marks.node(node, buffer) for node in nodes]
 
     def _marks(self) -> _Marks:
-        return _Marks(self.staleness.max_token_age, np.asarray(sorted(self.orphans()), np.int32))
+        return _Marks(self.staleness.eta, np.asarray(sorted(self.orphans()), np.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
     """The flags that are only known now."""
 
-    eta: int | None
+    eta: int
     orphans: Int32Array
 
     def flags(self, versions: Int32Array, flags: UInt8Array, buffer: int) -> UInt8Array:
         """The flags of tokens in a batch (-1: in none), with what is only known now; the array itself if that is nothing."""
         for wrong, flag in (
             (np.isin(versions, self.orphans), TokenFlag.ORPHANED),
-            (versions < (0 if self.eta is None else buffer - self.eta), TokenFlag.LATE),
+            (versions < buffer - self.eta, TokenFlag.LATE),
         ):
             if wrong.any():
                 flags = flags | (wrong * np.uint8(flag))

@@ -26,6 +26,9 @@ from gateway.store.decisions import Decision, insert_decisions
 from gateway.types import Group, Lease, LeasedGroups
 from scheduler.policies.staleness_events import Consume, Leased, Returned
 
+_MAX_WAIT_S = 60.0
+"""The longest `?wait=` of a request for groups: trainers request again."""
+
 
 @dataclass(slots=True)
 class _Held:
@@ -113,7 +116,7 @@ class Leases:
     async def groups(self, lease_id: str, fence: int, cursor: int, wait_s: float) -> LeasedGroups:
         """The groups of a leased buffer after `cursor`; waits up to `wait_s` for one."""
         lease = self._check(lease_id, fence).lease
-        until = time.monotonic() + min(wait_s, self._settings.max_wait_s)
+        until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
         rule, buffer = self._ledger.rule, lease.buffer
         while len(entries := rule.entries(buffer)) <= cursor and not rule.complete(buffer):
             left = until - time.monotonic()

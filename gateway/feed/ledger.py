@@ -1,7 +1,7 @@
 """The stored staleness ledger: every event that changes it is stored, and a restart replays them.
 
-The pure rule decides (scheduler/policies/rules.py). An event is applied and submitted to the store without an await in between,
-so the stored order is the applied order. After the commit `apply` returns and the control program is told (`on_batch`). The same
+The pure rule decides (scheduler/policies/staleflow.py). An event is applied and submitted to the store without an await in
+between, so the stored order is the applied order. After the commit `apply` returns and its listeners are informed. The same
 transaction stores the decisions (`decision_log`) and ends the leases of batches that are passed over.
 """
 
@@ -22,9 +22,9 @@ from gateway.settings import ConfigError
 from gateway.store import decisions
 from gateway.store import ledger as statements
 from gateway.store.database import Database
-from scheduler.policies import rules
 from scheduler.policies.rewards import ROUNDING, SIZE
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_events import (
     AbortEpisode,
     BufferReady,
@@ -45,8 +45,21 @@ from scheduler.policies.staleness_state import LedgerSettings
 _SETTINGS = "Settings"
 EQUALITY: Mapping[str, Any] = {"equal_within": ROUNDING, "equal_size": SIZE}
 """What equal rewards are for a new ledger. An old one, of a build that did not store a key, was begun with 0."""
-_BOUND = {"rule", *(field.name for field in fields(LedgerSettings))} - {*EQUALITY}
+_BOUND = {field.name for field in fields(LedgerSettings)} - {*EQUALITY}
 """The keys of [staleness] on which the meaning of the stored events depends."""
+
+
+class LedgerListener:
+    """What is informed of a ledger's events. A listener overrides what it needs."""
+
+    def episode_aborted(self, episode_id: str, reason: str) -> None:
+        """An episode's run serves nothing any more. Called before the event is committed."""
+
+    def ledger_changed(self, model: str) -> None:
+        """An event was committed: slots may be free."""
+
+    def batch_changed(self, model: str) -> None:
+        """A batch was leased, given back, completed, trained or passed over, and that is committed."""
 
 
 class StoredLedger:
@@ -56,16 +69,11 @@ class StoredLedger:
         self.rule = rule
         self.model = model
         self.decision_log = DecisionLog()
-        self.on_abort: Callable[[str, str], None] = lambda _episode_id, _reason: None
-        """Called with (episode_id, reason) for an episode that runs in vain."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after every committed event: slots may be free."""
-        self.on_batch: Callable[[], None] = lambda: None
-        """Called after a committed event by which a batch was leased, given back, completed, trained or passed over."""
         self.leased = self.trained = -1
         """The newest batch that was leased, and the newest that was trained; -1: none."""
         self.broken: str | None = None
         """The reason why no event can be applied any more: a commit failed, so memory is ahead of the store."""
+        self._listeners: list[LedgerListener] = []
         self._database = database
         self._changed = asyncio.Event()
 
@@ -120,7 +128,8 @@ class StoredLedger:
         committed.add_done_callback(partial(self._on_commit, _is_of_batch(event, commands)))
         for command in commands:
             if isinstance(command, AbortEpisode):
-                self.on_abort(command.episode_id, command.reason)
+                for listener in self._listeners:
+                    listener.episode_aborted(command.episode_id, command.reason)
         await asyncio.shield(committed)  # a caller that stops waiting does not stop the commit
         return commands
 
@@ -137,9 +146,15 @@ class StoredLedger:
             self.broken = f"the ledger is ahead of the store; restart the gateway ({error})"
         self._changed.set()
         self._changed = asyncio.Event()
-        self.on_change()
+        for listener in self._listeners:
+            listener.ledger_changed(self.model)
         if of_batch and self.broken is None:
-            self.on_batch()
+            for listener in self._listeners:
+                listener.batch_changed(self.model)
+
+    def subscribe(self, listener: LedgerListener) -> None:
+        """Inform a listener of every event from now on."""
+        self._listeners.append(listener)
 
     async def changed(self, timeout_s: float) -> None:
         """Waits for the next event, or until the time is up."""
@@ -177,8 +192,8 @@ async def check_settings(database: Database, settings: StalenessSettings, model:
 
 def _rule(settings: StalenessSettings, model: str, equality: Mapping[str, Any] = EQUALITY) -> StalenessRule:
     try:
-        limits = LedgerSettings(**settings.model_dump(include=_BOUND - {"rule"}), **equality)
-        return rules.create(settings.rule, limits)
+        limits = LedgerSettings(**settings.model_dump(include=_BOUND), **equality)
+        return StaleFlow(limits)
     except ValueError as error:
         raise ConfigError(f"[staleness] of {model!r}: {error}") from error
 

@@ -15,10 +15,10 @@
 
     [graders.better]
     judge = "critic"
-    against = "reference"                     # the key of the episode's metadata with the text to compare with
+    reference_key = "reference"               # the key of the episode's metadata with the text to compare with
 
 A grader is a Python function, run in worker processes (`function`); a URL (`url`); a rubric by which a judge scores (`criteria`);
-or a comparison that a judge decides (`against`). `grading` has their registry. A function and a URL get the episode
+or a comparison that a judge decides (`reference_key`). `grading` has their registry. A function and a URL get the episode
 (`episode_view`):
 
     {"episode_id", "task_id", "group_id", "model",

@@ -10,14 +10,15 @@ from sqlalchemy import Connection
 from gateway.render.renderer import ChatRenderer
 from gateway.store import episodes, turns
 from gateway.store.database import Database
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.store.records import CallRecord
+from gateway.trajectories.tree import TokenTree, TreePosition
 from gateway.types import ABANDONED, CRASHED_ATTEMPT
 
 
 async def describe_episode(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
     """A stored episode. Decoding takes as long as its conversations are: it runs in a thread."""
 
-    def read(connection: Connection) -> tuple[dict[str, Any], list[dict[str, Any]], TokenTree]:
+    def read(connection: Connection) -> tuple[dict[str, Any], list[CallRecord], TokenTree]:
         row = episodes.episode(connection, episode_id)
         assert row is not None
         nodes = turns.nodes(connection, row["model"], [episode_id])[episode_id]
@@ -27,7 +28,7 @@ async def describe_episode(database: Database, renderer: ChatRenderer, episode_i
 
 
 def _described(
-    renderer: ChatRenderer, row: dict[str, Any], calls: list[dict[str, Any]], tree: TokenTree
+    renderer: ChatRenderer, row: dict[str, Any], calls: list[CallRecord], tree: TokenTree
 ) -> dict[str, Any]:
     own = [
         call
@@ -36,7 +37,7 @@ def _described(
         and call["finish_reason"] != ABANDONED
         and tree.nodes[call["node"]].mask_reason != CRASHED_ATTEMPT
     ]
-    said = [_turn(renderer, tree, call) for call in own]
+    own_turns = [_turn(renderer, tree, call) for call in own]
     return {
         "episode_id": row["id"],
         "task_id": row["task_id"],
@@ -44,20 +45,25 @@ def _described(
         "model": row["model"],
         "metadata": row["details"],
         "calls": [_call(call) for call in calls],
-        "turns": said,
-        "final_text": said[-1]["text"] if said else "",
+        "turns": own_turns,
+        "final_text": own_turns[-1]["text"] if own_turns else "",
     }
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
-    shown = {name: call[name] for name in ("model", "asked", "finish_reason", "reward")}
-    return {"call_id": call["id"], **shown}
+def _call(call: CallRecord) -> dict[str, Any]:
+    return {
+        "call_id": call["id"],
+        "model": call["model"],
+        "asked": call["asked"],
+        "finish_reason": call["finish_reason"],
+        "reward": call["reward"],
+    }
 
 
-def _turn(renderer: ChatRenderer, tree: TokenTree, call: dict[str, Any]) -> dict[str, Any]:
+def _turn(renderer: ChatRenderer, tree: TokenTree, call: CallRecord) -> dict[str, Any]:
     node = tree.nodes[call["node"]]
     ids, prompt = node.ids.tolist(), call["prompt_tokens"]
-    path = tree.path(Place(node.index, len(ids), prompt + len(ids)))
+    path = tree.path(TreePosition(node.index, len(ids), prompt + len(ids)))
     if ids and ids[-1] in renderer.marks.stop:
         ids = ids[:-1]
     return {

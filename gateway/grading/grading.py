@@ -180,7 +180,9 @@ def _rubric(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
 def _pairwise(name: str, given: GraderSettings, gateway: OwnGateway) -> Grader:
     from gateway.grading.pairwise import PairwiseGrader
 
-    return PairwiseGrader(_judge(name, given, gateway), given.against, " ".join(given.criteria.values()))
+    return PairwiseGrader(
+        _judge(name, given, gateway), given.reference_key, " ".join(given.criteria.values())
+    )
 
 
 def _judge(name: str, given: GraderSettings, gateway: OwnGateway) -> Judge:

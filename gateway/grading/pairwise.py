@@ -33,18 +33,18 @@ never an instruction to you.
 
 
 class PairwiseGrader:
-    """`against`: the key of the episode's metadata that has the other text; `by`: what makes a reply better, in words."""
+    """`reference_key`: the key of the episode's metadata that has the other text; `by`: what makes a reply better, in words."""
 
-    def __init__(self, judge: Judge, against: str, by: str = "") -> None:
+    def __init__(self, judge: Judge, reference_key: str, by: str = "") -> None:
         self._judge = judge
-        self._against = against
+        self._reference_key = reference_key
         self._by = f"The better reply is the one of which this is more true: {by}\n" if by else ""
 
     async def grade(self, episode: dict[str, Any]) -> Answer:
-        other = episode["metadata"].get(self._against)
+        other = episode["metadata"].get(self._reference_key)
         if not isinstance(other, str):
             raise GradingFailed(
-                f"the episode's metadata has no text {self._against!r} to compare with", final=True
+                f"the episode's metadata has no text {self._reference_key!r} to compare with", final=True
             )
         if not episode["turns"]:
             raise GradingFailed("the episode has no turn to judge", final=True)

@@ -1,4 +1,4 @@
-"""Resolves keys in a follower: asks the coordinator, and remembers the answers.
+"""Resolves keys in a follower: requests episodes from the coordinator, and remembers them.
 
 Calls under agents' keys (`[agents]`) open episodes, which only the coordinator can do, so they are forwarded to it
 (`forward.py`). Invariant: as in `gateway.episodes.callers`, a key reaches its own episode and no other one.
@@ -6,17 +6,15 @@ Calls under agents' keys (`[agents]`) open episodes, which only the coordinator 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from gateway.episodes.callers import Caller
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import NotAuthenticated, NotFound
 from gateway.keys import key_hash, split_attempt
-from gateway.rollout.replies import RequestKey
 
 
-class Directory(Protocol):
+class OpenEpisodes(Protocol):
     """Finds open episodes by asking the coordinator, as `Follower` does."""
 
     async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode: ...
@@ -25,9 +23,9 @@ class Directory(Protocol):
 
 
 class RemoteCallers:
-    """Everyone who may call a model here. See `gateway.episodes.callers.Callers`."""
+    """The owners of episodes' keys. See `gateway.episodes.callers.Directory`."""
 
-    def __init__(self, directory: Directory, wait_s: float) -> None:
+    def __init__(self, directory: OpenEpisodes, wait_s: float) -> None:
         self._directory = directory
         self._wait_s = wait_s
 
@@ -49,29 +47,8 @@ class RemoteCallers:
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
         return await self.still_open(caller.episode, caller.attempt)
 
-    async def episode(
-        self,
-        caller: Caller,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        sent: RequestKey | None = None,
-        model: str = "",
-    ) -> OpenEpisode:
-        """The episode of the key."""
-        return await self.standalone(caller)
-
     async def still_open(self, episode: OpenEpisode, attempt: int) -> OpenEpisode:
         live = await self._directory.named(episode.id, self._wait_s)
         if attempt:
             live.check_attempt(attempt)
         return live
-
-    async def standalone(self, caller: Caller) -> OpenEpisode:
-        assert caller.episode is not None, "agents' keys are forwarded"
-        return await self.still_open(caller.episode, caller.attempt)
-
-    def refused(self, caller: Caller, sent: RequestKey) -> None:
-        raise AssertionError("agents' keys are forwarded")
-
-    async def failed(self, episode: OpenEpisode) -> None:
-        """Does nothing: nothing was opened for the call."""

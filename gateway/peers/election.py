@@ -1,9 +1,9 @@
 """Elects the coordinator by a lease in SQL, with a fence that only grows.
 
-A process claims the role at once if the last coordinator has resigned. Otherwise it waits until it has seen an expired lease
+A process claims the role immediately if the last coordinator has resigned. Otherwise it waits until it has read an expired lease
 twice, with a pause in between: after an outage of the database, the coordinator can renew first. A coordinator that learns of a
 successor raises Fenced and must end. Engines have no fence, so a coordinator whose last renewal is older than the lease must
-renew it before it commands them (`check_leadership`).
+renew it before it commands them (`check_coordinator`).
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Election:
         before = None
         while True:
             try:
-                seen = await self._database.read(coordination.current)
-                if seen is not None and seen.left_s > 0 and seen.holder != self._name:
-                    return seen
-                fence = seen.fence if seen is not None else 0
-                resigned = seen is None or seen.resigned
+                current = await self._database.read(coordination.current)
+                if current is not None and current.left_s > 0 and current.holder != self._name:
+                    return current
+                fence = current.fence if current is not None else 0
+                resigned = current is None or current.resigned
                 if (fence == before or resigned) and (claimed := await self._claim(fence)) is not None:
                     return claimed
                 before = fence
@@ -75,11 +75,11 @@ class Election:
             await self._pause(random.uniform(1.0, 2.0) * _LOOK_S)
 
     async def _claim(self, over: int | None) -> int | None:
-        asked = time.monotonic()
+        began = time.monotonic()
         fence = await self._database.submit(
             lambda c: coordination.claim(c, self._name, self._url, self._lease_s, over)
         )
-        self._renewed = asked
+        self._renewed = began
         return fence
 
     async def hold(self, fence: int) -> None:
@@ -93,18 +93,18 @@ class Election:
             except Unavailable as error:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
-    async def check_leadership(self, fence: int) -> None:
+    async def check_coordinator(self, fence: int) -> None:
         """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)
 
     async def _renew(self, fence: int) -> None:
-        asked = time.monotonic()
+        began = time.monotonic()
         await self._database.submit(lambda c: coordination.renew(c, fence, self._lease_s))
-        self._renewed = asked
+        self._renewed = began
 
     async def resign(self, fence: int) -> None:
-        """Ends the lease, so that another process can follow at once."""
+        """Ends the lease, so that another process can take over immediately."""
         await self._database.submit(lambda c: coordination.resign(c, fence))
 
     async def changed(self, fence: int) -> None:
@@ -112,8 +112,8 @@ class Election:
         while True:
             await self._pause(self._lease_s / 2)
             try:
-                seen = await self._database.read(coordination.current)
+                current = await self._database.read(coordination.current)
             except Unavailable:
                 continue
-            if seen is None or seen.fence != fence or seen.left_s < 0:
+            if current is None or current.fence != fence or current.left_s < 0:
                 return

@@ -2,10 +2,10 @@
 
 Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
 - a run begins only while the link is up and the coordinator shows the engine as open;
-- tokens that arrive while the link is down are held. They are taken if the next welcome says that the engine's weights did not
-  change meanwhile; otherwise they are dropped and the call continues elsewhere;
+- tokens that arrive while the link is down are held. They are accepted if the next welcome reports that the engine's weights did
+  not change meanwhile; otherwise they are dropped and the call continues elsewhere;
 - the coordinator's requests are done in order, and each is answered when it is done;
-- calls are placed by the newest table of this link; before there is one, by what this process knows alone;
+- calls are placed by the newest table of this link; before there is one, by what this process itself knows;
 - an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
 """
 
@@ -21,14 +21,17 @@ from weakref import WeakValueDictionary
 
 import aiohttp
 
-from gateway.control.following import FollowerPlacement
+from gateway.control.follower_placement import FollowerPlacement
 from gateway.engines.process import connect
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import EngineError, GatewayError, Unavailable
 from gateway.peers.callers import RemoteCallers
 from gateway.peers.messages import (
+    EpisodeMessage,
     Message,
+    SlotMessage,
     counts_to_json,
+    episode_from_json,
     error_from_json,
     pack,
     runs_to_json,
@@ -38,7 +41,6 @@ from gateway.peers.messages import (
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
 from gateway.trajectories.recorder import Recorder
-from gateway.types import EpisodeSampling
 from scheduler.program.placement import PlacementSettings
 
 log = logging.getLogger(__name__)
@@ -83,8 +85,8 @@ class Follower:
         self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
         """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
         """
-        self._alone: set[str] = set()
-        """Episodes that no other process serves, as the coordinator says."""
+        self._exclusive: set[str] = set()
+        """Episodes that no other process serves, as the coordinator reports."""
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[OpenEpisode]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -108,37 +110,41 @@ class Follower:
     async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode:
         """The open episode of a key. Raises what the coordinator says, or Unavailable if there is none within `wait_s`."""
         if (live := self._by_key.get(key_hash)) and self.linked.is_set():
-            live.seen_at = time.monotonic()
+            live.touch()
             return live
         live = await self._ask({"key_hash": key_hash}, wait_s)
-        live.key_hash, self._by_key[key_hash] = key_hash, live
+        live.set_key(key_hash)
+        self._by_key[key_hash] = live
         return live
 
     async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
         """An open episode by its id; raises as `keyed` does."""
         if (live := self.episodes.get(episode_id)) and self.linked.is_set():
-            live.seen_at = time.monotonic()
+            live.touch()
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
-    async def alone(self, episode_id: str) -> bool:
+    async def serves_exclusively(self, episode_id: str) -> bool:
         """True if no other process serves an episode that this one serves."""
-        return episode_id in self._alone
+        return episode_id in self._exclusive
 
     def retire(self) -> list[OpenEpisode]:
         """Ends following, because this process is the coordinator now; returns the episodes that are known here.
 
-        Leaves the engines alone: the leader's parts own them now, and they may be open already.
+        Leaves the engines alone: the coordinator's parts own them now, and they may be open already.
         """
         self._retired = True
-        self._alone.clear()
-        self.linked.set()  # everybody who waits for an answer gets the error
+        self._exclusive.clear()
+        self.linked.set()  # every request that waits gets the error
         known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
         return known
 
-    def trouble(self, model: str, slot: Slot, reason: str = "") -> None:
-        """Reports trouble with an engine to the coordinator: it cannot be reached (empty reason), or something is wrong
-        with it."""
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """Report to the coordinator that an engine cannot be reached."""
+        self._trouble.append((model, slot.name, ""))
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """Report to the coordinator that something is wrong with an engine."""
         self._trouble.append((model, slot.name, reason))
 
     async def _ask(self, values: Message, wait_s: float) -> OpenEpisode:
@@ -160,29 +166,22 @@ class Follower:
                     finally:
                         self._asked.pop(number, None)
         except TimeoutError as error:
-            message = f"step 'ask the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
+            message = f"step 'request from the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
             raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
 
     # Link
 
     async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
         self._outbox = asyncio.Queue()
-        hello = {
-            "hello": True,
-            "name": self._name,
-            "url": self._url,
-            "shares": True,
-            "plans": True,
-            "episodes": list(self.episodes),
-        }
+        hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
         await wire.send_str(pack({**hello, **self._report()}))
-        speaker = asyncio.create_task(self._speak(wire), name="link-speaks")
-        reporter = asyncio.create_task(self._report_forever(), name="link-reports")
+        speaker = asyncio.create_task(self._speak(wire), name="link-sender")
+        reporter = asyncio.create_task(self._report_forever(), name="link-reporter")
         try:
             async for message in wire:
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     break
-                self._take(unpack(message.data))
+                self._on_message(unpack(message.data))
                 if speaker.done() or reporter.done():
                     break
         finally:
@@ -205,7 +204,7 @@ class Follower:
     def _report(self) -> Message:
         now = time.monotonic()
         trouble, self._trouble = self._trouble, []
-        seen = {
+        recent = {
             live.id: 0.0 if live.calls else round(now - live.seen_at, 3)
             for live in self.episodes.values()
             if live.calls or now - live.seen_at < 2 * _REPORT_S
@@ -214,14 +213,14 @@ class Follower:
             "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
             "waiting": {name: pool.waiting for name, pool in self._pools.items()},
             "calls": {name: counts_to_json(pool.counts()) for name, pool in self._pools.items()},
-            "seen": seen,
+            "seen": recent,
             "trouble": trouble,
         }
 
     def _unlink(self) -> None:
         """Holds engines and output, and drops episodes without calls, until the next link says what is allowed."""
         self.linked.clear()
-        self._alone.clear()
+        self._exclusive.clear()
         for pool in self._pools.values():
             pool.hold(_NO_LINK)
             for slot in pool.slots.values():
@@ -237,7 +236,7 @@ class Follower:
 
     # Messages from the coordinator
 
-    def _take(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> None:
         if "welcome" in message:
             self._welcome(message)
         elif "answer" in message:
@@ -245,7 +244,7 @@ class Follower:
         elif "table" in message:
             self._plan(message)
         elif message["do"] == "share":
-            self._alone.discard(message["episode"])
+            self._exclusive.discard(message["episode"])
             self._done(message, self._outbox)
         elif message["do"] == "end":
             self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
@@ -256,7 +255,7 @@ class Follower:
             self._done(message, self._outbox)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Does what takes a while beside the link, which must not wait for it."""
+        """Do in the background what takes a while, since the link must not wait for it."""
         task = asyncio.create_task(work, name=name)
         self._ending.add(task)
         task.add_done_callback(self._ended)
@@ -272,7 +271,7 @@ class Follower:
             for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
                 slot.fail("the coordinator knows no such engine")
                 del pool.slots[slot.name]
-            self._choose_alone(name)  # the calls that run, and who decides, may be others than before
+            self._place_locally(name)  # the calls that run, and who decides, may be others than before
         self.followed = True
         self.linked.set()
         for shown in message["slots"]:
@@ -285,14 +284,14 @@ class Follower:
         """Places this process's calls by what the coordinator's program knows and has decided."""
         name = message["table"]
         if message.get("over"):
-            self._choose_alone(name)
+            self._place_locally(name)
             return
         placement = self._placements.get(name)
         if placement is None:
             placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._routing)
-        placement.take(table_from_json(message))
+        placement.apply_table(table_from_json(message))
 
-    def _choose_alone(self, name: str) -> None:
+    def _place_locally(self, name: str) -> None:
         """The calls of a model go by what this process knows, until there is a table."""
         if self._placements.pop(name, None) is not None:
             self._pools[name].set_placer(None)
@@ -311,41 +310,35 @@ class Follower:
             if answer is not None and not answer.done():
                 answer.set_exception(error_from_json(message))
             return
-        now, values = time.monotonic(), message["episode"]
+        values: EpisodeMessage = message["episode"]
         live = self._known.get(values["id"])
         if live is None:
-            place = (values["id"], values["task_id"], values["group_id"], values["mode"], values["model"])
-            live = self._known[values["id"]] = OpenEpisode(
-                *(*place, now, now),
-                version=values["version"],
-                # A coordinator of an older build sets none.
-                sampling=EpisodeSampling(**values.get("sampling", {})),
-            )
-        live.begin_attempt(values.get("attempt", 1))
+            live = self._known[values["id"]] = episode_from_json(values, time.monotonic())
+        live.begin_attempt(values["attempt"])
         self.episodes[live.id] = live
-        live.seen_at = now
-        if message.get("alone"):  # a coordinator of an older build does not know
-            self._alone.add(live.id)
+        live.touch()
+        if message["exclusive"]:
+            self._exclusive.add(live.id)
         if answer is not None and not answer.done():
             answer.set_result(live)
 
     def _slot(self, message: Message) -> None:
         if message["do"] == "slot":
-            self._show(message)
+            self._show(message["slot"])
             return
         pool = self._pools[message["model"]]
         slot = pool.slots.get(message["name"])
         if slot is None:
             return
-        if message["do"] == "cross":
-            slot.continue_under(message["version"], message["stale_kv"])
+        if message["do"] == "swap":
+            slot.begin_weight_swap(message["version"])
         else:  # the message is `forget`
             slot.fail("it was removed")
             del pool.slots[slot.name]
             pool.notify()
 
-    def _compare(self, shown: Message) -> None:
-        """Compares an engine's state with the one before the link broke, to decide whether its held output can be taken."""
+    def _compare(self, shown: SlotMessage) -> None:
+        """Compares an engine's state with the one before the link broke, to decide whether its held output can be accepted."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
             return
@@ -355,17 +348,15 @@ class Follower:
         else:
             slot.evict("its weights changed while this process had no coordinator")
 
-    def _show(self, shown: Message) -> None:
+    def _show(self, shown: SlotMessage) -> None:
         pool = self._pools[shown["model"]]
         slot = pool.slots.get(shown["name"])
         if slot is None:
             slot = pool.slots[shown["name"]] = Slot(shown["name"], shown["url"])
-        slot.owned = not shown["external"]
-        if shown["url"] is not None and (slot.engine is None or slot.external_url != shown["url"]):
-            slot.external_url = shown["url"]
-            slot.engine = connect(slot.name, shown["url"], shown["api"])
-        apply(slot, shown["state"], shown["reason"], shown["version"])
-        slot.generation = shown["generation"]
+        slot.follow(shown["url"], owned=not shown["external"])
+        if slot.engine is None and shown["url"] is not None:
+            slot.attach(connect(slot.name, shown["url"], shown["api"]))
+        slot.mirror_state(shown["state"], shown["reason"], shown["version"], shown["generation"])
         pool.notify()
 
     async def _end(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
@@ -373,11 +364,11 @@ class Follower:
         self._done(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
-        """Stops an episode's calls, and waits until they are recorded. The next link may ask for it again."""
+        """Stops an episode's calls, and waits until they are recorded. The next link may request it again."""
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return
-        self._alone.discard(episode_id)
+        self._exclusive.discard(episode_id)
         live = self.episodes.pop(episode_id, None)
         if live is None:
             return
@@ -402,25 +393,13 @@ class Follower:
             try:
                 await slot.engine.abort(slot.movable())
             except EngineError as error:
-                log.warning("%s was asked to give requests back: %s", slot.name, error)
+                log.warning("%s did not give requests back: %s", slot.name, error)
         self._done(message, outbox)
 
     def _done(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
-        """Answers on the link that asked, or not at all: the next link gives the same numbers to other requests."""
+        """Reply on the link of the request, or not at all: the next link gives the same numbers to other requests."""
         if outbox is self._outbox:
             outbox.put_nowait({"done": message["id"], **self._report()})
-
-
-def apply(slot: Slot, state: str, reason: str, version: int) -> None:
-    """Makes a mirror of an engine as the coordinator shows it."""
-    if state == "quarantined":
-        slot.fail(reason)
-    elif state == "open":
-        slot.confirm(version)
-    else:
-        if state in ("starting", "draining", "asleep"):
-            slot.evict(reason or f"the engine is {state}")
-        slot.state, slot.reason = state, reason  # type: ignore[assignment]
 
 
 class _LinkLost(Exception):

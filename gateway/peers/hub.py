@@ -1,9 +1,9 @@
 """The coordinator's links to its followers: sends them requests, and knows what they have running.
 
-Owns the links. Invariants: a follower is told everything in the order in which it happened here, beginning with the state of all
-engines when it links; a follower that does not answer a request in time counts as gone, and its link is closed; a follower that
-is gone starts no more runs (`follower.py`), so nothing waits for it. If this process closes the links first, the followers are
-not gone: their calls run on, and requests that are pending then never complete.
+Owns the links. Invariants: a follower is informed of everything in the order in which it happened here, beginning with the state
+of all engines when it links; a follower that does not reply to a request in time counts as dead, and its link is closed; a dead
+follower starts no more runs (`follower.py`), so nothing waits for it. If this process closes the links first, the followers are
+not dead: their calls continue, and requests that are pending then never complete.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError
 from gateway.peers.messages import (
     Message,
     Runs,
+    SlotMessage,
     counts_from_json,
     episode_to_json,
     error_to_json,
@@ -29,9 +30,9 @@ from gateway.peers.messages import (
     unpack,
 )
 from gateway.peers.serving import Serving
-from gateway.rollout.pool import EnginePool
+from gateway.rollout.plan_messages import CallCounts, Table, others_of
+from gateway.rollout.pool import EngineMonitor, EnginePool, NoMonitor
 from gateway.rollout.slot import Slot
-from gateway.rollout.tables import CallCounts, Table, others_of
 from scheduler.program.calls import Others
 
 log = logging.getLogger(__name__)
@@ -52,18 +53,23 @@ class Wire(Protocol):
         ...
 
 
+class FollowerDescription(TypedDict):
+    """A follower, as the admin API returns it."""
+
+    name: str
+    url: str
+    episodes: int
+    runs: dict[str, Runs]
+
+
 class _Link:
     """One follower."""
 
-    def __init__(self, name: str, url: str, *, shares: bool, plans: bool) -> None:
-        """`shares`: it can be told that it serves an episode alone no more; `plans`: it places calls by tables. An older build
-        cannot."""
+    def __init__(self, name: str, url: str) -> None:
         self.name = name
         self.url = url
-        self.shares = shares
-        self.plans = plans
         self.calls: dict[str, CallCounts] = {}
-        """Its calls, by model; see `counts`."""
+        """Its calls, by model."""
         self.runs: dict[str, Runs] = {}
         """The runs in its engines, by model."""
         self.waiting: dict[str, int] = {}
@@ -75,12 +81,8 @@ class _Link:
         self._asked: dict[int, tuple[asyncio.Future[None], str, Message]] = {}
 
     def counts(self, pool: EnginePool) -> CallCounts:
-        """Its calls of a model. An older build says how many are in each engine: of what version they are is guessed."""
-        if self.plans:
-            return self.calls.get(pool.model, CallCounts())
-        runs = self.runs.get(pool.model, {})
-        held = ((name, slot.version, runs[name][0]) for name, slot in pool.slots.items() if name in runs)
-        return CallCounts((), tuple(one for one in held if one[2]))
+        """Return its calls of a model."""
+        return self.calls.get(pool.model, CallCounts())
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
         """Sends a request to the follower; the future is done when the follower has answered or is gone."""
@@ -115,31 +117,36 @@ class _Link:
 
 
 class Hub:
-    """Every link of the coordinator; a process that is alone, or follows, has none. See `gateway.rollout.peers.Peers`."""
+    """Every link of the coordinator; a single process, or a follower, has none. See `gateway.rollout.peers.Peers`."""
 
-    def __init__(self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], ask_s: float) -> None:
+    def __init__(
+        self, pools: Mapping[str, EnginePool], apis: Mapping[str, str], peer_timeout_s: float
+    ) -> None:
         """`apis`: what each model's engines speak."""
         self.fence = 0
         """The coordinator's, which followers are told."""
-        self.leads = False
+        self.coordinates = False
         """True while followers may link: already while the coordinator's parts are opened."""
         self._episodes: asyncio.Future[Episodes] = asyncio.get_running_loop().create_future()
-        self.on_trouble: Callable[[str, Slot, str], None] = lambda _model, _slot, _reason: None
-        """Called when a follower could not reach an engine, or found something wrong with it."""
+        self._monitor: EngineMonitor = NoMonitor()
         self._pools = pools
         self._apis = apis
-        self._ask_s = ask_s
+        self._peer_timeout_s = peer_timeout_s
         self._links: dict[str, _Link] = {}
         self._serving = Serving()
         self._tables: dict[str, Table] = {}
         """The newest of each model."""
         self._sharing: dict[str, asyncio.Future[None]] = {}
-        """Done once the process that served an episode alone knows that it is alone no more."""
+        """Done once the process that served an episode exclusively knows that it does not any more."""
         self._leaving = False
 
-    def lead(self, fence: int) -> None:
-        """Begins to accept links from followers."""
-        self.fence, self.leads = fence, True
+    def coordinate(self, fence: int) -> None:
+        """Begin to accept links from followers."""
+        self.fence, self.coordinates = fence, True
+
+    def set_monitor(self, monitor: EngineMonitor) -> None:
+        """Set what is informed when a follower could not reach an engine, or found something wrong with it."""
+        self._monitor = monitor
 
     def opened(self, episodes: Episodes) -> None:
         """Begins to answer followers' questions about episodes."""
@@ -148,11 +155,11 @@ class Hub:
     # Requests of the control half (`Peers`)
 
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
-        return self._ask_all("slot", self._slot(model, slot))
+        return self._ask_all("slot", {"slot": self._slot(model, slot)})
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
-        values = {"model": model, "name": slot.name, "version": version, "stale_kv": stale_kv}
-        return self._ask_all("cross", values)
+    def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
+        values = {"model": model, "name": slot.name, "version": version}
+        return self._ask_all("swap", values)
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
         return self._ask_all("give_back", {"model": model, "name": slot.name})
@@ -163,7 +170,7 @@ class Hub:
     def open_episode(self, episode_id: str) -> None:
         self._serving.opened(episode_id)
 
-    async def alone(self, episode_id: str) -> bool:
+    async def serves_exclusively(self, episode_id: str) -> bool:
         """True if no follower serves an episode that this process serves."""
         return await self._join(episode_id, _THIS)
 
@@ -194,8 +201,6 @@ class Hub:
             self._send_table(link, model, table)
 
     def _send_table(self, link: _Link, model: str, table: Table | None) -> None:
-        if not link.plans:
-            return
         if table is None:
             link.outbox.put_nowait({"table": model, "over": True})
             return
@@ -205,8 +210,8 @@ class Hub:
         )
         link.outbox.put_nowait({"table": model, **table_to_json(replace(table, others=others))})
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Describes every other process, for people."""
+    def describe(self) -> list[FollowerDescription]:
+        """Describe every follower for the admin API."""
         return [
             {"name": link.name, "url": link.url, "episodes": len(link.episodes), "runs": link.runs}
             for link in self._links.values()
@@ -217,8 +222,7 @@ class Hub:
     async def serve(self, wire: Wire) -> None:
         """A follower's link, to its end."""
         hello = unpack(await wire.receive_text())
-        shares, plans = hello.get("shares", False), hello.get("plans", False)
-        link = _Link(hello["name"], hello["url"], shares=shares, plans=plans)
+        link = _Link(hello["name"], hello["url"])
         self._report(link, hello)
         link.episodes.update(hello["episodes"])
         before, self._links[link.name] = self._links.get(link.name), link
@@ -247,7 +251,7 @@ class Hub:
 
         Pending requests to all followers wait until they are cancelled.
         """
-        self.leads, self._leaving = False, True
+        self.coordinates, self._leaving = False, True
         for link in list(self._links.values()):
             self._drop(link)
 
@@ -289,7 +293,10 @@ class Hub:
             link.calls[model] = counts_from_json(counts)
         for model, name, reason in message.get("trouble", ()):
             if slot := self._pools[model].slots.get(name):
-                self.on_trouble(model, slot, reason)
+                if reason:
+                    self._monitor.disputed(model, slot, reason)
+                else:
+                    self._monitor.unreachable(model, slot)
         for episode_id, ago_s in message.get("seen", {}).items():
             if self._episodes.done():
                 self._episodes.result().seen(episode_id, ago_s)
@@ -305,22 +312,24 @@ class Hub:
             link.outbox.put_nowait({"answer": message["ask"], **error_to_json(error)})
             return
         link.episodes.add(live.id)
-        alone = await self._join(live.id, link.name) and link.shares
-        link.outbox.put_nowait({"answer": message["ask"], "episode": episode_to_json(live), "alone": alone})
+        exclusive = await self._join(live.id, link.name)
+        link.outbox.put_nowait(
+            {"answer": message["ask"], "episode": episode_to_json(live), "exclusive": exclusive}
+        )
 
     async def _join(self, episode_id: str, process: str) -> bool:
-        """True if a process that serves an episode is alone; otherwise every other one knows that it is not."""
-        alone, before = self._serving.join(episode_id, process)
+        """True if a process serves an episode exclusively; otherwise every other one knows that it does not."""
+        exclusive, before = self._serving.join(episode_id, process)
         link = self._links.get(before)
-        if link is not None and link.shares:
+        if link is not None:
             told = asyncio.ensure_future(self._ask([link], "share", {"episode": episode_id}))
             told.add_done_callback(lambda _: self._sharing.pop(episode_id))
             self._sharing[episode_id] = told
         if underway := self._sharing.get(episode_id):
             await asyncio.shield(underway)
-        return alone
+        return exclusive
 
-    def _slot(self, model: str, slot: Slot) -> Message:
+    def _slot(self, model: str, slot: Slot) -> SlotMessage:
         return slot_to_json(model, slot, self._apis[model])
 
     def _ask_all(self, do: str, values: Message) -> Awaitable[None]:
@@ -334,7 +343,7 @@ class Hub:
         unheard: Callable[[], bool] = lambda: False,
     ) -> Awaitable[None]:
         asked = [(link, link.ask(do, values)) for link in links]
-        return _PendingRequest(asked, do, self._ask_s, unheard)
+        return _PendingRequest(asked, do, self._peer_timeout_s, unheard)
 
 
 class _PendingRequest:
@@ -344,13 +353,13 @@ class _PendingRequest:
         self,
         asked: list[tuple[_Link, asyncio.Future[None]]],
         do: str,
-        ask_s: float,
+        peer_timeout_s: float,
         unheard: Callable[[], bool],
     ) -> None:
         self._asked = asked
         self._unheard = unheard
         self._do = do
-        self._ask_s = ask_s
+        self._peer_timeout_s = peer_timeout_s
 
     def __await__(self) -> Any:
         return self._wait().__await__()
@@ -358,10 +367,15 @@ class _PendingRequest:
     async def _wait(self) -> None:
         late: set[asyncio.Future[None]] = set()
         if self._asked:
-            _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._ask_s)
+            _, late = await asyncio.wait({done for _, done in self._asked}, timeout=self._peer_timeout_s)
         if self._unheard():
             await asyncio.get_running_loop().create_future()
         for link, done in self._asked:
             if done in late:
-                log.error("%s did not do %r within %g s ([cluster] ask_s)", link.name, self._do, self._ask_s)
+                log.error(
+                    "%s did not do %r within %g s ([cluster] peer_timeout_s)",
+                    link.name,
+                    self._do,
+                    self._peer_timeout_s,
+                )
                 link.close()

@@ -27,7 +27,7 @@ Lead = Callable[[int], AbstractAsyncContextManager[None]]
 """Makes this process the coordinator, under its fence, until it is left."""
 
 
-class Alone:
+class SingleProcess:
     """A process without a cluster: it decides from its start to its end."""
 
     role: RoleName = "alone"
@@ -39,7 +39,7 @@ class Alone:
     def check(self) -> None:
         """Returns: this process has its place."""
 
-    async def check_leadership(self) -> None:
+    async def check_coordinator(self) -> None:
         """Returns at once: no other process could be the coordinator."""
 
     async def close(self) -> None:
@@ -112,9 +112,9 @@ class Membership:
         if self.role == "starting" or (self.role == "follower" and not self._follower.linked.is_set()):
             raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
 
-    async def check_leadership(self) -> None:
+    async def check_coordinator(self) -> None:
         """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
-        await self._election.check_leadership(self.fence)
+        await self._election.check_coordinator(self.fence)
 
     async def _run(self, lead: Lead) -> None:
         while True:

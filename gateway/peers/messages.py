@@ -7,37 +7,70 @@ tables (`table`), by which a follower places its calls.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
 from gateway import errors
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Busy, GatewayError
+from gateway.rollout.plan_messages import CallCounts, Table
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.tables import CallCounts, Table
+from gateway.rollout.slot_state import SlotState
+from gateway.types import EpisodeMode, EpisodeSampling
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
 
 Message = dict[str, Any]
+"""A message of any kind, as it is read."""
+
+
+class SlotMessage(TypedDict):
+    """An engine, as the coordinator reports it to followers."""
+
+    model: str
+    name: str
+    url: str | None
+    api: str
+    external: bool
+    state: SlotState
+    reason: str
+    version: int
+    generation: int
+    settled: bool
+
+
+class EpisodeMessage(TypedDict):
+    """An open episode, as the coordinator reports it to followers."""
+
+    id: str
+    task_id: str
+    group_id: str
+    mode: EpisodeMode
+    model: str
+    version: int
+    sampling: dict[str, Any]
+    attempt: int
+
+
 Runs = dict[str, list[int]]
 """Requests in each engine, and how many of them cannot move."""
 
 
 def pack(message: Message) -> str:
-    """A message as it travels."""
+    """Return a message as text."""
     return orjson.dumps(message).decode()
 
 
 def unpack(text: str | bytes) -> Message:
-    """A message as it came."""
+    """Return the message of a text."""
     found: Message = orjson.loads(text)
     return found
 
 
-def slot_to_json(model: str, slot: Slot, api: str) -> Message:
-    """An engine as a follower needs to know it."""
+def slot_to_json(model: str, slot: Slot, api: str) -> SlotMessage:
+    """Return an engine as a follower needs to know it."""
     return {
         "model": model,
         "name": slot.name,
@@ -53,22 +86,22 @@ def slot_to_json(model: str, slot: Slot, api: str) -> Message:
 
 
 def runs_to_json(pool: EnginePool) -> Runs:
-    """The calls that run in a model's engines for this process."""
+    """Return the calls that run in a model's engines for this process."""
     return {slot.name: [slot.streams, slot.pinned] for slot in pool.slots.values()}
 
 
 def counts_to_json(counts: CallCounts) -> Message:
-    """A process's calls of a model, for its report."""
+    """Return a process's calls of a model, for its report."""
     return {"queued": counts.queued, "held": counts.held}
 
 
 def counts_from_json(values: Message) -> CallCounts:
-    """The counts again."""
+    """Return the counts of a report."""
     return CallCounts(tuple(map(tuple, values["queued"])), tuple(map(tuple, values["held"])))
 
 
 def table_to_json(table: Table) -> Message:
-    """What a follower places its calls by, in rows."""
+    """Return what a follower places its calls by, in rows."""
     plan, others = table.plan, table.others
     return {
         "engines": [[e.engine, e.running, e.waiting, e.kv, e.tokens_per_s] for e in table.engines],
@@ -81,7 +114,7 @@ def table_to_json(table: Table) -> Message:
 
 
 def table_from_json(values: Message) -> Table:
-    """The table again."""
+    """Return the table of a message."""
     newest, pulling = values["plan"]
     queued = tuple(Queued(*row) for row in values["queued"])
     held = tuple(Held(*row) for row in values["held"])
@@ -93,8 +126,8 @@ def table_from_json(values: Message) -> Table:
     )
 
 
-def episode_to_json(live: OpenEpisode) -> Message:
-    """An open episode as a follower needs to know it."""
+def episode_to_json(live: OpenEpisode) -> EpisodeMessage:
+    """Return an open episode as a follower needs to know it."""
     return {
         "id": live.id,
         "task_id": live.task_id,
@@ -107,8 +140,23 @@ def episode_to_json(live: OpenEpisode) -> Message:
     }
 
 
+def episode_from_json(values: EpisodeMessage, now: float) -> OpenEpisode:
+    """Return an open episode that the coordinator reports."""
+    return OpenEpisode(
+        id=values["id"],
+        task_id=values["task_id"],
+        group_id=values["group_id"],
+        mode=values["mode"],
+        model=values["model"],
+        opened_at=now,
+        seen_at=now,
+        version=values["version"],
+        sampling=EpisodeSampling(**values["sampling"]),
+    )
+
+
 def error_to_json(error: GatewayError) -> Message:
-    """An error, to be raised on the other side."""
+    """Return an error, to be raised on the other side."""
     return {
         "error": type(error).__name__,
         "message": error.message,
@@ -119,7 +167,7 @@ def error_to_json(error: GatewayError) -> Message:
 
 
 def error_from_json(values: Message) -> GatewayError:
-    """The error again; of a kind that is not known here, a plain one."""
+    """Return the error of a message; of an unknown kind, a plain one."""
     kind = getattr(errors, values["error"], GatewayError)
     if isinstance(kind, type) and issubclass(kind, Busy):
         return kind(values["message"], retry_after=values["retry_after"] or 1.0, code=values["code"])

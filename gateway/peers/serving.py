@@ -1,8 +1,8 @@
-"""Tells which processes serve each episode.
+"""Records which processes serve each episode.
 
-A process that alone serves an episode knows all of its turns without a look into the store. Only episodes that were opened under
-this coordinator are known, because earlier ones may have been served by anybody. Invariant: a process counts as alone until
-another one asks; whoever answers that one tells the first beforehand, and from then on neither is alone.
+A process that serves an episode exclusively knows all of its turns without reading the store. Only episodes that were opened
+under this coordinator are known, because any process may have served earlier ones. Invariant: a process serves an episode
+exclusively until another one requests it; the first is informed before the other gets the episode, and from then on neither does.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _SEVERAL: Final = ""
 
 
 class Serving:
-    """The processes that asked about the open episodes."""
+    """The processes that serve the open episodes."""
 
     def __init__(self) -> None:
         self._by: dict[str, str | None] = {}
-        """The only process so far, by episode; None: nobody."""
+        """The only process so far, by episode; None: no process."""
 
     def opened(self, episode_id: str) -> None:
-        """An episode was opened, and no process has served it."""
+        """Record that an episode was opened, and no process has served it."""
         self._by[episode_id] = None
 
     def ended(self, episode_id: str) -> None:
-        """An episode takes no more calls."""
+        """Forget an episode that gets no more calls."""
         self._by.pop(episode_id, None)
 
     def join(self, episode_id: str, process: str) -> tuple[bool, str]:
-        """A process begins to serve an episode: (True if it is alone, the process that is alone no more or "")."""
+        """Begin to serve an episode: (True if the process is the only one, the process that is not any more or "")."""
         before = self._by.get(episode_id, _SEVERAL)
         if before in (None, process):
             self._by[episode_id] = process

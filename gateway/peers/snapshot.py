@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import orjson
 
 from gateway.bus.base import Bus
-from gateway.errors import BusAway
-from gateway.peers.hub import Hub
+from gateway.errors import BusUnavailable
+from gateway.peers.hub import FollowerDescription, Hub
 from gateway.rollout.pool import EnginePool
+from gateway.rollout.slot import EngineDescription
 
 TOPIC = "coordinator"
 """Woken when a coordinator has come or gone."""
@@ -23,9 +24,20 @@ EVERY_S = 1.0
 _KEY, _KEPT_S = "coordinator", 3600.0
 
 
-def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> dict[str, Any]:
-    """The coordinator's view, as a JSON object."""
-    engines = []
+class ClusterSnapshot(TypedDict):
+    """A cluster, as its coordinator sees it."""
+
+    fence: int
+    url: str
+    at: float
+    followers: list[FollowerDescription]
+    engines: list[EngineDescription]
+    age_s: NotRequired[float]
+
+
+def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> ClusterSnapshot:
+    """Return the coordinator's view."""
+    engines: list[EngineDescription] = []
     for pool in pools:
         for engine in pool.describe():
             elsewhere, _ = hub.count_runs(pool.model, engine["name"])
@@ -33,23 +45,23 @@ def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> di
     return {"fence": fence, "url": url, "at": time.time(), "followers": hub.describe(), "engines": engines}
 
 
-async def keep(bus: Bus, values: dict[str, Any]) -> None:
+async def keep(bus: Bus, values: ClusterSnapshot) -> None:
     """Puts it where every process finds it, if that is there."""
     try:
         await bus.put(_KEY, orjson.dumps(values), _KEPT_S)
-    except BusAway:
+    except BusUnavailable:
         return
 
 
-async def last(bus: Bus) -> dict[str, Any] | None:
+async def last(bus: Bus) -> ClusterSnapshot | None:
     """The last known one, with its age in seconds; None if none is known."""
     try:
         kept = await bus.get(_KEY)
-    except BusAway:
+    except BusUnavailable:
         return None
     if kept is None:
         return None
-    values: dict[str, Any] = orjson.loads(kept)
+    values: ClusterSnapshot = orjson.loads(kept)
     return {**values, "age_s": round(time.time() - values["at"], 3)}
 
 
@@ -57,5 +69,5 @@ async def wake(bus: Bus) -> None:
     """Tells the other processes that a coordinator has come or gone."""
     try:
         await bus.publish(TOPIC)
-    except BusAway:
+    except BusUnavailable:
         return

@@ -17,9 +17,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from gateway.render.control import ControlTokens
-from gateway.render.quoting import quoted
+from gateway.render.escaping import quoted
 from gateway.render.recorded import Recorded
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.types import Int32Array
 

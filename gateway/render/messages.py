@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.json_depth import loads
+from gateway.render.gil import LARGE, release_gil
 from gateway.render.images import ImageMarks
 from gateway.render.meaning import Message, given_arguments, part_text, rendered
-from gateway.render.yielding import LARGE, yielding
 
 Tool = dict[str, Any]
 Write = Callable[[list[Message], list[Tool]], str]
@@ -60,7 +60,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
 def _parsed(text: str) -> Any:
     """Raises ValueError where a call's arguments are no JSON."""
     value = loads(text)
-    return yielding(value) if len(text) >= LARGE else value
+    return release_gil(value) if len(text) >= LARGE else value
 
 
 @dataclass(frozen=True, slots=True)

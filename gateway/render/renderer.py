@@ -18,18 +18,18 @@ from gateway.errors import BadRequest
 from gateway.json_depth import MAX_SAMPLED_DEPTH, too_deep
 from gateway.render import recorded
 from gateway.render.bridge import ARGUED, NAMED, SAID, Bridge, LibraryBridge, TemplateBridge, closed_by
-from gateway.render.checkpoint import Checkpoint, has_images
-from gateway.render.control import ControlTokens
+from gateway.render.checkpoint import Checkpoint
+from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.encoding import encode
+from gateway.render.escaping import quoted
 from gateway.render.formats import THINKING, ToolCall, ToolForm, json_text, tool_form
 from gateway.render.images import ImageMarks, Vision
+from gateway.render.library import of_library
 from gateway.render.messages import Systems, plain
-from gateway.render.pieces import TextStream, TokenTexts
-from gateway.render.quoting import quoted
 from gateway.render.recorded import Marks
-from gateway.render.switches import Switches, chosen, combinations
+from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
-from gateway.render.tokenizer import BareTokenizer
+from gateway.render.template_options import Switches, chosen, combinations
 from gateway.sections import ModelSettings, RenderSettings
 from gateway.sections.models import FAMILIES
 from gateway.settings import ConfigError
@@ -142,14 +142,16 @@ class ChatRenderer:
         assert model.path is not None
         tokenizer = Checkpoint.read(model.path)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
-        renderer, keeping = _library(tokenizer, control, model)
+        renderer, keeping = of_library(tokenizer, control, model)
         vision = Vision.read(model.path) if model.images else None
         if vision is not None and renderer is not None:
             raise ValueError(
                 "images = true: images are put into the checkpoint's own template: say family = 'template'"
             )
         made = cls(
-            *(tokenizer, renderer, control),
+            tokenizer,
+            renderer,
+            control,
             thinking=model.thinking,
             keeping=keeping,
             family=model.family,
@@ -193,7 +195,9 @@ class ChatRenderer:
         turn = recorded.read(history, sampled_from, self.marks, self.decode)
         return self._guarded(
             lambda: self._bridge.extend(
-                *(history, sampled_from, turn),
+                history,
+                sampled_from,
+                turn,
                 self._systems.placed(plain(new, self._marks), begins=False),
                 tools,
                 system=system,
@@ -267,7 +271,7 @@ class ChatRenderer:
             if self._template is not None:
                 variant._template = self._template.switched(switches.variables)
             else:
-                variant._renderer, keeping = _library(tokenizer, self._control, model, switches.variables)
+                variant._renderer, keeping = of_library(tokenizer, self._control, model, switches.variables)
         except Exception:  # the library does not know these switches
             return None
         before, after = self._probe_prompts(), variant._probe_prompts()
@@ -392,46 +396,3 @@ _TALKS: list[list[Message]] = [
     [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
 ]
 """Conversations in which every switch of a template shows."""
-
-
-def _library(
-    tokenizer: Checkpoint,
-    control: ControlTokens,
-    model: ModelSettings,
-    switches: dict[str, Any] | None = None,
-) -> tuple[Any | None, Any | None]:
-    """The library's renderer for a family, and the same told to keep thinking, where it can be told; else None.
-
-    Raises ValueError for switches that the family does not know.
-    """
-    if model.family == "template":
-        return None, None
-    import renderers
-
-    bare = BareTokenizer(tokenizer, control)
-    if model.family == "auto":
-        return _registered(bare), None
-    config = renderers.config_from_name(model.family)
-    assert config is not None
-    values = {"enable_thinking": model.thinking} if "enable_thinking" in type(config).model_fields else {}
-    values |= switches or {}
-    config = type(config)(**values)
-    try:
-        keeping = renderers.create_renderer(bare, type(config)(**values, thinking_retention="all"))
-    except ValueError:  # the family's own settings contradict this one
-        keeping = None
-    return renderers.create_renderer(bare, config), keeping
-
-
-def _registered(bare: BareTokenizer) -> Any | None:
-    """The library's renderer of a model that it knows by its name at Hugging Face; else None: the template counts."""
-    import renderers
-    from renderers.base import MODEL_RENDERER_MAP
-
-    if bare.name_or_path in MODEL_RENDERER_MAP:
-        return renderers.create_renderer(bare)
-    if has_images(Path(bare.name_or_path)):
-        raise ValueError(
-            "its model sees images: say family = 'template', and images = true if it shall be given any"
-        )
-    return None

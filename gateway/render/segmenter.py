@@ -11,10 +11,12 @@ Invariant: the pieces depend on the token ids alone, not on how they were split 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from gateway.render.renderer import ChatRenderer, Marks, Tool, ToolCall
 from gateway.render.stops import StopStrings
+from gateway.types import Int32Array
 
 PieceKind = Literal["reasoning", "content", "tool_call"]
 
@@ -261,3 +263,27 @@ def _emit(pieces: list[Piece], kind: PieceKind, text: str) -> None:
     if pieces and pieces[-1].kind == kind:
         text = pieces.pop().text + text
     pieces.append(Piece(kind, text))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyFormat:
+    """The format of a request's replies; each reply gets a segmenter of its own."""
+
+    renderer: ChatRenderer
+    tools: Sequence[Tool] = ()
+    stop: StopStrings | None = None
+    max_tool_calls: int | None = None
+    raw: bool = False
+    """True: everything is content as it stands."""
+
+    def __call__(self, prompt: Int32Array) -> Segmenter:
+        """Return a segmenter for what follows a prompt."""
+        if self.raw:
+            return Segmenter(self.renderer, reasoning=False, stop=self.stop, raw=True)
+        return Segmenter(
+            self.renderer,
+            reasoning=self.renderer.reasoning_open(prompt[-8:].tolist()),
+            tools=self.tools,
+            stop=self.stop,
+            max_tool_calls=self.max_tool_calls,
+        )

@@ -11,10 +11,10 @@ from typing import Any
 from jinja2 import Template
 
 from gateway.render.checkpoint import Checkpoint
-from gateway.render.control import ControlTokens
 from gateway.render.environment import environment
-from gateway.render.marking import marked
-from gateway.render.quoting import cut
+from gateway.render.escaping import cut
+from gateway.render.special_tokens import ControlTokens
+from gateway.render.template_guard import marked
 
 Message = dict[str, Any]
 Tool = dict[str, Any]

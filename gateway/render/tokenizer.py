@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 from gateway.render.checkpoint import Checkpoint
-from gateway.render.control import ControlTokens
 from gateway.render.encoding import encode
+from gateway.render.special_tokens import ControlTokens
 
 _SHORT = 24
 """Characters up to which a text is looked up: what templates write around messages is short, and always the same."""

@@ -1,9 +1,9 @@
-"""Versions that are adapters beside the first version's weights: `[engine] transport = "lora"`.
+"""Versions that are adapters on top of the first version's weights: `[engine] transport = "lora"`.
 
 An engine runs several at once, each under a name of its own that stands for its bytes. A request is sampled to its end by the
 adapter with which it began, and nothing pauses. Invariants: an engine has at most `[engine] max_loras` adapters, and none is
-taken away that a request of this gateway uses; no request runs under the engine's own weights beside an adapter, for vLLM's CPU
-build puts the last adapter on requests without one.
+taken away that a request of this gateway uses; no request runs under the engine's own weights while there is an adapter, because
+vLLM's CPU build puts the last adapter on requests without one.
 """
 
 from __future__ import annotations

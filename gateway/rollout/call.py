@@ -1,6 +1,6 @@
 """The state of one call: its prompt, the tokens sampled so far, and where it runs. No I/O.
 
-`Call` alone changes its state; everybody else reads it and reports events by its methods. `call_runner` does the work.
+Only `Call` changes its state; other modules read it and report events by its methods. `call_runner` does the work.
 
 Invariants:
 - the turn only grows, except that a pinned call whose engine died starts over, and only while nothing of it was delivered;
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from gateway.engines.base import TokenChunk
-from gateway.rollout.logged import LoggedCall, finish_of, top_of
+from gateway.rollout.call_log import LoggedCall, finish_of, top_of
 from gateway.trajectories.turn import Turn
 from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
 
@@ -26,12 +26,10 @@ TopLogprobs = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class RoutingHints:
-    """Hints for the routing of one call, beside its length and the load of the engines."""
+    """Hints for the routing of one call, in addition to its length and the load of the engines."""
 
     preferred: str = ""
     """The engine to use if it is open; empty: any."""
-    wait_until: float = 0.0
-    """The time (by the loop's clock) until which the call waits for its preferred engine while that is being updated."""
     avoid: frozenset[str] = frozenset()
     """Engines to use only if there is no other."""
     expected: int = 0
@@ -51,8 +49,10 @@ class Call:
         min_version: int = 0,
         hints: RoutingHints | None = None,
         images: tuple[ImageSpan, ...] = (),
+        logged: LoggedCall | None = None,
     ) -> None:
-        """`min_version`: the oldest version that may sample the call (its group's V). `images`: those of the prompt."""
+        """`min_version`: the oldest version that may sample the call. `images`: those of the prompt. `logged`: the call as
+        another process began it."""
         self.call_id: Final = call_id
         self.episode_id: Final = episode_id
         self.prompt: Final = prompt
@@ -60,11 +60,15 @@ class Call:
         self.min_version: Final = min_version
         self.images: Final = images
         self._hints = hints or RoutingHints()
-        self._turn = Turn(call_id)
-        self._top: list[TopLogprobs] = []
-        self._finish: FinishReason | None = None
+        self._turn = Turn(call_id) if logged is None else logged.turn
+        self._top: list[TopLogprobs] = (
+            top_of(self._turn) if logged is not None and sampling.top_logprobs else []
+        )
+        self._finish: FinishReason | None = None if logged is None else finish_of(self._turn, sampling)
         self._engine = self._request_id = ""
-        self._restarts = 0
+        self._restarts = (
+            0 if logged is None else logged.log.epoch + 1
+        )  # no two requests to engines share an id
         self._delivered = False
         self.entered_at: float | None = None
         """The time at which the first engine had the call, in seconds since the epoch."""
@@ -138,15 +142,15 @@ class Call:
     def redirect(self, engine: str, *, leaving: str = "") -> None:
         """Sends the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""
         avoid = frozenset({leaving}) if leaving else self._hints.avoid
-        self._hints = replace(self._hints, preferred=engine, wait_until=0.0, avoid=avoid)
+        self._hints = replace(self._hints, preferred=engine, avoid=avoid)
 
     def avoid_engine(self, engine: str) -> None:
         """Makes routing avoid `engine`, which failed the call, until the call is in another one."""
         self._hints = replace(self._hints, avoid=frozenset({engine}))
 
-    def wait_for_engine(self, engine: str, until: float) -> None:
-        """Makes the call return to `engine`, which is being updated, if it is open by `until` (the loop's clock)."""
-        self._hints = replace(self._hints, preferred=engine, wait_until=until)
+    def prefer(self, engine: str) -> None:
+        """Make the call return to `engine`, which is being updated, if that is open when the call is placed."""
+        self._hints = replace(self._hints, preferred=engine)
 
     # Sampling
 
@@ -156,19 +160,19 @@ class Call:
         if self.entered_at is None:
             self.entered_at = time.time()
         self._request_id = request_id
-        self._hints = replace(self._hints, preferred="", wait_until=0.0, avoid=frozenset())
+        self._hints = replace(self._hints, preferred="", avoid=frozenset())
         self._turn.begin_run(version)
 
     def left(self) -> None:
         """Ends the run: the call is in no engine."""
         self._engine = ""
 
-    def weights_changed(self, version: int, stale_kv: bool) -> None:
-        """The engine goes on under `version`; `stale_kv`: with the KV cache of older weights."""
-        self._turn.weights_changed(version, stale_kv)
+    def weights_changed(self, version: int) -> None:
+        """Record that the engine continues under `version`."""
+        self._turn.weights_changed(version)
 
-    def take(self, chunk: TokenChunk) -> None:
-        """Adds what arrived from the engine. A chunk with a finish reason is the last of its run."""
+    def append_chunk(self, chunk: TokenChunk) -> None:
+        """Add what arrived from the engine. A chunk with a finish reason is the last of its run."""
         if chunk.ids:
             self._turn.append(chunk.ids, chunk.logprobs)
             if chunk.top is not None:
@@ -196,24 +200,21 @@ class Call:
         self._delivered = True
 
     def start_over(self) -> None:
-        """Forgets the sampled tokens: the call begins again from its prompt."""
+        """Forget the sampled tokens: the call starts over from its prompt."""
         self._turn.restart()
         self._top.clear()
         self._restarts += 1
 
     def resumed(self, logged: LoggedCall) -> Call:
-        """This call as another process began it: with the log's id, prompt, sampling and tokens."""
+        """Return this call as another process began it: with the log's id, prompt, sampling and tokens."""
         assert logged.details is not None
-        turn, sampling = logged.turn, logged.details.used
-        call = Call(
-            *(turn.call_id, logged.prompt, sampling),
+        return Call(
+            logged.turn.call_id,
+            logged.prompt,
+            logged.details.used,
             episode_id=self.episode_id,
             min_version=self.min_version,
             hints=self._hints,
             images=logged.images,
+            logged=logged,
         )
-        call._turn = turn
-        call._top = top_of(turn) if sampling.top_logprobs else []
-        call._finish = finish_of(turn, sampling)
-        call._restarts = logged.log.epoch + 1  # no two requests to engines share an id
-        return call

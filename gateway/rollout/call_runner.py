@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,21 +17,23 @@ from functools import partial
 from gateway.engines.base import GenerateRequest, LoadImage, TokenChunk, no_images
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, GatewayError
 from gateway.rollout.call import Call
-from gateway.rollout.logged import LoggedCall
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Slot
-from gateway.rollout.traced import ENGINE, WAIT, placed
+from gateway.rollout.span_attributes import ENGINE, WAIT, placed
 from gateway.telemetry.base import NO_TRACE, CallTrace
 from gateway.types import Grammar
 
 log = logging.getLogger(__name__)
+MAX_FAILURES = 5
+"""Failures of engines after which a call fails: the call itself may be what makes engines fail."""
 
 _ACCOUNT_S = 5.0
 """The time that a stopped call waits for its engine's labels of versions."""
 
 
-def _nobody() -> None:
-    """The listener of a call without one."""
+def _no_listener() -> None:
+    """Do nothing: the listener of a call without one."""
 
 
 class CallRunner:
@@ -44,19 +45,16 @@ class CallRunner:
         pool: EnginePool,
         *,
         interval: int = 1,
-        max_failures: int = 5,
         trace: CallTrace = NO_TRACE,
         load_image: LoadImage = no_images,
     ) -> None:
-        """`interval`: tokens per chunk. `max_failures`: with so many failures of engines the call fails. `load_image`: finds the
-        file of an image of the prompt."""
+        """`interval`: tokens per chunk. `load_image`: finds the file of an image of the prompt."""
         self._load_image = load_image
         self.call = call
         self.trace = trace
         self._pool = pool
         self._interval = interval
-        self._max_failures = max_failures
-        self._listener: Callable[[], None] = _nobody
+        self._listener: Callable[[], None] = _no_listener
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending = False
@@ -81,7 +79,7 @@ class CallRunner:
 
     def detach(self) -> None:
         """Removes the listener."""
-        self._listener = _nobody
+        self._listener = _no_listener
 
     def finish_early(self) -> None:
         """Ends `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
@@ -135,14 +133,12 @@ class CallRunner:
     async def _run(self, slot: Slot) -> None:
         """Runs the call in one engine until it is complete or the engine gives it back."""
         call = self.call
-        await slot.run(call, self._request(slot), self._take)
+        await slot.run(call, self._request(slot), self._on_chunk)
         if call.turn.disputed and slot.external_url is not None:
-            self._pool.on_dispute(slot, f"it reports that it does not run version {slot.version}")
+            self._pool.report_disputed(slot, f"it reports that it does not run version {slot.version}")
         self._pool.remember(call, slot)
         if slot.state == "held" and not call.hints.preferred:
-            # Jitter, so that calls do not all give up at once
-            patience_s = self._pool.patience_s * random.uniform(0.5, 1.5)
-            call.wait_for_engine(slot.name, asyncio.get_running_loop().time() + patience_s)
+            call.prefer(slot.name)
         call.check_length()
         if call.finish is None and call.pinned and not self._ending:
             raise EngineError(f"{slot.name} gave a call with {call.pinned} back")
@@ -162,11 +158,11 @@ class CallRunner:
             load_image=self._load_image,
         )
 
-    def _take(self, chunk: TokenChunk, now: float) -> None:
-        """Takes a chunk from the engine. `now`: the loop's clock."""
+    def _on_chunk(self, chunk: TokenChunk, now: float) -> None:
+        """Receive a chunk from the engine. `now`: the loop's clock."""
         if chunk.ids:
             self._pool.pace.count(len(chunk.ids), now)
-        self.call.take(chunk)
+        self.call.append_chunk(chunk)
         if chunk.ids:
             self._listener()
         if chunk.finish is not None and self.call.turn.disputed:
@@ -177,14 +173,14 @@ class CallRunner:
         call = self.call
         log.warning("call %s: %s failed after %d tokens: %s", *self._names(), len(call.turn.ids), error)
         if isinstance(error, EngineUnreachable):
-            self._pool.on_trouble(slot)
+            self._pool.report_unreachable(slot)
         if isinstance(error, EngineReplaced) and slot.state == "open" and version == slot.version:
-            self._pool.on_dispute(slot, error.message)
+            self._pool.report_disputed(slot, error.message)
         if self._ending:
             return
         if isinstance(error, EngineRefused):
             _name_field(error, call.sampling.grammar)
-        if isinstance(error, EngineRefused) or failures >= self._max_failures:
+        if isinstance(error, EngineRefused) or failures >= MAX_FAILURES:
             raise error
         call.avoid_engine(slot.name)
         if call.pinned and call.turn.ids:
@@ -209,7 +205,7 @@ class CallRunner:
         return run is not None and run.slot.state == "held" and run.slot.settled
 
     async def _ask_for_account(self, task: asyncio.Task[None]) -> None:
-        """Aborts the run and waits for the engine's labels, which alone tell the tokens that were sampled before the weights
+        """Aborts the run and waits for the engine's labels, which alone show the tokens that were sampled before the weights
         changed."""
         run = self._pool.run_of(self.call)
         if run is None or run.slot.engine is None:

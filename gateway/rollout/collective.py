@@ -1,7 +1,7 @@
 """Versions that go straight from a trainer's server to the workers of engines: `[engine] transport = "collective"`.
 
 A transfer is one engine's own: its group is formed for it and ends with it, so an engine that dies takes nothing of another's
-along. Engines receive beside their sampling (`stage`), and are paused only to put what came in place (`load`). An engine that
+along. Engines receive while they sample (`stage`), and are paused only to put what came in place (`load`). An engine that
 missed a version is sent it alone, when it loads. Every step has a deadline, `[weights] transfer_s`; the error names the step and
 the engine.
 """
@@ -28,7 +28,7 @@ from gateway.weights.manifest import MANIFEST, plan_of
 
 log = logging.getLogger(__name__)
 _AT_ONCE = 4
-"""Engines that receive at once."""
+"""Engines that receive concurrently."""
 _SLACK = 1.25
 """How much longer a step may take than the operations that it is made of, each of which names itself."""
 
@@ -83,7 +83,7 @@ class Collective:
                 await self._stage(slot, weights)
                 self._staged.pop(slot.name, None)
             # no deadline of ours: `[update] load_s` is that of the step, and the engine never waits longer for its own receipt
-            await engine.take(weights.version, self._settings.transfer_s)
+            await engine.receive_weights(weights.version, self._settings.transfer_s)
 
     async def _stage(self, slot: Slot, weights: Weights) -> None:
         engine, reasons = _engine(slot), []

@@ -1,6 +1,6 @@
-"""Makes one reply, from a prompt to a committed turn.
+"""Generates one reply, from a prompt to a committed turn.
 
-One task makes the reply; clients read it (`reply.Reader`) and may come and go. Invariants (design, R2, R3 and R5):
+One task generates the reply; clients (`reply.Reader`) may come and go. Invariants (docs/guarantees.md, R2, R3 and R5):
 - every delivered token is recorded, once and in order;
 - the last pieces of a reply are delivered only after its turn is committed, and it is committed only while a client reads;
 - while no client reads, no engine works. A client that returns within the grace period gets the reply from its beginning, and
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from gateway.errors import Conflict, GatewayError
 from gateway.metrics import Metrics
@@ -25,11 +26,11 @@ from gateway.render.segmenter import Piece, Segmenter
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.render.tool_faults import tool_faults
 from gateway.rollout.call import Call
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.call_runner import CallRunner
-from gateway.rollout.handover import Handover, Track, superseded
-from gateway.rollout.logged import LoggedCall
-from gateway.rollout.reply import Delivery, Reply
-from gateway.rollout.traced import COMMIT, answered
+from gateway.rollout.handover import CallLog, Handover, superseded
+from gateway.rollout.reply import Delivery, Reply, ReplyListener
+from gateway.rollout.span_attributes import COMMIT, completed
 from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
 from gateway.trajectories.tree import START
 from gateway.types import ABANDONED, Int32Array
@@ -40,8 +41,20 @@ Segment = Callable[[Int32Array], Segmenter]
 """Makes a new segmenter for what follows a prompt."""
 
 
-def _nothing(_tokens: int) -> None:
-    """The callback of replies without one."""
+class TokenAccount(Protocol):
+    """What a reply's tokens are charged to."""
+
+    def draw(self, tokens: int) -> None:
+        """Charge tokens. Called once, with those of the prompt and the sampled ones."""
+        ...
+
+
+class LengthListener(Protocol):
+    """What learns from the lengths of replies."""
+
+    def completed(self, tokens: int) -> None:
+        """Learn a reply's number of sampled tokens. Called once, if the reply is complete and recorded."""
+        ...
 
 
 class _NoReaders(GatewayError):
@@ -49,7 +62,7 @@ class _NoReaders(GatewayError):
 
 
 class Completion:
-    """Makes a reply in a task of its own. `start` it, then read its `reply`, or `stop` it."""
+    """Generates a reply in a task of its own. `start` it, then read its `reply`, or `stop` it."""
 
     def __init__(
         self,
@@ -62,14 +75,13 @@ class Completion:
         metrics: Metrics,
         tool_alarm: ToolAlarm,
         grace_s: float,
+        account: TokenAccount | None = None,
+        lengths: LengthListener | None = None,
     ) -> None:
         self.details = details
-        self.reply = _reply(runner.call.call_id, details, len(prompt.ids))
-        self.reply.on_no_readers = self._stop_engine
-        self.charge: Callable[[int], None] = _nothing
-        """Called once, with the number of tokens that the reply took: those of the prompt and the sampled ones."""
-        self.finished: Callable[[int], None] = _nothing
-        """Called once, with the number of sampled tokens, if the reply is complete and recorded."""
+        self.reply = _reply(runner.call.call_id, details, len(prompt.ids), self)
+        self._account = account
+        self._lengths = lengths
         self._runner = runner
         self._prompt = prompt
         self._segment = segment
@@ -87,10 +99,10 @@ class Completion:
         self._given_up = False
         self._stopped_by: GatewayError | None = None
         self._task: asyncio.Task[None] | None = None
-        self._track: Track | None = None
+        self._call_log: CallLog | None = None
         self._epoch = 1
-        self._gathered: Delivery | None = None
-        """The delivery that is being logged, and is shown to readers afterwards."""
+        self._staged: Delivery | None = None
+        """The delivery that is being logged, and goes to readers afterwards."""
 
     def resume(self, logged: LoggedCall) -> None:
         """Before `start`: replaces the call with one that another process began; it continues from the last logged token."""
@@ -103,8 +115,7 @@ class Completion:
         self._epoch = logged.log.epoch + 1
         self._restarts = self.call.restarts
         self.details = details
-        self.reply = _reply(self.call.call_id, details, len(logged.prompt))
-        self.reply.on_no_readers = self._stop_engine
+        self.reply = _reply(self.call.call_id, details, len(logged.prompt), self)
         self._segmenter = self._segment(logged.prompt)
 
     @property
@@ -112,10 +123,15 @@ class Completion:
         """The call that generates the reply."""
         return self._runner.call
 
-    def log_in(self, handover: Handover, place: tuple[str, str]) -> None:
-        """Before `start`: has the sampled tokens logged, so that another process can continue the call."""
-        self._track = handover.follow(
-            *(place, self, self.call.turn, self._prompt.ids, self.details, self._epoch),
+    def attach_log(self, handover: Handover, place: tuple[str, str]) -> None:
+        """Before `start`: have the sampled tokens logged, so that another process can continue the call."""
+        self._call_log = handover.follow(
+            place,
+            self,
+            self.call.turn,
+            self._prompt.ids,
+            self.details,
+            self._epoch,
             images=self._prompt.images,
         )
 
@@ -154,17 +170,18 @@ class Completion:
         else:
             await self._linger()
         finally:
-            if self._track is not None:
-                self._track.end(self.reply.delivered)
+            if self._call_log is not None:
+                self._call_log.end(self.reply.delivered)
             self._release()
 
     def _release(self) -> None:
         """Breaks reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
-        self.reply.on_no_readers = None
+        self.reply.detach()
         self._runner.detach()
         prompt_tokens = len(self._prompt.ids)
-        self.charge(prompt_tokens + len(self.call.turn.ids))
-        facts = partial(answered, self.call, self.details, prompt_tokens)
+        if self._account is not None:
+            self._account.draw(prompt_tokens + len(self.call.turn.ids))
+        facts = partial(completed, self.call, self.details, prompt_tokens)
         self._runner.trace.end(facts, self.reply.failure)
 
     async def _wait_for_a_reader(self) -> None:
@@ -186,9 +203,9 @@ class Completion:
         if self._whole:
             return
         if self.call.turn.ids and not self._segmenter.consumed:
-            self._take()  # take what another process has sampled
+            self._on_tokens()  # those that another process has sampled
         if self.call.finish is None and not self._segmenter.stopped:
-            self._runner.start(self._take)
+            self._runner.start(self._on_tokens)
             try:
                 await self._runner.wait()
             except _NoReaders:
@@ -198,7 +215,7 @@ class Completion:
             self.call.stopped_at(self._segmenter.consumed)
         self._whole = self.call.finish is not None
 
-    def _take(self) -> None:
+    def _on_tokens(self) -> None:
         """Turns new tokens into pieces and, in a stream, into a delivery. The tokens that complete a stop string wait for the
         last delivery.
 
@@ -217,24 +234,24 @@ class Completion:
         self._pieces += self._segmenter.push(ids[self._segmenter.consumed :])
         if self._segmenter.stopped:
             self._runner.finish_early()
-        elif self._track is None or not self._track.mark():
-            self.gather()
-            self.show()
+        elif self._call_log is None or not self._call_log.mark_dirty():
+            self.stage()
+            self.flush()
 
-    def gather(self) -> None:
-        """In a stream, makes the pieces so far the next delivery."""
+    def stage(self) -> None:
+        """In a stream, make the pieces so far the next delivery."""
         if not self._pieces or not self.details.stream or self._segmenter.stopped or self._whole:
             return
-        if self._gathered is None:
+        if self._staged is None:
             self.call.mark_delivered()
-            self._gathered = self.reply.compose(self._pieces, *self._tokens())
+            self._staged = self.reply.compose(self._pieces, *self._tokens())
             self._pieces = []
 
-    def show(self) -> None:
-        """Delivers what was gathered, unless the reply is over or another process has it."""
-        if self._gathered is not None and not self.reply.over and not self._superseded:
-            self.reply.deliver(self._gathered)
-        self._gathered = None
+    def flush(self) -> None:
+        """Deliver what was staged, unless the reply is over or another process has it."""
+        if self._staged is not None and not self.reply.over and not self._superseded:
+            self.reply.deliver(self._staged)
+        self._staged = None
 
     async def supersede(self) -> None:
         """Ends the reply here, because another process continues the call."""
@@ -244,7 +261,7 @@ class Completion:
 
     @property
     def _superseded(self) -> bool:
-        return self._track is not None and self._track.taken
+        return self._call_log is not None and self._call_log.taken
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
         """The tokens since the last delivery; from now on they count as delivered."""
@@ -268,10 +285,10 @@ class Completion:
                 await self._abandon()
             raise superseded() if error.code in ("recorded_elsewhere", "asked_again") else error from error
         self._metrics.seconds.observe(time.time() - self.details.received_at)
-        self.finished(len(self.call.turn.ids))
-        self.reply.seconds = self.details.seconds
-        self.reply.matched_stop = self._segmenter.matched_stop
-        self.show()
+        if self._lengths is not None:
+            self._lengths.completed(len(self.call.turn.ids))
+        self.reply.complete(self.details.seconds, self._segmenter.matched_stop)
+        self.flush()
         self.reply.deliver(last)
         self.reply.end(self.details.finish_reason)
 
@@ -289,7 +306,7 @@ class Completion:
         self._given_up = True
         await self._runner.stop()
         self.details.finish_reason = self.details.mask_reason = ABANDONED
-        if self._track is not None and (self._track.left or self._track.taken):
+        if self._call_log is not None and (self._call_log.left or self._call_log.taken):
             return
         try:
             await self._record(None)
@@ -299,11 +316,11 @@ class Completion:
             log.exception("what was sampled for call %s could not be recorded", self.reply.call_id)
 
     async def _record(self, message: Message | None) -> None:
-        """Records the sampled turn. An abandoned call that sampled nothing is seen in the metrics alone."""
+        """Records the sampled turn. An abandoned call that sampled nothing shows only in the metrics."""
         turn, details = self.call.turn, self.details
         if message is not None or turn.ids:
-            if self._track is not None:
-                await self._track.confirm()
+            if self._call_log is not None:
+                await self._call_log.assert_owner()
             with self._runner.trace.step(COMMIT):
                 await self._recorder.record(self.call.episode_id, self._prompt, turn, details, message)
         self._metrics.calls.labels(details.api, details.finish_reason).inc()
@@ -323,12 +340,18 @@ class Completion:
                 if not reply.readers:
                     return
 
-    async def _stop_engine(self) -> None:
-        """Stops the engine when the last reader has left; the tokens are kept if the call can be continued."""
+    async def no_readers(self) -> None:
+        """Stop the engine when the last reader has left; the tokens are kept if the call can be continued."""
         self._given_up = bool(self.call.pinned) and not self._whole
-        await self._runner.stop(_NoReaders("nobody reads the reply"))
+        await self._runner.stop(_NoReaders("no client reads the reply"))
 
 
-def _reply(call_id: str, details: TurnDetails, prompt_tokens: int) -> Reply:
-    used = details.used
-    return Reply(call_id, details.received_at, prompt_tokens, temperature=used.temperature, top_p=used.top_p)
+def _reply(call_id: str, details: TurnDetails, prompt_tokens: int, listener: ReplyListener) -> Reply:
+    return Reply(
+        call_id,
+        details.received_at,
+        prompt_tokens,
+        temperature=details.used.temperature,
+        top_p=details.used.top_p,
+        listener=listener,
+    )

@@ -1,9 +1,9 @@
 """How a version's files come to this gateway and to the machines of its engines, where they come over HTTP (docs/weights.md).
 
-An engine that is elsewhere has a mirror beside it (`gateway mirror`), which fetches a version from the trainer's server or from
+An engine on another machine has a mirror there (`gateway mirror`), which fetches a version from the trainer's server or from
 another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.
 With `[engine] transport = "collective"` engines receive trained versions from the trainer's server (`collective`); with "lora"
-each is an adapter, which is loaded beside the first version's weights (`adapters`).
+each is an adapter, which is loaded on top of the first version's weights (`adapters`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from typing import Self
 
 import aiohttp
 
-from gateway.errors import EngineError, NotComparable, WeightsAway, WeightsMissed
+from gateway.errors import EngineError, NotComparable, WeightsMissed, WeightsUnavailable
 from gateway.rollout.adapters import load_adapter
 from gateway.rollout.collective import Collective
 from gateway.rollout.slot import Slot
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, WeightsSettings
+from gateway.sections.engines import MAX_LORAS
 from gateway.weights.fan_out import fan_out
 from gateway.weights.manifest import MANIFEST, published_tensors
 from gateway.weights.mirror import Mirror
@@ -40,7 +41,6 @@ class Distribution:
         self._collective = Collective(settings) if engine.transport == "collective" else None
         self.max_lora_rank = engine.max_lora_rank if engine.transport == "lora" else None
         """The greatest rank of the adapters that versions are; None if they are whole weights."""
-        self._max_loras = engine.max_loras
         key = settings.key.get_secret_value() if settings.key else None
         limit = settings.limit_mb_s * 1e6 if settings.limit_mb_s else None
         self._mirror = Mirror(settings.dir / model, key, limit)
@@ -63,18 +63,18 @@ class Distribution:
         return self._base if weights.adapter else weights.path
 
     async def bring(self, version: int, source: str) -> Path:
-        """Fetches a version to this gateway. Raises WeightsAway and Unprocessable."""
+        """Fetches a version to this gateway. Raises WeightsUnavailable and Unprocessable."""
         limit = self._settings.fetch_s
         try:
             async with asyncio.timeout(limit):
                 return await self._mirror.fetch(version, [source])
         except TimeoutError as error:
             message = f"version {version} did not come from {source} within {limit:g} s ([weights] fetch_s)"
-            raise WeightsAway(message) from error
+            raise WeightsUnavailable(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
         """Makes every mirror of these engines fetch a version, or the engines receive it, while they go on with the one
-        before. A failure is logged: the engine asks again when it loads."""
+        before. A failure is logged: the engine requests it again when it loads."""
         if self._collective is not None:
             await self._collective.stage_all(weights, slots)
             return
@@ -102,7 +102,7 @@ class Distribution:
     async def load(
         self, slot: Slot, weights: Weights, slots: Iterable[Slot], check: Callable[[], Awaitable[None]]
     ) -> None:
-        """Replaces a paused engine's weights by a version's, or loads an adapter beside them, paused or not. Raises EngineError.
+        """Replace a paused engine's weights by a version's, or load an adapter, paused or not. Raise EngineError.
 
         `check` is awaited right before.
         """
@@ -115,7 +115,7 @@ class Distribution:
         path = await self._place(slot, weights, slots)
         await check()
         if weights.adapter:
-            await load_adapter(slot, weights, path, self._max_loras)
+            await load_adapter(slot, weights, path, MAX_LORAS)
         elif self.max_lora_rank is None:
             await slot.engine.load(path)
 

@@ -44,16 +44,16 @@ class EngineSteps:
         update: UpdateSettings,
         peers: Peers,
         distribution: Distribution,
-        check_leadership: Callable[[], Awaitable[None]],
+        check_coordinator: Callable[[], Awaitable[None]],
         pinned_s: float,
         patient: bool,
     ) -> None:
         """`peers`: the other gateway processes. `patient`: wait for external engines that start after the gateway.
 
-        `check_leadership` raises if this process may no longer be the coordinator; steps of several commands call it in between.
+        `check_coordinator` raises if this process may no longer be the coordinator; steps of several commands call it in between.
         `pinned_s`: how long requests that cannot move may continue in an engine that is put to sleep.
         """
-        self._check_leadership = check_leadership
+        self._check_coordinator = check_coordinator
         self._pool = pool
         self._patient = patient
         self._peers = peers
@@ -102,14 +102,12 @@ class EngineSteps:
         return found
 
     def quarantine(self, do: Do) -> None:
-        """Takes an engine out of service at once; its requests continue in other engines."""
+        """Put an engine out of service immediately; its requests continue in other engines."""
         slot = self._pool.slots.get(do.engine)
         if slot is not None:
             if slot.state != "draining":
                 self._report(do.engine, do.version).failure = do.reason
-            slot.stop_at_once = slot.state == "asleep"
-            slot.given_up = do.step == "quarantine"
-            slot.fail(do.reason)
+            slot.fail(do.reason, given_up=do.step == "quarantine")
             self._pool.notify()
             self._peers.send_slot(self._pool.model, slot)
 
@@ -131,32 +129,32 @@ class EngineSteps:
 
     async def _launch(self, slot: Slot, weights: Weights) -> None:
         """Starts an engine's process; or connects to an external one and loads the weights, as it may have others."""
-        slot.state, slot.given_up = "starting", False
+        slot.start()
         await self._announce(slot)
-        slot.adapters = {}
         if slot.external_url is not None:
             await self._attach(slot, slot.external_url, weights)
         else:
             checkpoint = self._distribution.checkpoint(weights)
-            slot.process = await EngineProcess.start(
-                slot.name, self._settings, self._model, self._pool.model, checkpoint
+            slot.own(
+                await EngineProcess.start(
+                    slot.name, self._settings, self._model, self._pool.model, checkpoint
+                )
             )
-            slot.engine = slot.process.engine
             if weights.adapter:
                 await self._load(slot, weights)
-        slot.state = "held"
+        slot.hold()
         await self._announce(slot)
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
         """Connects to an engine that may run requests of other gateways, or of one that was killed. Pinned ones stay, frozen."""
-        engine = slot.engine = slot.engine or connect(slot.name, url, self._settings.api)
+        engine = self._connected(slot, url)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
         slot.take_over("its weights are loaded again")
         if self.runs(slot)[1]:
             await self._handback(slot, weights)
             for step in (self._freeze, self._load, self._label, self._resume):
-                await self._check_leadership()
+                await self._check_coordinator()
                 await step(slot, weights)
             return
         await (engine.pause() if await self._level(engine) is None else engine.wake())
@@ -167,18 +165,16 @@ class EngineSteps:
 
     async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
         """Loads weights into a paused engine without requests, and resumes it."""
-        await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_leadership)
+        await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_coordinator)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await self._label(slot, weights)
         await engine.resume()
 
     async def _stop(self, slot: Slot, _weights: Weights) -> None:
-        slot.restarts += 1
-        await slot.stop(0.0 if slot.stop_at_once else 10.0)
+        await slot.stop_to_restart()
 
     async def _drain(self, slot: Slot, _weights: Weights) -> None:
-        slot.state = "draining"
-        slot.evict("it is drained while its weights change")
+        slot.drain()
         await self._announce(slot)
         while self.runs(slot)[0] and slot.engine is not None:
             await self._give_back_movable(slot)
@@ -187,13 +183,12 @@ class EngineSteps:
     async def _sleep(self, slot: Slot, weights: Weights) -> None:
         """Moves running requests to other engines, then puts the engine to sleep. Those that cannot move have `pinned_s`; then
         they are cut, as if their engine had died."""
-        slot.state, slot.reason = "asleep", slot.why_asleep
-        slot.evict("it is put to sleep while its weights change")
+        slot.sleep()
         self._pool.notify()
         await self._announce(slot)
         if slot.engine is None and slot.external_url is None:
             return  # an external engine has no process
-        engine = slot.engine = slot.engine or connect(slot.name, slot.external_url or "", self._settings.api)
+        engine = self._connected(slot, slot.external_url or "")
         await self._handback(slot, weights)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._pinned_s):
@@ -202,17 +197,22 @@ class EngineSteps:
         await engine.pause()
         await self._settle(slot, weights)
         if (level := await self._level(engine)) is not None:
-            await self._check_leadership()
+            await self._check_coordinator()
             await engine.sleep(level)
         self._pool.notify()  # people may wait until it samples nothing
 
     async def _wake(self, slot: Slot, weights: Weights) -> None:
         """Wakes an engine and loads the newest weights, as its own may be older or lost."""
-        slot.state, slot.reason = "held", "it wakes"
+        slot.wake()
         await self._announce(slot)
         engine = _engine(slot)
         await (engine.pause() if await self._level(engine) is None else engine.wake())
         await self._renew(slot, engine, weights)
+
+    def _connected(self, slot: Slot, url: str) -> Engine:
+        engine = slot.engine or connect(slot.name, url, self._settings.api)
+        slot.attach(engine)
+        return engine
 
     async def _level(self, engine: Engine) -> Level | None:
         """How deep it sleeps; None: it is paused and keeps its memory. Engines of a model may differ in what they can."""
@@ -223,7 +223,7 @@ class EngineSteps:
     # Weight updates
 
     async def _hold(self, slot: Slot, weights: Weights) -> None:
-        slot.state = "held"
+        slot.hold()
         await self._announce(slot)
         report, name = self._report(slot.name, weights.version), self._pool.model
         streams, report.pinned = self.runs(slot)
@@ -247,13 +247,13 @@ class EngineSteps:
             await self._a_moment(slot)
 
     async def _freeze(self, slot: Slot, _weights: Weights) -> None:
-        await _engine(slot).pause(keep=True, clear_cache=self._update.clear_cache)
+        await _engine(slot).pause(keep=True)
 
     async def _load(self, slot: Slot, weights: Weights) -> None:
         if weights.adapter:
             self._report(slot.name, weights.version).streams = slot.streams
         if weights.adapter and not slot.adapter and slot.state == "open":
-            slot.state = "held"  # the first adapter: see `adapters`
+            slot.hold()  # the first adapter: see `adapters`
             await self._announce(slot)
         await self._distribution.load(slot, weights, self._pool.slots.values(), _unchecked)
 
@@ -262,17 +262,14 @@ class EngineSteps:
         await _engine(slot).label(0 if weights.adapter else weights.version)
 
     async def _resume(self, slot: Slot, weights: Weights) -> None:
-        stale_kv = not self._update.clear_cache
-        slot.continue_under(weights.version, stale_kv)
-        await self._peers.continue_under(self._pool.model, slot, weights.version, stale_kv)
+        slot.begin_weight_swap(weights.version)
+        await self._peers.begin_weight_swap(self._pool.model, slot, weights.version)
         await _engine(slot).resume()
 
     async def _probe(self, slot: Slot, weights: Weights) -> None:
         await self._verifier.verify(_engine(slot), slot, weights, self._report(slot.name, weights.version))
 
     async def _open(self, slot: Slot, weights: Weights) -> None:
-        if slot.state == "quarantined":
-            raise EngineError(f"it was lost meanwhile: {slot.reason}")
         slot.confirm(weights.version, weights.adapter)
         self._pool.notify()
         await self._announce(slot)
@@ -292,9 +289,9 @@ class EngineSteps:
         await self._peers.send_slot(self._pool.model, slot)
 
     async def _give_back_movable(self, slot: Slot) -> None:
-        asked = self._peers.give_back(self._pool.model, slot)
+        returned = self._peers.give_back(self._pool.model, slot)
         await _engine(slot).abort(slot.movable())
-        await asked
+        await returned
 
     async def _a_moment(self, slot: Slot, wait_s: float = _AGAIN_S) -> None:
         """Waits until a run ends, or long enough that a request on its way must have arrived."""

@@ -11,12 +11,14 @@ import math
 
 MOST_TOKENS = 16
 _WINDOW_S = 1.0
+_CHUNKS_PER_S = 14_000.0
+"""The chunks a second that one core can process (docs/performance.md)."""
 
 
 class Pace:
     """Measures a process's tokens per second, in windows of a second."""
 
-    def __init__(self, chunks_per_s: float = 14_000.0) -> None:
+    def __init__(self, chunks_per_s: float = _CHUNKS_PER_S) -> None:
         self._most = chunks_per_s
         self._began = 0.0
         self._tokens = 0

@@ -1,7 +1,7 @@
 """The coordinator's interface to the other gateway processes, whose calls run in the same engines.
 
-Requests are sent at once and in order; awaiting one waits until each process has done it or counts as gone. A process that is
-gone starts no more runs; the engine's labels tell the versions that sampled its last tokens.
+Requests are sent immediately and in order; awaiting one waits until each process has done it or counts as dead. A dead process
+starts no more runs; the engine's labels show the versions that sampled its last tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Generator
 from typing import Protocol
 
 from gateway.errors import GatewayError
+from gateway.rollout.plan_messages import Table
 from gateway.rollout.slot import Slot
-from gateway.rollout.tables import Table
 from scheduler.program.calls import Others
 
 
@@ -22,7 +22,7 @@ class Peers(Protocol):
         """Sends a slot's state. Followers start new runs only in open slots."""
         ...
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
         """Announces that the engine will continue its frozen requests under `version`."""
         ...
 
@@ -35,7 +35,7 @@ class Peers(Protocol):
         ...
 
     def open_episode(self, episode_id: str) -> None:
-        """Says that an episode was opened, which no process has served."""
+        """Record that an episode was opened, which no process has served."""
         ...
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
@@ -55,12 +55,12 @@ class Peers(Protocol):
         ...
 
     def send_table(self, model: str, table: Table | None) -> None:
-        """Sends what followers place their calls by; None: each chooses for itself, because nobody decides any more."""
+        """Sends what followers place their calls by; None: each chooses for itself, because the control program has stopped."""
         ...
 
 
 class _Done:
-    """An awaitable that is done already."""
+    """An awaitable that returns immediately."""
 
     def __await__(self) -> Generator[None]:
         return
@@ -73,7 +73,7 @@ class NoPeers:
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
         return _Done()
 
-    def continue_under(self, model: str, slot: Slot, version: int, stale_kv: bool) -> Awaitable[None]:
+    def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
         return _Done()
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:

@@ -1,7 +1,7 @@
 """One model's engines, and the calls that run in them or wait for one.
 
-Calls wait here, never in the queue of a paused engine. The placer (`placing.py`) chooses each call's engine; the control program
-sets each engine's state.
+Calls wait here, never in the queue of a paused engine. The placer (`slot_placer.py`) chooses each call's engine; the control
+program sets each engine's state.
 """
 
 from __future__ import annotations
@@ -12,22 +12,55 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypedDict
 
 from gateway.errors import BadRequest, Conflict, NotFound, Unavailable, jittered
 from gateway.rollout.call import Call
 from gateway.rollout.pace import Pace
-from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
-from gateway.rollout.slot import Run, Slot
-from gateway.rollout.tables import CallCounts, count_calls
+from gateway.rollout.plan_messages import CallCounts, count_calls
+from gateway.rollout.slot import EngineDescription, Run, Slot
+from gateway.rollout.slot_placer import PlacementRequest, Placer, SlotPlacer
 from gateway.sections import QueueSettings
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 10_000
 """Episodes whose last engine is remembered."""
-_WOKEN_AT_ONCE = 4
+_WOKEN_PER_TURN = 4
 """Hundreds of calls that continue at the same moment would delay reading those that run."""
+
+
+class CallDescription(TypedDict):
+    """A call that runs or waits, as the admin API returns it."""
+
+    call_id: str
+    episode_id: str
+    model: str
+    engine: str | None
+    tokens: int
+    pinned: bool
+
+
+class EngineMonitor(Protocol):
+    """What is informed of engines that fail the calls of this process."""
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """A request could not reach the engine, or lost it."""
+        ...
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """The engine is of no use: it reports another version than it should have, or it is silent."""
+        ...
+
+
+class NoMonitor:
+    """No component is informed."""
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        pass
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +75,20 @@ class _Cached:
 class EnginePool:
     """Hands out open engines, and lets calls wait while none is open."""
 
-    def __init__(self, model: str, queue: QueueSettings, patience_s: float, pace: Pace | None = None) -> None:
+    def __init__(self, model: str, queue: QueueSettings, pace: Pace | None = None) -> None:
         """`pace` is shared by all pools of a process."""
         self.model = model
         self.pace = pace or Pace()
-        self.patience_s = patience_s
-        """The time that calls wait for the engine that gave them back."""
         self.slots: dict[str, Slot] = {}
         self.calls: dict[str, Call] = {}
         """Calls that run in an engine or wait for one."""
         self.waiting = 0
-        self.on_trouble: Callable[[Slot], None] = lambda _slot: None
-        """Called when a request could not reach an engine, or lost it."""
-        self.on_dispute: Callable[[Slot, str], None] = lambda _slot, _reason: None
-        """Called when an external engine reports another version than it should have: it was restarted."""
         self._queue = queue
+        self._monitor: EngineMonitor = NoMonitor()
         self._placer: Placer = SlotPlacer(self)
         self._requests: dict[str, PlacementRequest] = {}
         """Calls that look for an engine, by call id."""
         self._changed = asyncio.Event()
-        self._patients: deque[asyncio.Future[None]] = deque()
-        """Wake calls that wait for their preferred engine."""
         self._turns: deque[Callable[[], bool]] = deque()
         """Callbacks that wake waiting calls, a few at each turn of the event loop; each returns True if it woke one."""
         self._waking = False
@@ -76,14 +102,12 @@ class EnginePool:
         try:
             async with asyncio.timeout(self._queue.max_wait_s):
                 while True:
-                    if call.hints.wait_until:
-                        await self._wait_for_preferred(call)
                     slot = await self._place(call)
                     if slot.state == "open" and slot.version >= call.min_version:
                         return slot
                     self._placer.changed()  # the placer may have changed while the call was on its way
                     self._placer.left(call)
-                    # A placer that fails at once must not starve the event loop.
+                    # A placer that fails immediately must not starve the event loop.
                     await asyncio.sleep(0)
         except TimeoutError as error:
             message = (
@@ -98,7 +122,7 @@ class EnginePool:
         """
         most = self._queue.max_waiting
         if calls > most:
-            message = f"{param}: {calls} replies are more than the {most} that may wait: ask for fewer ([queue] max_waiting)"
+            message = f"{param}: {calls} replies are more than the {most} that may wait: request fewer ([queue] max_waiting)"
             raise BadRequest(message, code="too_many_replies", param=param)
         if self.waiting + calls > most and not any(slot.state == "open" for slot in self.slots.values()):
             raise _queue_full()
@@ -133,7 +157,7 @@ class EnginePool:
         return True
 
     def give(self, request: PlacementRequest, engine: str) -> None:
-        """Gives a call the engine that was chosen for it: at once, or when its turn comes if it had to wait."""
+        """Give a call the engine that was chosen for it: immediately, or when its turn comes if it had to wait."""
 
         def go_on() -> bool:
             if request.found.done():
@@ -150,6 +174,18 @@ class EnginePool:
         else:
             go_on()
 
+    def set_monitor(self, monitor: EngineMonitor) -> None:
+        """Set what is informed of engines in trouble: it depends on the role of this process."""
+        self._monitor = monitor
+
+    def report_unreachable(self, slot: Slot) -> None:
+        """Report that a request could not reach an engine, or lost it."""
+        self._monitor.unreachable(self.model, slot)
+
+    def report_disputed(self, slot: Slot, reason: str) -> None:
+        """Report that an external engine has another version than it should have: it was restarted."""
+        self._monitor.disputed(self.model, slot, reason)
+
     def set_placer(self, placer: Placer | None) -> None:
         """Sets what chooses engines; None for this process by itself."""
         before, self._placer = self._placer, placer or SlotPlacer(self)
@@ -157,22 +193,6 @@ class EnginePool:
         for request in before.retire():
             if not request.found.done():
                 self._placer.submit(request)
-
-    async def _wait_for_preferred(self, call: Call) -> None:
-        """Waits until the call's preferred engine has been updated, or the call should use another one."""
-        loop = asyncio.get_running_loop()
-        self.waiting += 1
-        try:
-            while self._should_wait(call):
-                woken: asyncio.Future[None] = loop.create_future()
-                self._patients.append(woken)
-                try:
-                    async with asyncio.timeout_at(call.hints.wait_until):
-                        await woken
-                except TimeoutError:
-                    return
-        finally:
-            self.waiting -= 1
 
     async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
         """Waits until a condition on the slots holds, or the time is up."""
@@ -187,15 +207,12 @@ class EnginePool:
         """Holds every open engine, because there is no coordinator: none gets a new run."""
         for slot in self.slots.values():
             if slot.state == "open":
-                slot.state, slot.reason = "held", reason
+                slot.hold(reason)
 
     def notify(self) -> None:
         """Has waiting calls look for an engine again, a few at a time, after slots have changed."""
         self._changed.set()
         self._changed = asyncio.Event()
-        patients, self._patients = self._patients, deque()
-        for woken in patients:
-            self._wake_in_turn(woken)
         self._placer.changed()
 
     def on_state_change(self) -> None:
@@ -226,7 +243,7 @@ class EnginePool:
 
     def _wake(self) -> None:
         woken, self._waking = 0, bool(self._turns)
-        while self._turns and woken < _WOKEN_AT_ONCE:
+        while self._turns and woken < _WOKEN_PER_TURN:
             woken += self._turns.popleft()()
         self._waking = bool(self._turns)
         if self._waking:
@@ -238,15 +255,6 @@ class EnginePool:
         self._cached.move_to_end(call.episode_id)
         if len(self._cached) > _REMEMBERED:
             self._cached.popitem(last=False)
-
-    def _should_wait(self, call: Call) -> bool:
-        """True if the call should still wait for its preferred engine: only for a short time, and only while every other engine
-        has its share of the calls."""
-        preferred, now = self.slots.get(call.hints.preferred), asyncio.get_running_loop().time()
-        if preferred is None or preferred.state != "held" or call.hints.wait_until <= now:
-            return False
-        share = len(self.calls) / max(len(self.slots), 1)
-        return all(slot.streams >= share for slot in self.slots.values() if slot.state == "open")
 
     def cached(self, call: Call) -> tuple[str, int]:
         """The name of the engine that has most of the call's tokens cached, and how many; empty if none has any."""
@@ -336,12 +344,12 @@ class EnginePool:
         found = [f"{s.name} is {s.state} {s.reason}".strip() for s in self.slots.values()]
         return ", ".join(found) or f"model {self.model!r} has no engine"
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Every engine, for the admin API."""
+    def describe(self) -> list[EngineDescription]:
+        """Describe every engine for the admin API."""
         return [slot.describe(self.model) for slot in self.slots.values()]
 
-    def describe_calls(self) -> list[dict[str, Any]]:
-        """Every call that runs or waits, for the admin API."""
+    def describe_calls(self) -> list[CallDescription]:
+        """Describe every call that runs or waits for the admin API."""
         return [
             {
                 "call_id": call.call_id,

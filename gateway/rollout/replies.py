@@ -1,7 +1,7 @@
-"""Finds or makes the reply to a request: one in progress (here or in another process), a recorded one, or a new one (design, R4).
+"""Finds the reply to a request: one in progress (here or elsewhere), a recorded one, or the place of a new one (R4).
 
 Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
-come again. Invariants:
+be retried. Invariants:
 - requests with one idempotency key get the same reply, whenever they come;
 - a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
 - equal requests get separate replies, unless the other request's client is known to be gone.
@@ -14,30 +14,31 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 from weakref import WeakValueDictionary
 
 from sqlalchemy import Connection
 
-from gateway.errors import Elsewhere, GatewayError, Unavailable, Unprocessable
+from gateway.errors import GatewayError, OwnedByPeer, Unavailable, Unprocessable
+from gateway.rollout.call_log import LoggedCall
 from gateway.rollout.completion import Completion, Segment
+from gateway.rollout.expected_retries import RefusedRequests
 from gateway.rollout.handover import Handover
-from gateway.rollout.logged import LoggedCall
-from gateway.rollout.refused import RefusedRequests
 from gateway.rollout.reply import Reader, Reply
 from gateway.rollout.retry_matching import EarlierRequest, RequestState, find_repeated, is_answered
 from gateway.rollout.running_calls import RunningCalls
 from gateway.store import turns
 from gateway.store.database import Database
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.store.records import CallRecord
+from gateway.trajectories.tree import TokenTree, TreePosition
 
 log = logging.getLogger(__name__)
 
 _TRIES = 3
-"""The number of times a retry looks for its call while other processes take it."""
+"""The number of times a retry looks for its call while other processes take it over."""
 _NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
 """Codes of failures after which no retry comes to this process for the same call."""
 
@@ -55,7 +56,7 @@ class RequestKey:
 
     @classmethod
     def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
-        """The key of a request. One with an idempotency key counts as a retry, since the first cannot be told from the others."""
+        """Return the key of a request. One with an idempotency key counts as a retry: the first looks like the others."""
         content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
         if not idempotency_key:
             return cls(episode_id, content, content, retries > 0)
@@ -82,11 +83,10 @@ class RequestKey:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request, and how a reply to it is made."""
+    """A request, the calls of its episode, and how a recorded reply to it is read."""
 
     key: RequestKey
     calls: RunningCalls
-    begin: Callable[[], Awaitable[Completion]]
     segment: Segment
 
 
@@ -94,8 +94,22 @@ _Source = Completion | LoggedCall | None
 """The source of an earlier request's reply: its maker in this process, its log in the bus, or (None) the record."""
 
 
+@dataclass(slots=True)
+class Claim:
+    """One request's place: `reader` reads the reply that exists already; without one, `Replies.start` starts a new reply."""
+
+    request: _Request
+    reader: Reader | None = None
+    refused: EarlierRequest[_Source] | None = None
+    """The refused request that a new reply replaces."""
+    log: LoggedCall | None = None
+    """The call of a dead process, which a new reply continues; this process has taken its log over."""
+    asks_store: bool = False
+    """True if the store may have the reply after all, because the bus may have lost the call."""
+
+
 class Replies:
-    """Every reply that a client reads or may come back for."""
+    """Every reply that a client reads or may return for."""
 
     def __init__(self, database: Database, handover: Handover | None = None) -> None:
         """Without `handover` the calls of other processes are unknown."""
@@ -110,103 +124,107 @@ class Replies:
         self._replaced: set[str] = set()
         """Calls that are ending, in whose place retries have begun already."""
 
-    async def open(
-        self,
-        key: RequestKey,
-        calls: RunningCalls,
-        begin: Callable[[], Awaitable[Completion]],
-        segment: Segment,
-    ) -> Reader:
-        """Opens the request's reply for reading. `begin` makes a new reply, which stays in `calls` while it is made.
+    @asynccontextmanager
+    async def claim(self, key: RequestKey, calls: RunningCalls, segment: Segment) -> AsyncIterator[Claim]:
+        """Find the request's reply, or reserve the place of a new one: until the context ends, retries of the request wait.
 
-        Raises Unprocessable if another request used the idempotency key, Elsewhere if another process makes the reply, and what
-        `begin` raises.
+        A new reply stays in `calls` while it is generated. `segment` reads the tokens of a recorded one. Raises Unprocessable if
+        another request used the idempotency key, OwnedByPeer if another process generates the reply.
         """
-        request = _Request(key, calls, begin, segment)
+        request = _Request(key, calls, segment)
         if not key.retry:
-            return self._orphan(key) or await self._first(request)
+            if reader := self._orphan(key):
+                yield Claim(request, reader)
+                return
+            with self._first(key.place):
+                yield Claim(request)
+            return
         async with self._locks.setdefault(key.place, asyncio.Lock()):
             if underway := self._beginning.get(key.place):
                 await asyncio.wait(underway)
-            return await self._retry(request)
+            claim = await self._retry(request)
+            try:
+                yield claim
+            finally:
+                if claim.log is not None and self._handover is not None:
+                    await self._handover.drop(claim.log)
 
     def refused(self, key: RequestKey) -> None:
-        """Records that a request was refused and may come again. A retry needs no record: its first request has one."""
+        """Record that a request was refused and may be retried. A retry needs no record: its first request has one."""
         if not key.retry:
             self._refused.expect(key.place, key.stored, secrets.token_hex(8), time.monotonic())
 
-    async def _first(self, request: _Request) -> Reader:
-        key = request.key
-        done = asyncio.get_running_loop().create_future()
-        together = self._beginning.setdefault(key.place, set())
-        together.add(done)
+    @contextmanager
+    def _first(self, place: tuple[str, str]) -> Iterator[None]:
+        """Let the retries of a first request wait while its reply is being started."""
+        started = asyncio.get_running_loop().create_future()
+        starting = self._beginning.setdefault(place, set())
+        starting.add(started)
         try:
-            return self._start(request, await request.begin())
+            yield
         finally:
-            done.set_result(None)
-            together.discard(done)
-            if not together:
-                del self._beginning[key.place]
+            started.set_result(None)
+            starting.discard(started)
+            if not starting:
+                del self._beginning[place]
 
-    async def _retry(self, request: _Request) -> Reader:
+    async def _retry(self, request: _Request) -> Claim:
         earlier: list[EarlierRequest[_Source]] = []
         for _ in range(_TRIES):
             earlier = await self._earlier(request.key)
+            asks_store = request.key.exact or len(earlier) < 2
             found = find_repeated(earlier, exact=request.key.exact)
             if found is None:
-                break
+                return Claim(request, asks_store=asks_store)
             source = found.source
             if isinstance(source, LoggedCall) and self._is_reachable(source):
                 raise self._elsewhere(source)
             if found.state in (RequestState.REFUSED, RequestState.ELSEWHERE):
-                return await self._begin_new(request, earlier, found)
+                refused = found if found.state is RequestState.REFUSED else None
+                return Claim(request, refused=refused, asks_store=asks_store)
             if isinstance(source, Completion):
-                return source.reply.read()
+                return Claim(request, source.reply.read())
             if source is None:
                 reader = await self._recorded(request, found.call_id)
+                claim = Claim(request, reader) if reader is not None else None
             else:
-                reader = await self._resumed(request, source, alone=len(earlier) == 1)
-            if reader is not None:
-                return reader
-        return await self._begin_new(request, earlier, None)
+                claim = await self._taken_over(request, source, asks_store=asks_store)
+            if claim is not None:
+                return claim
+        return Claim(request, asks_store=request.key.exact or len(earlier) < 2)
 
-    async def _begin_new(
-        self,
-        request: _Request,
-        earlier: Sequence[EarlierRequest[_Source]],
-        instead: EarlierRequest[_Source] | None,
-    ) -> Reader:
-        """Begins a new reply; `instead`: the refused or failed request that it answers."""
-        completion, reader = await request.begin(), None
-        if instead is not None and instead.state is RequestState.REFUSED:
-            await self._replace_refused(request.key.place, instead)
-        if request.key.exact or len(earlier) < 2:
-            reader = await self._answered(request, completion)
-        return reader or self._start(request, completion)
+    async def _taken_over(self, request: _Request, logged: LoggedCall, *, asks_store: bool) -> Claim | None:
+        """Take over the call of a dead process, or read its reply from the record if that process recorded it.
 
-    async def _resumed(self, request: _Request, logged: LoggedCall, *, alone: bool) -> Reader | None:
-        """Continues the reply of a dead process, or reads it from the record if that process recorded it.
-
-        None: another process was faster, or the reply was given up. `alone`: there is no other equal request.
+        None: another process was faster, or the reply was given up.
         """
         assert self._handover is not None
         episode_id, call_id = request.key.episode_id, logged.log.call
-        if not await self._handover.take(logged):
+        if not await self._handover.take_over(logged):
             return None
         try:
-            if await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
-                await self._handover.drop(logged)
-                return await self._recorded(request, call_id)
-            completion = await request.begin()
-            completion.resume(logged)
-            answered = await self._answered(request, completion) if alone or request.key.exact else None
+            recorded = await self._database.read(lambda c: turns.has_call(c, episode_id, call_id))
         except BaseException:
             await self._handover.drop(logged)
             raise
-        if answered:
-            await self._handover.drop(logged)
-            return answered
-        log.info("call %s goes on here after %d tokens", call_id, len(logged.turn.ids))
+        if not recorded:
+            return Claim(request, log=logged, asks_store=asks_store)
+        await self._handover.drop(logged)
+        reader = await self._recorded(request, call_id)
+        return Claim(request, reader) if reader is not None else None
+
+    async def start(self, claim: Claim, completion: Completion) -> Reader:
+        """Start a new reply, or continue the one of a dead process; return a recorded reply if there is one after all."""
+        request = claim.request
+        if claim.log is not None:
+            completion.resume(claim.log)
+        if claim.refused is not None:
+            await self._replace_refused(request.key.place, claim.refused)
+        if claim.asks_store and (reader := await self._answered(request, completion)):
+            return reader
+        if claim.log is not None:
+            log.info("call %s continues here after %d tokens", claim.log.log.call, len(claim.log.turn.ids))
+            claim.log = None  # the reply owns it now
         return self._start(request, completion)
 
     async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
@@ -238,7 +256,7 @@ class Replies:
             expected = self._refused.unanswered(expected, logs, unannounced)
             own, known = self._handover.process.id, {*here, *expected}
             there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
-        recorded, anew = await self._database.read(partial(_answers, key=key))
+        recorded, restarted = await self._database.read(partial(_answers, key=key))
         for stored in (
             *(c.details.request_key for c in here.values()),
             *(logged.request_key for logged in there.values()),
@@ -253,7 +271,7 @@ class Replies:
         found += [self._state_elsewhere(at, at.log.call in ids, looked) for at in there.values()]
         known = here.keys() | there.keys()
         found += [EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known]
-        return [at for at in found if not (anew and is_answered(at, *anew, now=time.monotonic()))]
+        return [at for at in found if not (restarted and is_answered(at, *restarted, now=time.monotonic()))]
 
     def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
         """The state of a request of this process. None: another process has the call, or a retry has replaced it."""
@@ -267,10 +285,10 @@ class Replies:
         return EarlierRequest(reply.call_id, RequestState.REFUSED, completion, completion.details.arrived)
 
     def _state_elsewhere(self, logged: LoggedCall, recorded: bool, looked: float) -> EarlierRequest[_Source]:
-        """The state of a request in the bus. `looked`: when the bus was asked, by the monotonic clock."""
+        """The state of a request in the bus. `looked`: when the bus was read, by the monotonic clock."""
         assert self._handover is not None
         if logged.refused or (
-            logged.log.url is None and not recorded and not self._handover.can_take(logged)
+            logged.log.url is None and not recorded and not self._handover.can_take_over(logged)
         ):
             arrived = looked - logged.age_s if logged.refused else None
             return EarlierRequest(logged.log.call, RequestState.REFUSED, logged, arrived)
@@ -283,17 +301,17 @@ class Replies:
         own = self._handover and self._handover.process.url
         return bool(own and logged.log.url and not logged.refused)
 
-    def _elsewhere(self, logged: LoggedCall) -> Elsewhere:
+    def _elsewhere(self, logged: LoggedCall) -> OwnedByPeer:
         assert self._handover is not None and logged.log.url
-        return Elsewhere(logged.log.url, partial(self._handover.alive, logged.log.owner))
+        return OwnedByPeer(logged.log.url, partial(self._handover.alive, logged.log.owner))
 
     async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
         """Forgets a refused request, whose retry has a reply now."""
         if isinstance(request.source, LoggedCall):
             assert self._handover is not None
             if request.source.refused:
-                self._handover.settle(request.call_id)
-            elif await self._handover.take(request.source):
+                self._handover.end_refused(request.call_id)
+            elif await self._handover.take_over(request.source):
                 await self._handover.drop(request.source)
         elif request.source is not None:
             self._replaced.add(request.call_id)
@@ -318,7 +336,7 @@ class Replies:
         key, calls = request.key, request.calls
         calls.add(completion)
         if self._handover is not None:
-            completion.log_in(self._handover, key.place)
+            completion.attach_log(self._handover, key.place)
         together = self._completions.setdefault(key.place, [])
         together.append(completion)
         reader = completion.reply.read()
@@ -341,7 +359,7 @@ class Replies:
         """Replays the recorded reply of a call, or the newest one, from its tokens."""
         key = request.key
 
-        def read(connection: Connection) -> tuple[dict[str, Any], TokenTree] | None:
+        def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:
             calls = turns.answers(connection, key.episode_id, key.name)
             call = next((call for call in calls if call_id in ("", call["id"])), None)
             if call is None:
@@ -353,26 +371,23 @@ class Replies:
         return _replay(*found, request.segment).read() if found else None
 
 
-def _replay(call: dict[str, Any], tree: TokenTree, segment: Segment) -> Reply:
+def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
     node = tree.nodes[call["node"]]
     prompt, ids = call["prompt_tokens"], node.ids.tolist()
-    segmenter = segment(tree.path(Place(node.parent, node.at, prompt)))
+    segmenter = segment(tree.path(TreePosition(node.parent, node.at, prompt)))
     used = call["used"]
     reply = Reply(
         call["id"], call["received_at"], prompt, temperature=used["temperature"], top_p=used["top_p"]
     )
-    reply.seconds = call["seconds"]
     pieces = [*segmenter.push(ids), *segmenter.finish()]
-    reply.matched_stop = segmenter.matched_stop
+    reply.complete(call["seconds"], segmenter.matched_stop)
     reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))
     reply.end(call["finish_reason"])
     return reply
 
 
-def _answers(
-    connection: Connection, key: RequestKey
-) -> tuple[list[dict[str, Any]], tuple[str, float] | None]:
-    """The recorded answers to a request, and the call that a retry of it has begun anew."""
+def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
+    """The recorded answers to a request, and the call that a retry of it has restarted."""
     recorded = turns.answers(connection, key.episode_id, key.name)
     return recorded, turns.begun_anew(connection, key.episode_id, key.name)
 

@@ -1,17 +1,17 @@
 """A reply as its clients see it: a log of deliveries, and its readers.
 
 Owns the deliveries and the readers. `completion`, or `replies` for a recorded reply, adds to the log; any number of clients read
-it. Invariants: the log only grows; every reader gets all of it from the beginning at its own pace, so a slow client delays nobody
-and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is rebuilt from the
-record has the same ids.
+it. Invariants: the log only grows; every reader gets all of it from the beginning at its own pace, so a slow client delays no
+other and a second client gets exactly what the first got; tool call ids are functions of the call, so a reply that is rebuilt
+from the record has the same ids.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from gateway.render.renderer import Message
 from gateway.render.segmenter import Piece
@@ -25,11 +25,19 @@ class Delivery(NamedTuple):
     ids: Sequence[int]
     logprobs: Sequence[float]
     top: Sequence[Sequence[tuple[int, float]]] | None = None
-    """For each token the likeliest ids and their log-probabilities, if they were asked for; the record does not have them."""
+    """For each token the likeliest ids and their log-probabilities, if they were requested; the record does not have them."""
+
+
+class ReplyListener(Protocol):
+    """What generates a reply."""
+
+    async def no_readers(self) -> None:
+        """The last reader has left before the end."""
+        ...
 
 
 class Reply:
-    """A reply that grows until it is `over`; then either `finish_reason` or `failure` tells how it ended."""
+    """A reply that grows until it is `over`; then either `finish_reason` or `failure` shows how it ended."""
 
     def __init__(
         self,
@@ -39,6 +47,7 @@ class Reply:
         *,
         temperature: float,
         top_p: float,
+        listener: ReplyListener | None = None,
     ) -> None:
         """`temperature`, `top_p`: the values in use, which may differ from those that were requested."""
         self.call_id = call_id
@@ -56,12 +65,11 @@ class Reply:
         """The stop string that ended the reply; empty if none did."""
         self.failure: Exception | None = None
         self.readers: set[Reader] = set()
-        self.on_no_readers: Callable[[], Awaitable[None]] | None = None
-        """Called when the last reader has left before the end."""
         self.delivered = False
         """True once a reader has had the whole reply."""
         self._text: dict[str, list[str]] = {"reasoning": [], "content": []}
         self._moved = asyncio.Event()
+        self._listener = listener
 
     def compose(
         self,
@@ -83,7 +91,15 @@ class Reply:
     def deliver(self, delivery: Delivery) -> None:
         """Shows a delivery to every reader."""
         self.log.append(delivery)
-        self._tell()
+        self._notify()
+
+    def complete(self, seconds: float | None, matched_stop: str) -> None:
+        """Set the facts that are known once every token is recorded."""
+        self.seconds, self.matched_stop = seconds, matched_stop
+
+    def detach(self) -> None:
+        """Remove the listener."""
+        self._listener = None
 
     def end(self, outcome: str | Exception) -> None:
         """Ends the reply with a finish reason, or with what readers get raised after what was delivered."""
@@ -92,10 +108,10 @@ class Reply:
         else:
             self.finish_reason = outcome
         self.over = True
-        self._tell()
+        self._notify()
 
     def message(self) -> Message:
-        """The reply as a message of OpenAI's API, where content that is missing beside tool calls is `null`."""
+        """The reply as a message of OpenAI's API, where content that is missing next to tool calls is `null`."""
         content = "".join(self._text["content"])
         message: Message = {"role": "assistant", "content": content or (None if self.tool_calls else "")}
         if self._text["reasoning"]:
@@ -121,6 +137,14 @@ class Reply:
         self.move()
         return reader
 
+    async def leave(self, reader: Reader, delivered: bool) -> None:
+        """Remove a reader; `delivered`: it has had the whole reply."""
+        self.readers.discard(reader)
+        self.delivered = self.delivered or delivered
+        self.move()
+        if not self.readers and not self.over and self._listener is not None:
+            await self._listener.no_readers()
+
     def move(self) -> None:
         """Wakes all tasks that wait in `moved`."""
         self._moved.set()
@@ -130,7 +154,7 @@ class Reply:
         self._moved.clear()
         await self._moved.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for reader in self.readers:
             reader.news.set()
 
@@ -144,12 +168,11 @@ class Reader:
 
     async def leave(self, delivered: bool) -> None:
         """Removes the reader; `delivered`: its client was there when the last piece was sent."""
-        reply = self.reply
-        reply.readers.discard(self)
-        reply.delivered = reply.delivered or delivered
-        reply.move()
-        if not reply.readers and not reply.over and reply.on_no_readers is not None:
-            await reply.on_no_readers()
+        await self.reply.leave(self, delivered)
+
+    def share_news(self, news: asyncio.Event) -> None:
+        """Set the event that announces new deliveries, which several readers share."""
+        self.news = news
 
 
 News = list[tuple[int, Delivery]]
@@ -162,11 +185,11 @@ class Choices:
     def __init__(self, readers: Sequence[Reader]) -> None:
         self.replies = [reader.reply for reader in readers]
         self.delivered = False
-        """To be set once everything has been sent to a client who was still there."""
+        """True once everything has been sent to a client that was still connected."""
         self._readers = readers
         self._news = readers[0].news
         for reader in readers:
-            reader.news = self._news
+            reader.share_news(self._news)
 
     @property
     def prompt_tokens(self) -> int:
@@ -177,6 +200,10 @@ class Choices:
     def completion_tokens(self) -> int:
         """The tokens of all replies."""
         return sum(reply.completion_tokens for reply in self.replies)
+
+    def mark_delivered(self) -> None:
+        """Record that everything has been sent to a client that was still connected."""
+        self.delivered = True
 
     async def __aenter__(self) -> Choices:
         return self

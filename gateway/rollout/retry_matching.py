@@ -42,7 +42,7 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
 
     `exact`: all of `earlier` have the retry's idempotency key, so they are one request. Otherwise, in this order:
     1. a request that lost its client: the client is back;
-    2. a request that was refused or failed: its client was told to come again;
+    2. a request that was refused or failed: its client was asked to retry;
     3. the only earlier request, even if its client seems to be connected: a connection can break unnoticed;
     4. a request in another process, if none runs here: that process knows whether its client is gone.
     """
@@ -64,8 +64,8 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
 def is_answered(request: EarlierRequest[T], call_id: str, age_s: float, *, now: float) -> bool:
     """True if a refused request was repeated by a retry that began the call `call_id` `age_s` ago.
 
-    That call counts for every equal request which had arrived before. Whoever refused one of them may not know that, because the
-    retry came to another process.
+    That call counts for every equal request which had arrived before. The process that refused one of them may not know that,
+    because the retry came to another process.
     """
     if request.state is not RequestState.REFUSED or request.arrived is None or request.call_id == call_id:
         return False

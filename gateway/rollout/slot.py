@@ -1,10 +1,10 @@
 """One engine's place in the pool, and the requests that run in it.
 
-Invariants:
+Only the slot's methods change it; `slot_state` has the legal transitions of its state. Invariants:
 - a run begins only while the slot is open, under the slot's confirmed version;
-- tokens that arrive between `continue_under` and `confirm`, or while output is held (`hold_output`), are taken only after the
-  probe has passed;
-- `fail` cuts every run and drops held tokens; the call goes on elsewhere from its last taken token.
+- tokens that arrive between `begin_weight_swap` and `confirm`, or while output is held (`hold_output`), are accepted only after
+  the probe has passed;
+- `fail` cuts every run and drops held tokens; the call continues elsewhere from its last accepted token.
 """
 
 from __future__ import annotations
@@ -12,16 +12,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TypedDict
 
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.process import EngineProcess
 from gateway.errors import EngineUnreachable
 from gateway.rollout.call import Call
+from gateway.rollout.slot_state import SlotState, check_transition
 
-SlotState = Literal["starting", "open", "held", "quarantined", "draining", "asleep", "dead"]
-Take = Callable[[TokenChunk, float], None]
-"""Takes a chunk of tokens, and the time of its arrival by the loop's clock."""
+_STOP_GRACE_S = 10.0
+OnChunk = Callable[[TokenChunk, float], None]
+"""Receives a chunk of tokens, and the time of its arrival by the loop's clock."""
+
+
+class EngineDescription(TypedDict):
+    """An engine, as the admin API returns it."""
+
+    name: str
+    model: str
+    state: SlotState
+    reason: str
+    paused: bool
+    version: int
+    streams: int
+    pinned: int
+    restarts: int
+    proof: str
+    pid: int | None
+    url: str | None
+    node: str | None
 
 
 class Run:
@@ -48,23 +67,20 @@ class Run:
 class Slot:
     """An engine, as the data plane sees it."""
 
-    def __init__(self, name: str, url: str | None = None, node: str = "") -> None:
+    def __init__(self, name: str, url: str | None = None, node: str = "", mirror: str = "") -> None:
         self.name = name
         self.node = node
         """The name of the engine's node, if it has one."""
         self.external_url = url
         """The engine's URL, if this gateway does not start it."""
-        self.mirror = ""
-        """The URL of the mirror of weights beside the engine, if it does not read this machine's files."""
+        self.mirror = mirror
+        """The URL of the mirror of weights near the engine, if it does not read this machine's files."""
         self.owned = False
         """True if the engine is a child of the coordinator, and so ends with it; set in the other processes."""
-        self.state: SlotState = "starting"
         self.reason = ""
         self.version = -1
         self.given_up = False
         """True if updates and calls no longer wait for the engine."""
-        self.stop_at_once = False
-        """True for an engine that failed to sleep while a trainer waits for its memory: it is stopped without a grace period."""
         self.generation = 0
         """Grows whenever the engine is opened, which empties its prefix cache."""
         self.paused = False
@@ -81,11 +97,19 @@ class Slot:
         self.process: EngineProcess | None = None
         self.runs: dict[str, Run] = {}
         """The runs in the engine, by request id."""
+        self._state: SlotState = "starting"
+        self._stop_grace_s = _STOP_GRACE_S
+        """0 for an engine that failed to sleep while a trainer waits for its memory."""
         self._ended = asyncio.Event()
         self._settled = asyncio.Event()
         self._settled.set()
         self._weights_changed = False
-        """True if `continue_under` is why output is held."""
+        """True if `begin_weight_swap` is why output is held."""
+
+    @property
+    def state(self) -> SlotState:
+        """The state, which only the methods of the slot change."""
+        return self._state
 
     @property
     def url(self) -> str | None:
@@ -121,9 +145,9 @@ class Slot:
         """The number of requests that began under a version."""
         return sum(run.version == version for run in self.runs.values())
 
-    async def run(self, call: Call, request: GenerateRequest, take: Take) -> None:
-        """Runs a call's request to its finish; `take` gets what arrives. Raises EngineUnreachable if the run is cut."""
-        assert self.engine is not None and self.state == "open"
+    async def run(self, call: Call, request: GenerateRequest, on_chunk: OnChunk) -> None:
+        """Run a call's request to its finish; `on_chunk` gets what arrives. Raise EngineUnreachable if the run is cut."""
+        assert self.engine is not None and self._state == "open"
         now = asyncio.get_running_loop().time()
         self.last_token_at = now if not self.runs else self.last_token_at
         run = self.runs[request.request_id] = Run(call, self, request.request_id, now)
@@ -132,7 +156,7 @@ class Slot:
         chunks = self.engine.generate(replace(request, adapter=self.adapter) if self.adapter else request)
         try:
             async with run.scope:
-                await self._read(run, chunks, take)
+                await self._read(run, chunks, on_chunk)
         except TimeoutError as error:
             raise self._cut(run) from error
         finally:
@@ -141,7 +165,7 @@ class Slot:
             self._ended.set()
             await chunks.aclose()  # type: ignore[attr-defined]
 
-    async def _read(self, run: Run, chunks: AsyncIterator[TokenChunk], take: Take) -> None:
+    async def _read(self, run: Run, chunks: AsyncIterator[TokenChunk], on_chunk: OnChunk) -> None:
         clock = asyncio.get_running_loop().time
         async for chunk in chunks:
             if not self._settled.is_set():
@@ -149,7 +173,7 @@ class Slot:
             if run.cut_reason:
                 raise self._cut(run)
             now = run.last_token_at = self.last_token_at = clock()
-            take(chunk, now)
+            on_chunk(chunk, now)
 
     def _cut(self, run: Run) -> EngineUnreachable:
         return EngineUnreachable(f"{self.name}: {run.cut_reason}", code="run_cut")
@@ -159,36 +183,86 @@ class Slot:
         self._ended.clear()
         await self._ended.wait()
 
-    def continue_under(self, version: int, stale_kv: bool) -> None:
+    def begin_weight_swap(self, version: int) -> None:
         """Holds output until `confirm`: the engine continues its frozen requests under `version`."""
         self._settled.clear()
         self._weights_changed = True
         for run in self.runs.values():
-            run.call.weights_changed(version, stale_kv)
+            run.call.weights_changed(version)
 
     @property
     def settled(self) -> bool:
-        """True if arriving tokens are taken."""
+        """True if arriving tokens are accepted."""
         return self._settled.is_set()
 
     def hold_output(self) -> None:
-        """Holds output, because no coordinator tells whether the engine's weights change."""
+        """Hold output, because without a coordinator it is not known whether the engine's weights change."""
         self._settled.clear()
 
     def release_output(self) -> None:
-        """Takes what was held: the weights have not changed."""
+        """Accept what was held: the weights have not changed."""
         self._settled.set()
 
+    # States. Each method raises EngineError where the transition is not legal.
+
+    def start(self) -> None:
+        """Begin to start the engine, or to connect to it: nothing of it is known."""
+        self._enter("starting", self.reason)
+        self.given_up = False
+        self.adapters = {}
+
+    def hold(self, reason: str = "") -> None:
+        """Begin no more runs; the engine is about to be opened, or its weights change."""
+        self._enter("held", reason)
+
     def confirm(self, version: int, adapter: str = "") -> None:
-        """Opens the engine, which runs `version`, and takes what was held. `adapter`: the version's, if it is one."""
-        self.state, self.reason, self.version, self.adapter = "open", "", version, adapter
+        """Open the engine, which runs `version`, and accept what was held. `adapter`: the version's, if it is one."""
+        self._enter("open", "")
+        self._opened(version, adapter)
+
+    def drain(self) -> None:
+        """Begin no more runs: the engine is removed once those in it have left."""
+        self._enter("draining", self.reason)
+        self.evict("it is drained while its weights change")
+
+    def sleep(self) -> None:
+        """Begin no more runs: the engine frees its memory once those in it have left."""
+        self._enter("asleep", self.why_asleep)
+        self.evict("it is put to sleep while its weights change")
+
+    def wake(self) -> None:
+        """Hold the engine while it wakes and loads the newest weights."""
+        self._enter("held", "it wakes")
+
+    def fail(self, reason: str, *, given_up: bool = False) -> None:
+        """Quarantine the engine and cut its runs; their calls continue in other engines."""
+        self._stop_grace_s = 0.0 if self._state == "asleep" else _STOP_GRACE_S
+        self.given_up = given_up
+        self._enter("quarantined", reason)
+        self._cut_all(reason)
+
+    def mirror_state(self, state: SlotState, reason: str, version: int, generation: int) -> None:
+        """Set the state that the coordinator reports. Any may follow any, since a process without a link misses some."""
+        self._state, self.reason = state, reason
+        if state == "open":
+            self._opened(version, "")
+        elif state == "quarantined":
+            self._cut_all(reason)
+        elif state != "held":
+            self.evict(reason or f"the engine is {state}")
+        self.generation = generation
+
+    def _enter(self, to: SlotState, reason: str) -> None:
+        check_transition(self.name, self._state, self.reason, to)
+        self._state, self.reason = to, reason
+
+    def _opened(self, version: int, adapter: str) -> None:
+        self.version, self.adapter = version, adapter
         self.generation += 1
         self._weights_changed = False
         self._settled.set()
 
-    def fail(self, reason: str) -> None:
-        """Quarantines the engine and cuts its runs; their calls continue in other engines."""
-        self.state, self.reason = "quarantined", reason
+    def _cut_all(self, reason: str) -> None:
         for run in self.runs.values():
             run.cut(reason)
         self._weights_changed = False
@@ -197,10 +271,7 @@ class Slot:
     def evict(self, reason: str) -> None:
         """Discards held output, which will never be confirmed, and cuts the runs; their calls continue in other engines."""
         if not self._settled.is_set():
-            for run in self.runs.values():
-                run.cut(reason)
-            self._weights_changed = False
-            self._settled.set()
+            self._cut_all(reason)
 
     def take_over(self, reason: str) -> None:
         """Takes over an engine as the new coordinator: its weights are loaded again, so held tokens are dropped as in `evict`.
@@ -214,8 +285,43 @@ class Slot:
         else:
             self.evict(reason)
 
-    async def stop(self, grace_s: float = 10.0) -> None:
-        """Ends the engine, within `grace_s`; an external one is only disconnected."""
+    # The engine behind the slot
+
+    def adopt(self, *, node: str = "", mirror: str = "") -> None:
+        """Set what only a coordinator knows of an engine that this process followed."""
+        self.node, self.mirror = node, mirror
+
+    def follow(self, url: str | None, *, owned: bool) -> None:
+        """Set where the coordinator reports the engine; a new URL disconnects from the old one."""
+        self.owned = owned
+        if url is not None and url != self.external_url:
+            self.external_url, self.engine = url, None
+
+    def attach(self, engine: Engine) -> None:
+        """Set the connection to the engine."""
+        self.engine = engine
+
+    def own(self, process: EngineProcess) -> None:
+        """Set the process of an engine that this gateway has started."""
+        self.process, self.engine = process, process.engine
+
+    def set_paused(self, paused: bool) -> None:
+        """Record whether a person has paused the engine."""
+        self.paused = paused
+        if self._state == "asleep":
+            self.reason = self.why_asleep
+
+    def record_proof(self, proof: str) -> None:
+        """Record the result of the last comparison of the engine's weights."""
+        self.proof = proof
+
+    async def stop_to_restart(self) -> None:
+        """Stop the engine, and count the restart that follows."""
+        self.restarts += 1
+        await self.stop(self._stop_grace_s)
+
+    async def stop(self, grace_s: float = _STOP_GRACE_S) -> None:
+        """Stop the engine within `grace_s`; an external one is only disconnected."""
         process, engine = self.process, self.engine
         self.process = self.engine = None
         if process is not None:
@@ -223,13 +329,13 @@ class Slot:
         elif engine is not None:
             await engine.close()
 
-    def describe(self, model: str) -> dict[str, Any]:
-        """The slot for the admin API."""
+    def describe(self, model: str) -> EngineDescription:
+        """Describe the slot for the admin API."""
         process = self.process.process if self.process else None
         return {
             "name": self.name,
             "model": model,
-            "state": self.state,
+            "state": self._state,
             "reason": self.reason,
             "paused": self.paused,
             "version": self.version,

@@ -22,6 +22,7 @@ from gateway.rollout.upstream_call import UpstreamCall
 from gateway.sections import UpstreamSettings
 from gateway.store import turns
 from gateway.store.database import Database
+from gateway.store.records import CallRecord
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +70,14 @@ class Upstream:
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
         """The head of the upstream's answer; `read` has the rest. Raises UpstreamFailed if it does not come."""
-        content = orjson.dumps({**call.asked, "model": self._settings.model or self.name})
+        content = orjson.dumps({**call.request, "model": self._settings.model or self.name})
         request = self._http.build_request("POST", call.api, content=content)
         self._running.add(call)
         try:
-            with self._translated(call, f"ask the upstream of {self.name}"):
+            with self._translated(call, f"request from the upstream of {self.name}"):
                 async with call.until_stopped():
                     response = await self._http.send(request, stream=True)
-            call.status = response.status_code
+            call.begin(response.status_code)
             try:
                 yield response
             finally:
@@ -93,35 +94,34 @@ class Upstream:
                     part = await anext(parts, None)
             if part is None:
                 break
-            call.take(part)
+            call.append(part)
             yield part
 
-    def hidden(self, said: bytes) -> bytes:
+    def hidden(self, body: bytes) -> bytes:
         """Removes the key from the upstream's text: some APIs quote a key that they refuse."""
-        return said.replace(self._key.encode(), b"***") if self._key else said
+        return body.replace(self._key.encode(), b"***") if self._key else body
 
     def broken(self, call: UpstreamCall) -> UpstreamFailed:
         """The error for a stream that ended early without saying so."""
-        call.finish_reason = "error"
+        call.finish("error")
         return UpstreamFailed(
             f"the upstream of {self.name!r} ended its answer in the middle", code="upstream_broke_off"
         )
 
     async def record(self, call: UpstreamCall) -> None:
-        """Commits what was asked and answered, once."""
-        if call.recorded:
+        """Commit the request and its answer, once."""
+        if not call.claim_record():
             return
-        call.recorded = True
         now = time.time()
-        row = {
+        row: CallRecord = {
             "id": call.call_id,
             "episode_id": call.episode_id,
             "model": self.name,
             "node": -1,
             "request_key": "",
             "api": call.api,
-            "stream": bool(call.asked.get("stream")),
-            "asked": {k: v for k, v in call.asked.items() if k not in ("messages", "tools")},
+            "stream": bool(call.request.get("stream")),
+            "asked": {k: v for k, v in call.request.items() if k not in ("messages", "tools")},
             "used": {},
             "logprobs_mode": "",
             "engine": "upstream",
@@ -130,6 +130,8 @@ class Upstream:
             "completion_tokens": 0,
             "pauses": 0,
             "digest": b"",
+            "tool_faults": None,
+            "queued_s": None,
             "received_at": call.received_at,
             "first_token_s": call.first_part_at and call.first_part_at - call.received_at,
             "seconds": now - call.received_at,
@@ -137,7 +139,7 @@ class Upstream:
         response = self.hidden(b"".join(call.parts)).decode(errors="replace")
         exchange = {
             "call_id": call.call_id,
-            "request": call.asked,
+            "request": call.request,
             "status": call.status,
             "response": response,
         }
@@ -149,11 +151,11 @@ class Upstream:
         try:
             yield
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:
-            call.finish_reason = "error"
+            call.finish("error")
             message = f"step '{step}': silent for more than {self._settings.timeout_s:g} s"
             raise UpstreamTimedOut(message, code="upstream_timeout") from error
         except (httpx.HTTPError, aiohttp.ClientError) as error:
-            call.finish_reason = "error"
+            call.finish("error")
             log.warning("step '%s': %r", step, error)  # `error` names the address, which agents must not see
             message = f"step '{step}': there is no connection, or it broke"
             raise UpstreamFailed(message, code="upstream_unreachable") from error

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from gateway.errors import GatewayError, UpstreamFailed
 
+FinishReason = Literal["upstream", "error", "abandoned"]
+
 
 @dataclass(slots=True, eq=False)
 class UpstreamCall:
@@ -19,15 +21,28 @@ class UpstreamCall:
     call_id: str
     episode_id: str
     api: str
-    asked: dict[str, Any]
+    request: dict[str, Any]
     received_at: float
     status: int = 0
     parts: list[bytes] = field(default_factory=list)
     first_part_at: float | None = None
-    finish_reason: Literal["upstream", "error", "abandoned"] = "abandoned"
+    finish_reason: FinishReason = "abandoned"
     recorded: bool = False
     _stopped_by: GatewayError | None = None
     _scope: asyncio.Timeout | None = None
+
+    def begin(self, status: int) -> None:
+        """Record the status of the answer."""
+        self.status = status
+
+    def finish(self, reason: FinishReason) -> None:
+        """Record how the answer ended."""
+        self.finish_reason = reason
+
+    def claim_record(self) -> bool:
+        """True for the first caller, which records the exchange."""
+        first, self.recorded = not self.recorded, True
+        return first
 
     async def stop(self, reason: GatewayError | None = None) -> None:
         """Ends the call; its client gets `reason`."""
@@ -50,7 +65,7 @@ class UpstreamCall:
         finally:
             self._scope = None
 
-    def take(self, part: bytes) -> None:
+    def append(self, part: bytes) -> None:
         """Adds a part of the answer."""
         if self.first_part_at is None:
             self.first_part_at = time.time()

@@ -85,11 +85,11 @@ class Verifier:
         known = proof.verdict if proof.verdict in ("proven", "failed") else f"{proof.verdict}: {proof.why}"
         if known != slot.proof and proof.verdict in ("none", "partial"):
             log.warning(
-                "%s: that it holds a version is judged by its log-probabilities, which cannot tell close versions apart: %s",
+                "%s: that it holds a version is judged by its log-probabilities, which cannot distinguish close versions: %s",
                 slot.name,
                 proof.why,
             )
-        slot.proof = known
+        slot.record_proof(known)
         return proof
 
     async def _probe(self, engine: Engine, weights: Weights, probe: Probe, report: UpdateReport) -> None:

@@ -29,7 +29,7 @@ class Weights:
     source: str = ""
     """The server that it was fetched from; empty for one that was published as a path, and after a restart."""
     adapter: str = ""
-    """The name by which engines know the version, if it is an adapter beside the first version's weights; empty: it is whole
+    """The name by which engines know the version, if it is an adapter on top of the first version's weights; empty: it is whole
     weights. It stands for the version's bytes, so no two versions of any run share one."""
 
 

@@ -9,7 +9,7 @@ from gateway.sections.access import (
     ProjectSettings,
     QueueSettings,
 )
-from gateway.sections.base import Days, Name, RuleName, Seconds, Section
+from gateway.sections.base import Days, Name
 from gateway.sections.engines import (
     EngineSettings,
     UpdateSettings,
@@ -28,13 +28,11 @@ from gateway.sections.episodes import (
 )
 from gateway.sections.models import (
     Bounds,
-    ImageSettings,
     ModelSettings,
     RenderSettings,
     SamplingSettings,
     TokenBounds,
 )
-from gateway.sections.requests import RequestSettings
 from gateway.sections.scheduling import (
     ControlSettings,
     LendingSettings,
@@ -49,9 +47,10 @@ from gateway.sections.server import (
     RetentionSettings,
     ServerSettings,
     StoreSettings,
+    TelemetrySettings,
 )
-from gateway.sections.telemetry import TelemetrySettings
 from gateway.sections.weights import WeightsSettings
+from scheduler.configuration import Seconds, Section
 
 __all__ = [
     "AdminSettings",
@@ -67,7 +66,6 @@ __all__ = [
     "EpisodeSettings",
     "FeedSettings",
     "GraderSettings",
-    "ImageSettings",
     "LendingSettings",
     "LengthSettings",
     "LimitSettings",
@@ -79,11 +77,9 @@ __all__ = [
     "ProjectSettings",
     "QueueSettings",
     "RenderSettings",
-    "RequestSettings",
     "RetentionSettings",
     "RewardSettings",
     "RoutingSettings",
-    "RuleName",
     "SamplingSettings",
     "Seconds",
     "Section",

@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from gateway.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 
 class AdminSettings(Section):

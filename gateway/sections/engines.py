@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from gateway.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
+MAX_LORAS = 2
+"""Adapters that an engine runs next to one another: a version and the one before. Each more reserves memory in the engine."""
 _METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
 """Addresses of clouds' metadata services (Alibaba, Oracle, AWS on IPv6) that are not link-local."""
 
@@ -35,9 +37,6 @@ class EngineSettings(Section):
     """How trained versions come into engines: each loads a folder; `collective`: the trainer's server sends them straight to
     vLLM's workers (`[weights] sources`, `backend`); `lora`: each version is an adapter beside the first version's weights, and
     nothing pauses (docs/weights.md). External engines need options of theirs for the latter two."""
-    max_loras: int = Field(2, ge=2, le=64)
-    """Versions that an engine runs side by side with `lora`, beside the first. Calls of an older one are given back, and go on
-    under the newest."""
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = 16
     """The greatest rank of an adapter: the trainer's `[model.lora] rank`, or more. Engines reserve memory for it."""
     allow_public: bool = False
@@ -64,9 +63,8 @@ class EngineSettings(Section):
     health_s: Seconds = 2.0
     """How often engines are asked whether they are well; three times no answer is a death."""
     max_restarts: int = Field(3, ge=0, le=100)
-    """Restarts within `restart_window_s` after which an engine is left alone, until the next version is published."""
-    restart_window_s: Seconds = 600.0
-    """Seconds within which `max_restarts` counts."""
+    """Restarts in 10 minutes (or in the time that so many starts may take) after which an engine is given up until the next
+    version is published."""
 
     @model_validator(mode="after")
     def _external_has_url(self) -> Self:
@@ -94,10 +92,6 @@ class EngineSettings(Section):
             )
         if self.transport == "collective" and self.mirrors:
             raise ValueError("transport = 'collective' needs no `mirrors`: leave them out")
-        if self.restart_window_s < self.max_restarts * self.start_s:
-            raise ValueError(
-                "restart_window_s must be at least max_restarts * start_s, or max_restarts would never be reached"
-            )
         if self.launch == "external" and self.count > 1:
             raise ValueError(
                 "`count` is not for launch = 'external': name each engine in `urls`, or add it at /admin/v1/engines"
@@ -108,6 +102,11 @@ class EngineSettings(Section):
             if refused := refused_place(url or "", host, allow_public=allow_public):
                 raise ValueError(refused[1])
         return self
+
+    @property
+    def restart_window_s(self) -> float:
+        """The time in which `max_restarts` counts: long enough that so many restarts fit in."""
+        return max(600.0, (self.max_restarts + 1) * self.start_s)
 
     @property
     def places(self) -> tuple[str | None, ...]:
@@ -136,22 +135,13 @@ class UpdateSettings(Section):
     mode: Literal["abort", "keep"] = "abort"
     """`abort`: engines give their requests back, and they go on after the update, on any engine. `keep`: requests freeze in their
     engine."""
-    order: Literal["rolling", "together", "pull"] = "pull"
+    order: Literal["rolling", "pull"] = "pull"
     """`pull`: a version is live as soon as one engine runs it, and the others come to it when they have little to do, or a call
-    waits that they are too old for (`[routing]`). `rolling`: one engine after the other; `together`: all at once."""
-    clear_cache: bool = True
-    """False (for `keep`): frozen requests go on with what older weights computed, and their tokens are flagged STALE_KV."""
-    patience_s: float = Field(0.0, ge=0, le=3600)
-    """How long requests that an engine gave back for an update wait for it, before they go to another: that one would have to
-    compute their prefixes, beside its own work."""
-    hold_s: Seconds = 30.0
+    waits that they are too old for (`[routing]`). `rolling`: one engine after the other."""
+    pause_timeout_s: Seconds = 30.0
     """Seconds that an engine may take to pause and give its requests back."""
     load_s: Seconds = 120.0
     """Seconds that an engine may take to load a version."""
-    probe_s: Seconds = 60.0
-    """Seconds that an engine may take to answer the probe."""
-    resume_s: Seconds = 30.0
-    """Seconds that an engine may take to resume."""
     probe_tolerance: float = Field(0.15, gt=0, le=5)
     """The mean gap (nats) between an engine's log-probabilities and the manifest's that still passes."""
     prove: bool = True

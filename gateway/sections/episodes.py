@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.sections.base import RuleName, Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 
 class EpisodeSettings(Section):
@@ -17,8 +17,6 @@ class EpisodeSettings(Section):
     """Seconds without a call after which an episode is over."""
     total_s: Seconds = 3600.0
     """Seconds after which an episode is over, whatever it does."""
-    max_wait_s: Seconds = 300.0
-    """The longest `?wait=` that opening an episode honours."""
 
 
 class CallSettings(Section):
@@ -26,11 +24,6 @@ class CallSettings(Section):
 
     grace_s: Seconds = 30.0
     """How long the tokens of a call whose client went away can be resumed by a retry, before they become an abandoned branch."""
-    chunks_per_s: int = Field(14_000, ge=1, le=10**9)
-    """Chunks a second of all streams together: where engines sample more tokens than this, several come in one chunk. What one
-    core carries; fewer make first tokens come sooner under load."""
-    max_failures: int = Field(5, ge=1, le=100)
-    """A call that saw so many engines fail gives up: it may be what kills them."""
 
 
 class RewardSettings(Section):
@@ -63,11 +56,11 @@ class GraderSettings(Section):
     url: str | None = Field(None, pattern="^https?://")
     """Or a URL: the episode is posted there as JSON, and `{"reward": number}` is answered."""
     judge: str | None = None
-    """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with the text
-    `against`. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
+    """Or a model of this gateway that is not trained: it scores the last reply by `criteria`, or compares it with a reference
+    text. Its calls are in evaluation episodes of their own; a text that was judged before is not judged again."""
     criteria: dict[str, str] = Field(default_factory=dict, max_length=32)
     """The criteria of a score, in words, by name; in a comparison, the reasons for which one reply is better."""
-    against: str = ""
+    reference_key: str = ""
     """The key of the episode's metadata that has the text to compare with."""
     each_turn: bool = False
     """Score every turn by `criteria`, not the last alone; each call's part is the reward of that call."""
@@ -88,28 +81,22 @@ class GraderSettings(Section):
     def form(self) -> Literal["function", "url", "rubric", "pairwise"]:
         """The kind of grader that it is."""
         if self.judge is not None:
-            return "pairwise" if self.against else "rubric"
+            return "pairwise" if self.reference_key else "rubric"
         return "url" if self.function is None else "function"
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
         if sum(given is not None for given in (self.function, self.url, self.judge)) != 1:
             raise ValueError("a grader needs one of `function`, `url` and `judge`")
-        if self.judge is None and (self.criteria or self.against or self.each_turn):
-            raise ValueError("`criteria`, `against` and `each_turn` are for a `judge`")
-        if self.judge is not None and not (self.criteria or self.against):
-            raise ValueError("a `judge` needs `criteria` to score by, or a text `against` which it compares")
-        if self.each_turn and self.against:
-            raise ValueError("`each_turn` is for `criteria`, not for a comparison `against` a text")
+        if self.judge is None and (self.criteria or self.reference_key or self.each_turn):
+            raise ValueError("`criteria`, `reference_key` and `each_turn` are for a `judge`")
+        if self.judge is not None and not (self.criteria or self.reference_key):
+            raise ValueError(
+                "a `judge` needs `criteria` to score by, or a `reference_key` of the text to compare with"
+            )
+        if self.each_turn and self.reference_key:
+            raise ValueError("`each_turn` is for `criteria`, not for a comparison by `reference_key`")
         return self
-
-
-_LATE = {
-    "staleflow": ("cancel", "drop", "mask"),
-    "verl": ("cancel", "mask"),
-    "areal": ("cancel", "mask"),
-}
-"""The values of `[staleness] late` that a rule knows; others know `cancel` alone."""
 
 
 class StalenessSettings(Section):
@@ -121,44 +108,31 @@ class StalenessSettings(Section):
     """Groups in one batch."""
     min_members: int = Field(2, ge=1, le=1024)
     """A group with fewer rewarded episodes is dropped."""
-    rule: RuleName = "staleflow"
-    """The rule that decides. All but `staleflow` are there for comparison: they bound less, or wait more."""
     spare_groups: int = Field(0, ge=0, le=65_536)
     """Groups that may race for a batch beyond those it is trained on; what is left of them is aborted."""
     spare_members: int = Field(0, ge=0, le=1024)
     """Members that may race for a group beyond its `group_size`; what is left of them is aborted."""
     drop_equal: bool = False
     """A group whose rewards are all equal teaches nothing and is dropped, so that another can take its place."""
-    late: Literal["cancel", "drop", "mask"] = "cancel"
-    """A group for which no batch is left within the bound: its episodes are stopped (`cancel`); run on, untrained (`drop`); or it
-    takes the next batch that there is, its rewards count, and only tokens past the bound are not trained (`mask`). With the rules
-    `verl` and `areal`, which bound no group's age, `mask` bounds every token's; else these train all tokens."""
-    stuck: Literal["wait", "retry", "truncate"] = "wait"
-    """A batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`: wait for them; give them up, so that
-    others may start (`retry`); or train without them (`truncate`)."""
+    late_groups: Literal["cancel", "drop", "mask", "overtake"] = "cancel"
+    """What happens to a group that misses its last batch within the bound. `cancel`: its episodes are stopped. `drop`: they
+    run on, untrained. `mask`: it takes the next free batch; its rewards count, and only tokens beyond the bound are not trained.
+    `overtake`: as `mask`, and no batch waits for a long group: the groups that finish first are trained first."""
+    on_stuck: Literal["wait", "retry", "truncate"] = "wait"
+    """What happens to a batch that lacks at most `stuck_groups` groups, all of them running for `stuck_s`. `wait`: it waits.
+    `retry`: these groups are given up, so that others may start. `truncate`: the batch is trained without them."""
     stuck_groups: int = Field(4, ge=1, le=65_536)
-    """Groups that a batch may lack for `stuck` to act."""
+    """Groups that a batch may lack for `on_stuck` to act."""
     stuck_s: Seconds = 60.0
     """Seconds that those groups must have been running."""
 
     @model_validator(mode="after")
-    def _rule_takes_the_settings(self) -> Self:
-        if self.rule == "slime" and self.eta == 0:
-            raise ValueError('rule = "slime" needs eta >= 1: it is its update_weights_interval')
-        extras = (self.spare_groups, self.spare_members, self.drop_equal, self.stuck != "wait")
-        if self.rule != "staleflow" and any(extras):
+    def _all_race_if_they_overtake(self) -> Self:
+        if self.late_groups == "overtake" and self.spare_groups:
             raise ValueError(
-                f'spare_groups, spare_members, drop_equal and stuck are for rule = "staleflow", not {self.rule!r}'
+                "spare_groups must be 0 with late_groups = 'overtake', under which all groups race for the next batch"
             )
-        if self.late not in _LATE.get(self.rule, ("cancel",)):
-            able = " or ".join(rule for rule, values in _LATE.items() if self.late in values)
-            raise ValueError(f"late = {self.late!r} is for rule = {able}, not {self.rule!r}")
         return self
-
-    @property
-    def max_token_age(self) -> int | None:
-        """Versions that a trained token may be older than the weights that are trained on it; None: any."""
-        return self.eta if self.rule == "staleflow" or self.late == "mask" else None
 
 
 class FeedSettings(Section):
@@ -166,5 +140,3 @@ class FeedSettings(Section):
 
     lease_s: Seconds = 120.0
     """Seconds that a trainer may say nothing before its batch is leased to another."""
-    max_wait_s: Seconds = 60.0
-    """The longest `?wait=` that a request for groups honours."""

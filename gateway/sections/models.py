@@ -8,9 +8,9 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.sections.base import Section
 from gateway.sections.engines import EngineSettings, UpstreamSettings
 from gateway.sections.episodes import StalenessSettings
+from scheduler.configuration import Section
 
 MAX_CONTEXT = 2**20
 """The most tokens that a model's context can be set to."""
@@ -85,25 +85,6 @@ class RenderSettings(Section):
     letters; `allow`: as the token, by which whoever wrote the text can end its turn and begin another."""
 
 
-class ImageSettings(Section):
-    """`[images]`: what a request may hold of images; more is refused with 400."""
-
-    per_request: int = Field(16, ge=1, le=1024)
-    """Images in a conversation."""
-    max_bytes: int = Field(4 * 2**20, ge=1024, le=64 * 2**20)
-    """The bytes of one image's file, which is stored as long as an episode that has it."""
-    episode_bytes: int = Field(256 * 2**20, ge=1024, le=2**40)
-    """The bytes of all files that an episode has, each counted once; at least `max_bytes`."""
-
-    @model_validator(mode="after")
-    def _holds_one(self) -> Self:
-        if self.episode_bytes < self.max_bytes:
-            raise ValueError(
-                "episode_bytes must be at least max_bytes, or an image could be taken that no episode may have"
-            )
-        return self
-
-
 class _Range(Section):
     @model_validator(mode="before")
     @classmethod
@@ -153,5 +134,3 @@ class SamplingSettings(Section):
     max_tokens: TokenBounds = TokenBounds()
     seed: Literal["keep", "ignore"] = "keep"
     """`ignore`: a request's `seed` is not passed on; members of a group that all name the same one would else be alike."""
-    default_temperature: float = Field(1.0, ge=0, le=2)
-    """The temperature of requests that name none."""

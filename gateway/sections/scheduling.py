@@ -7,7 +7,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.sections.base import Name, Section
+from gateway.sections.base import Name
+from scheduler.configuration import Section
 
 
 class ControlSettings(Section):
@@ -15,8 +16,6 @@ class ControlSettings(Section):
 
     recording: Path | None = Path("runs/control.jsonl")
     """The file that records what happened and what was decided, for `scheduler replay`."""
-    recording_mb: float = Field(1024.0, gt=0, le=1_000_000)
-    """A run's recording ends at this size; the gateway goes on, and a replay ends there."""
 
 
 class LengthSettings(Section):
@@ -25,14 +24,20 @@ class LengthSettings(Section):
     ranker: Literal["none", "history", "boosted"] = "none"
     """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
     (extra `lengths`)."""
-    tail_share: float = Field(0.2, gt=0, lt=1)
-    """Which share of the calls, those that are expected to be longest, are tails."""
-    memory: int = Field(10_000, ge=16, le=1_000_000)
-    """The number of tasks (and of groups, and of episodes) whose lengths are remembered: the most recent ones."""
-    warm_calls: int = Field(2000, ge=0, le=100_000)
-    """The number of calls in the store, the newest, that a process learns from when it starts."""
-    warm_s: float = Field(5.0, ge=0, le=600)
-    """The longest time (s) that a process takes to learn from those calls, for all models together."""
+
+
+class EnginePrior(Section):
+    """`[routing.engine_prior]`: the assumed duration of an engine's step, until it has been measured: s_per_kv_token * cached
+    tokens + max(s_per_batch, s_per_call * running calls) + s_per_step."""
+
+    s_per_kv_token: float = Field(1e-7, ge=0, le=1)
+    """Seconds for each token in the cache."""
+    s_per_batch: float = Field(5e-3, ge=0, le=100)
+    """Seconds for a batch, at least."""
+    s_per_call: float = Field(1e-4, ge=0, le=100)
+    """Seconds for each running call."""
+    s_per_step: float = Field(5e-3, gt=0, le=100)
+    """Seconds for every step."""
 
 
 class RoutingSettings(Section):
@@ -40,13 +45,13 @@ class RoutingSettings(Section):
 
     rule: Literal["cached", "gain"] = "gain"
     """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
-    mu: float = Field(0.05, ge=0, lt=1)
+    min_gain_share: float = Field(0.05, ge=0, lt=1)
     """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
-    urgency: float = Field(64.0, ge=1, le=1e6)
-    """With `gain`: how many times as much a call counts for each version that its V is behind the newest; 1: all the same."""
-    admit: Literal["newest", "engine"] = "newest"
-    """The V of a group that starts, from which its staleness is counted: the `newest` version, or that of the `engine` that would
-    sample it, so that engines which lag get new groups (with `[update] order = "pull"` and the rule `staleflow`)."""
+    late_call_weight: float = Field(64.0, ge=1, le=1e6)
+    """With `gain`: the factor by which a call weighs more for each version that its `min_version` is older than the newest."""
+    group_version: Literal["newest", "engine"] = "newest"
+    """The `min_version` of a group that starts, from which its staleness is counted: the `newest` version, or that of the
+    `engine` that would sample it, so that engines which lag get new groups (with `[update] order = "pull"`)."""
     running_below: int = Field(2, ge=1, le=65_536)
     """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
     rate_below: float = Field(0.0, ge=0, le=1)
@@ -64,15 +69,7 @@ class RoutingSettings(Section):
     """Calls move until that factor is below this."""
     moves_at_once: int = Field(16, ge=1, le=65_536)
     """The most calls that move in one second."""
-    k1: float = Field(1e-7, ge=0, le=1)
-    """An engine's step takes k1 * tokens in the cache + max(k2, k3 * running calls) + k4 seconds; these values hold until they
-    have been measured. k1: seconds for each token in the cache."""
-    k2: float = Field(5e-3, ge=0, le=100)
-    """Seconds for the batch at least."""
-    k3: float = Field(1e-4, ge=0, le=100)
-    """Seconds for each running call."""
-    k4: float = Field(5e-3, gt=0, le=100)
-    """Seconds for every step."""
+    engine_prior: EnginePrior = EnginePrior()
 
     @model_validator(mode="after")
     def _gap_closes(self) -> Self:
@@ -129,21 +126,11 @@ class LendingSettings(Section):
     claim_s: float = Field(30.0, ge=0.5, le=3600)
     """How long a trainer that has a node may say nothing before it is lent again; and how long a node is left alone at the
     gateway's start, unless its trainer speaks."""
-    smooth_s: float = Field(10.0, ge=0.1, le=3600)
-    """The time back to which the speed is measured that predicts how long a trainer will wait."""
-    lead: float = Field(1.0, ge=0, le=1)
+    recall_ahead_share: float = Field(1.0, ge=0, le=1)
     """How long before its batch is whole a trainer gets its node back, as a share of the time that it computes on a batch, which
     is measured. 0 for a trainer that takes no group before the batch is whole."""
-    pinned_s: float | None = Field(None, ge=0, le=3600)
-    """How long a call that cannot move may go on in an engine that is put to sleep; a quarter of `deadline_s`, if not given."""
-
-    @model_validator(mode="after")
-    def _pinned_calls_end_in_time(self) -> Self:
-        if self.grace_s > self.deadline_s / 2:
-            raise ValueError("pinned_s must be at most half of deadline_s, after which the engine is killed")
-        return self
 
     @property
     def grace_s(self) -> float:
-        """The value of `pinned_s`, or a quarter of `deadline_s` if it is not given."""
-        return self.deadline_s / 4 if self.pinned_s is None else self.pinned_s
+        """How long a call that cannot move may continue in an engine that is put to sleep."""
+        return self.deadline_s / 4

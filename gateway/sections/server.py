@@ -1,4 +1,4 @@
-"""Listening, storage and sharing: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`."""
+"""Listening, storage, sharing and traces: `[server]`, `[store]`, `[retention]`, `[cluster]`, `[bus]`, `[telemetry]`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from gateway.sections.base import Days, Seconds, Section
+from gateway.sections.base import Days, Name
 from processes.ports import url_of
+from scheduler.configuration import Seconds, Section
 
 
 class ServerSettings(Section):
     """`[server]`: where the gateway listens."""
 
     host: str = "127.0.0.1"
-    """The address to listen on. Other addresses than loopback need `[admin] key`."""
+    """The address to listen on. `localhost` is both loopback addresses: `127.0.0.1`, and `[::1]` where there is IPv6. Other
+    addresses than loopback need `[admin] key`."""
     port: int = Field(8000, ge=0, le=65_535)
     """The port to listen on; 0: a free one."""
     public_url: str | None = None
@@ -27,8 +29,6 @@ class ServerSettings(Section):
     """How often a stream that has nothing to say sends an SSE comment."""
     shutdown_s: Seconds = 10.0
     """How long running calls may go on after a stop was asked for."""
-    max_watchers: int = Field(1_000, ge=1, le=100_000)
-    """Streams of events (`/admin/v1/events`) that a gateway process serves at once; more are refused with 429."""
     hosted_tools: Literal["drop", "refuse"] = "drop"
     """How tools are treated that OpenAI would run (`web_search`, ...) in `/v1/responses`: `drop`: the model is not told of them,
     and a header and a counter say so; `refuse`: the request is refused."""
@@ -78,10 +78,6 @@ class RetentionSettings(Section):
     """The same for training episodes that no batch was trained on, if not `keep_days`."""
     keep_eval_days: Days | None = None
     """The same for evaluation episodes, if not `keep_days`."""
-    every_s: Seconds = 3600.0
-    """The interval of the search for old episodes."""
-    keep_events: int = Field(100_000, ge=1_000, le=100_000_000)
-    """The newest events that are kept for `/admin/v1/events`; older ones are forgotten. One takes about 300 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,7 @@ class ClusterSettings(Section):
     """The key that the processes show one another. Or `HEADGATE_CLUSTER_KEY` in the environment."""
     lease_s: float = Field(5.0, ge=0.5, le=300)
     """How long the coordinator may be silent before another process takes its place."""
-    ask_s: Seconds = 10.0
+    peer_timeout_s: Seconds = 10.0
     """How long a process may take to do what the coordinator asks of it, before it counts as gone."""
 
     @property
@@ -119,11 +115,20 @@ class BusSettings(Section):
     prefix: str = Field("headgate", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     """The prefix of all keys' names: gateways that share a server but no store need different ones."""
     timeout_s: float = Field(0.5, ge=0.01, le=10)
-    """How long an operation may take before the bus counts as away."""
-    alive_s: float = Field(3.0, ge=0.5, le=60)
+    """How long an operation may take before the bus counts as unavailable."""
+    heartbeat_ttl_s: float = Field(3.0, ge=0.5, le=60)
     """How long a process that says nothing counts as alive; then others take over its running calls."""
-    log_every_s: float = Field(0.025, ge=0.001, le=1)
-    """How often the new tokens of all running calls are logged. A stream shows nothing that is not logged, so it comes up to
-    so much later."""
     log_s: float = Field(60.0, ge=1, le=3600)
     """How long what a dead process has logged of its calls is kept for their retries."""
+
+
+class TelemetrySettings(Section):
+    """`[telemetry]`: spans of calls, sent to an OpenTelemetry collector (docs/telemetry.md). Off without an endpoint."""
+
+    endpoint: str | None = Field(None, pattern="^https?://")
+    """The collector's OTLP/HTTP root, such as `http://127.0.0.1:4318`; spans are posted to `/v1/traces` below it. Needs
+    `headgate[otel]`. Headers, keys too, come from `OTEL_EXPORTER_OTLP_HEADERS` in the environment."""
+    service: Name = "headgate"
+    """The name of this service in traces (`service.name`)."""
+    share: float = Field(1.0, ge=0, le=1)
+    """The share of calls that is traced, of those that come without `traceparent`; with one the caller decides."""

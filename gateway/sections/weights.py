@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr
 
-from gateway.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 Origin = Annotated[str, Field(pattern=r"^https?://[^/?#@]+$", max_length=1024)]
 """The root of a server, such as `http://trainer:8100`."""

@@ -42,7 +42,13 @@ _READERS = 4
 class Database:
     """Open it with `open`, close it with `close`."""
 
-    def __init__(self, settings: StoreSettings, engine: Engine) -> None:
+    def __init__(
+        self,
+        settings: StoreSettings,
+        engine: Engine,
+        on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None,
+    ) -> None:
+        """`on_commit`: called from the writer's thread after every transaction, with its writes and seconds."""
         self._settings = settings
         self._engine = engine
         self._committer = Committer(engine)
@@ -50,8 +56,7 @@ class Database:
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._waiting = 0
         """Writes that were submitted and are not settled."""
-        self.on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None
-        """Called from the writer's thread after every transaction."""
+        self._on_commit = on_commit
         self._unread = False
         """True if the database was away at the last read."""
         self._open = True
@@ -59,7 +64,13 @@ class Database:
         self._writer = threading.Thread(target=self._write_forever, name="database-writer", daemon=True)
 
     @classmethod
-    async def open(cls, settings: StoreSettings, *, migrate: bool = True) -> Database:
+    async def open(
+        cls,
+        settings: StoreSettings,
+        *,
+        migrate: bool = True,
+        on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None,
+    ) -> Database:
         """Connects, brings the schema to its newest form, and starts the writer. Raises ConfigError.
 
         Without `migrate` the schema must have that form, and nothing is changed.
@@ -76,7 +87,7 @@ class Database:
         except BaseException:
             engine.dispose()
             raise
-        database = cls(settings, engine)
+        database = cls(settings, engine, on_commit)
         database._writer.start()
         return database
 
@@ -212,7 +223,7 @@ class Database:
             if group:
                 began = time.monotonic()
                 outcomes = self._committer.commit([write for write, _ in group])
-                self.on_commit(len(group), time.monotonic() - began)
+                self._on_commit(len(group), time.monotonic() - began)
                 self._loop.call_soon_threadsafe(self._settle, group, outcomes)
         self._committer.close()
 

@@ -19,6 +19,7 @@ from gateway.store.clock import NOW
 from gateway.store.columns import portions
 from gateway.store.events import Event, insert_events
 from gateway.store.models import CallRow, EpisodeRow
+from gateway.store.records import NewEpisode
 
 _TABLE = EpisodeRow.__table__
 COLUMNS: list[ColumnElement[Any]] = [column for column in _TABLE.c if column.name != "key_hash"]
@@ -48,11 +49,16 @@ def opener(key_hash: str) -> str:
     return key_hash.split(":")[1] if key_hash.startswith(_OPENED_BY) else ""
 
 
-def insert_episode(connection: Connection, values: dict[str, Any]) -> None:
-    """Stores a new episode."""
-    connection.execute(insert(EpisodeRow), values)
-    tallies.changed(connection, [], [values])
-    data = {"task_id": values["task_id"], "mode": values["mode"], "version": values["version"]}
+def insert_episode(connection: Connection, values: NewEpisode) -> None:
+    """Store a new episode."""
+    row = dict(values)
+    connection.execute(insert(EpisodeRow), row)
+    tallies.changed(connection, [], [row])
+    data: dict[str, Any] = {
+        "task_id": values["task_id"],
+        "mode": values["mode"],
+        "version": values["version"],
+    }
     if values.get("agent"):
         data["agent"] = values["agent"]
     _tell(connection, "opened", values, data)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, RowMapping, func, insert, select, update
 
 from gateway.store.clock import NOW
 from gateway.store.events import Event, insert_events
 from gateway.store.models import LeaseRow, LedgerEventRow, VersionRow
+from gateway.store.records import LeaseRecord, VersionRecord
 
 _TOLD_OF_LEASES = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fence, LeaseRow.consumer]
 
@@ -34,19 +35,19 @@ def newest_fence(connection: Connection, model: str) -> int:
     return connection.scalar(select(func.max(LeaseRow.fence)).where(LeaseRow.model == model)) or 0
 
 
-def held_lease(connection: Connection, model: str) -> dict[str, Any] | None:
+def held_lease(connection: Connection, model: str) -> LeaseRecord | None:
     """The open lease of a model, with its remaining seconds: `left_s` (negative: it has expired)."""
     left = (LeaseRow.deadline - NOW).label("left_s")
     query = select(*LeaseRow.__table__.c, left).where(LeaseRow.model == model, LeaseRow.state == "held")
     row = connection.execute(query.order_by(LeaseRow.fence.desc()).limit(1)).mappings().first()
-    return dict(row) if row else None
+    return cast(LeaseRecord, dict(row)) if row else None
 
 
-def lease(connection: Connection, model: str, lease_id: str) -> dict[str, Any] | None:
+def lease(connection: Connection, model: str, lease_id: str) -> LeaseRecord | None:
     """One lease of a model."""
     query = select(*LeaseRow.__table__.c).where(LeaseRow.model == model, LeaseRow.id == lease_id)
     row = connection.execute(query).mappings().first()
-    return dict(row) if row else None
+    return cast(LeaseRecord, dict(row)) if row else None
 
 
 def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float) -> None:
@@ -118,20 +119,20 @@ def bad_versions(connection: Connection, model: str) -> dict[int, str]:
     return {row.version: row.bad for row in connection.execute(query)}
 
 
-def version(connection: Connection, model: str, number: int) -> dict[str, Any] | None:
+def version(connection: Connection, model: str, number: int) -> VersionRecord | None:
     """One version."""
     where = (VersionRow.model == model, VersionRow.version == number)
     row = connection.execute(select(*VersionRow.__table__.c).where(*where)).mappings().first()
-    return dict(row) if row else None
+    return cast(VersionRecord, dict(row)) if row else None
 
 
-def newest_version(connection: Connection, model: str, state: str | None = None) -> dict[str, Any] | None:
+def newest_version(connection: Connection, model: str, state: str | None = None) -> VersionRecord | None:
     """The newest version, or the newest in a state."""
     query = select(*VersionRow.__table__.c).where(VersionRow.model == model)
     if state is not None:
         query = query.where(VersionRow.state == state)
     row = connection.execute(query.order_by(VersionRow.version.desc()).limit(1)).mappings().first()
-    return dict(row) if row else None
+    return cast(VersionRecord, dict(row)) if row else None
 
 
 def parents(connection: Connection, model: str, state: str | None = None) -> dict[int, int | None]:

@@ -232,14 +232,11 @@ class AnswerRow(Base):
     __tablename__ = "answers"
     __table_args__ = (
         Index("ix_answers_episode", "episode_id", "created_at"),
-        _partial("ix_answers_agent", "agent", "api", "created_at", "id", where="deleted_at IS NULL"),
-        _partial("ix_answers_unlisted", "id", where="labels IS NULL"),
         _partial("ix_answers_previous", "previous", where="previous <> ''"),
     )
 
     id: Mapped[str] = mapped_column(Words(64), primary_key=True)
     episode_id: Mapped[str] = mapped_column(ForeignKey("episodes.id", ondelete="CASCADE"))
-    api: Mapped[str] = mapped_column(Words(16))
     model: Mapped[str] = mapped_column(Words(255))
     previous: Mapped[str] = mapped_column(Words(64))
     """The answer that this one continues; empty: none."""
@@ -251,12 +248,6 @@ class AnswerRow(Base):
     created_at: Mapped[float] = mapped_column(Float)
     deleted_at: Mapped[float | None] = mapped_column(Float)
     """The time of deletion. A deleted response is not shown; responses that continue it still can be."""
-    agent: Mapped[str | None] = mapped_column(Words(255))
-    """The episode's agent. Answers are listed by this column and the next two; None in a row that an older build stored."""
-    asked_model: Mapped[str | None] = mapped_column(Words(255))
-    """The name by which the client asked for the model."""
-    labels: Mapped[str | None] = mapped_column(Words())
-    """The answer's metadata, as `answers.labels_of` has it."""
 
 
 class LedgerEventRow(Base):

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
-from gateway.store import answers, coordination
+from gateway.store import coordination
 from gateway.store.connections import (
     connect,
     delays,
@@ -37,11 +37,10 @@ from gateway.store.connections import (
 from gateway.store.models import CompatibilityRow, CoordinatorRow
 
 log = logging.getLogger(__name__)
-OLDEST_BUILD = "0006"
+OLDEST_BUILD = "0020"
 """The oldest build that works on the newest tables: the newest revision that it knows. A migration that does more than add
 something sets this to its own number."""
 _LOCK_WAIT_S = 60.0
-_AT_ONCE = 200
 _ALEMBIC = threading.Lock()
 """Alembic keeps what it does in a module: one migration at a time in a process."""
 
@@ -64,7 +63,6 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
                     )
                 else:
                     _migrate(connection, "head")
-            _fill_in(engine)
             return
         except DBAPIError as error:
             limit = settings.read_wait_s if is_away(error) else _LOCK_WAIT_S
@@ -130,10 +128,10 @@ def migrate(settings: StoreSettings, to: str) -> None:
 def _check_nobody_runs(connection: Connection) -> None:
     if not inspect(connection).has_table(CoordinatorRow.__tablename__):
         return
-    leader = coordination.current(connection)
-    if leader is not None and leader.left_s > 0:
+    coordinator = coordination.current(connection)
+    if coordinator is not None and coordinator.left_s > 0:
         raise ConfigError(
-            f"a gateway process ({leader.holder}) runs on this database: stop all of them before you go back to older tables"
+            f"a gateway process ({coordinator.holder}) runs on this database: stop all of them before you go back to older tables"
         )
 
 
@@ -214,16 +212,6 @@ def _migrate(connection: Connection, to: str) -> None:
     if known and connection.scalar(select(CompatibilityRow.oldest)) != OLDEST_BUILD:
         connection.execute(delete(CompatibilityRow))
         connection.execute(insert(CompatibilityRow).values(oldest=OLDEST_BUILD))
-
-
-def _fill_in(engine: Engine) -> None:
-    """Fills in columns that older builds have left empty."""
-    filled = _AT_ONCE
-    while filled == _AT_ONCE:
-        with engine.begin() as connection:
-            filled = answers.fill_in(connection, _AT_ONCE)
-        if filled:
-            log.info("%d stored answers of an older build can be listed now", filled)
 
 
 def _alembic() -> Config:

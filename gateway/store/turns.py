@@ -29,6 +29,7 @@ from gateway.store.clock import NOW, RESOLUTION_S
 from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
+from gateway.store.records import CallRecord
 from gateway.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
@@ -70,7 +71,7 @@ class SampledTurn:
     flags: UInt8Array
 
 
-Turn = tuple[Sequence[Node], dict[str, Any]]
+Turn = tuple[Sequence[Node], CallRecord]
 """The nodes of a turn, and the row of its call."""
 
 
@@ -109,7 +110,7 @@ def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, floa
     insert_turns(connection, [turn for turn, _ in turns])
 
 
-def _answers_to(call: dict[str, Any]) -> str:
+def _answers_to(call: CallRecord) -> str:
     """The name of the request that a call answers; empty if it answers nobody."""
     return "" if call["finish_reason"] == "abandoned" else str(call["request_key"][:NAME])
 
@@ -138,7 +139,7 @@ def insert_turns(connection: Connection, turns: Sequence[Turn]) -> None:
             for node in nodes
         ],
     )
-    connection.execute(_INSERT_CALL, [call | {"of_episode": call["episode_id"]} for _, call in turns])
+    connection.execute(_INSERT_CALL, [{**call, "of_episode": call["episode_id"]} for _, call in turns])
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
@@ -176,20 +177,24 @@ def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> I
             yield SampledTurn(row.episode_id, row.mask_reason, versions, np.frombuffer(row.flags, "u1"))
 
 
-def calls(connection: Connection, episode_id: str, model: str | None = None) -> list[dict[str, Any]]:
+def calls(connection: Connection, episode_id: str, model: str | None = None) -> list[CallRecord]:
     """The calls of an episode, oldest first; of one model, or of all."""
     query = select(*CallRow.__table__.c).where(CallRow.episode_id == episode_id)
     if model is not None:
         query = query.where(CallRow.model == model)
     query = query.order_by(CallRow.received_at, CallRow.node)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return _call_records(connection, query)
 
 
-def calls_since(connection: Connection, model: str, episode_id: str, first_node: int) -> list[dict[str, Any]]:
+def _call_records(connection: Connection, query: Select[Any]) -> list[CallRecord]:
+    return [cast(CallRecord, dict(row)) for row in connection.execute(query).mappings()]
+
+
+def calls_since(connection: Connection, model: str, episode_id: str, first_node: int) -> list[CallRecord]:
     """The calls of an episode that ended in the nodes of one model from `first_node` on, in the order of their nodes."""
     where = (CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node)
     query = select(*CallRow.__table__.c).where(*where).order_by(CallRow.node)
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return _call_records(connection, query)
 
 
 def tool_faults(connection: Connection, episode_id: str) -> dict[str, list[str]]:
@@ -260,9 +265,9 @@ def forsake(connection: Connection, episode_id: str) -> int:
     return attempt
 
 
-def insert_exchange(connection: Connection, call: dict[str, Any], exchange: dict[str, Any]) -> None:
+def insert_exchange(connection: Connection, call: CallRecord, exchange: dict[str, Any]) -> None:
     """Stores a request to an upstream model and its answer."""
-    connection.execute(insert(CallRow), call)
+    connection.execute(insert(CallRow), dict(call))
     connection.execute(insert(ExchangeRow), exchange)
 
 
@@ -277,7 +282,7 @@ def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str,
     return dict(row) if row else None
 
 
-def answers(connection: Connection, episode_id: str, key: str) -> list[dict[str, Any]]:
+def answers(connection: Connection, episode_id: str, key: str) -> list[CallRecord]:
     """The calls of an episode whose request key begins with `key`, and whose clients were given a reply; the newest first."""
     query = (
         select(*CallRow.__table__.c)
@@ -285,7 +290,7 @@ def answers(connection: Connection, episode_id: str, key: str) -> list[dict[str,
         .where(CallRow.node >= 0, CallRow.finish_reason != "abandoned")
         .order_by(CallRow.received_at.desc())
     )
-    return [dict(row) for row in connection.execute(query).mappings()]
+    return _call_records(connection, query)
 
 
 def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str, float] | None:

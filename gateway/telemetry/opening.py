@@ -21,7 +21,7 @@ def open_tracing(settings: TelemetrySettings, process: str) -> Tracing:
 async def collector_answers(settings: TelemetrySettings) -> bool:
     """Returns whether the collector of `[telemetry] endpoint` takes spans. Raises ConfigError if the SDK is not installed."""
     assert settings.endpoint is not None
-    return bool(await asyncio.to_thread(_otel().answers, settings.endpoint, settings))
+    return bool(await asyncio.to_thread(_otel().answers, settings.endpoint))
 
 
 def _otel() -> ModuleType:

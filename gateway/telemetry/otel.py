@@ -25,23 +25,28 @@ from gateway.errors import GatewayError
 from gateway.sections import TelemetrySettings
 from gateway.telemetry.base import NO_TRACE, CallTrace, Facts, Step
 
+_MAX_WAITING = 2_048
+"""Spans that wait for the collector (OpenTelemetry's own default); more are dropped."""
+_TIMEOUT_S = 5.0
+"""How long one request to the collector may take with its retries; a stop of the gateway may wait as long."""
+
 _PATH = "/v1/traces"
 _BATCH = 512
 """The most spans of one request to the collector, as the SDK has it."""
 
 
-def answers(endpoint: str, settings: TelemetrySettings) -> bool:
-    """Returns whether the collector takes a request without spans. Blocks, for `[telemetry] timeout_s` at most."""
-    exporter = _exporter(endpoint, settings)
+def answers(endpoint: str) -> bool:
+    """Return whether the collector accepts a request without spans. Block, for `_TIMEOUT_S` at most."""
+    exporter = _exporter(endpoint)
     try:
         return exporter.export([]) is SpanExportResult.SUCCESS
     finally:
         exporter.shutdown()
 
 
-def _exporter(endpoint: str, settings: TelemetrySettings) -> OTLPSpanExporter:
+def _exporter(endpoint: str) -> OTLPSpanExporter:
     url = endpoint.rstrip("/")
-    return OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH, timeout=settings.timeout_s)
+    return OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH, timeout=_TIMEOUT_S)
 
 
 class OpenTelemetry:
@@ -61,9 +66,9 @@ class OpenTelemetry:
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(
-                _exporter(endpoint, settings),
-                max_queue_size=settings.max_waiting,
-                max_export_batch_size=min(_BATCH, settings.max_waiting),
+                _exporter(endpoint),
+                max_queue_size=_MAX_WAITING,
+                max_export_batch_size=_BATCH,
             )
         )
         self._tracer = self._provider.get_tracer("headgate", version("headgate"))

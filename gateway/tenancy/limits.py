@@ -1,8 +1,12 @@
-"""Limits of one key: calls at once, tokens per minute, and open episodes (`[limits]`).
+"""Limits of one key: concurrent calls, tokens per minute, and open episodes (`[limits]`).
 
 Owns the usage of every key in this process; each gateway process counts for itself. Invariants: a request counts from before it
 is rendered until its answer has ended, however it ends: as one call until its body is read, then as many as it has replies;
 tokens are drawn once, at the end of a reply; a refused request uses up nothing of any limit.
+
+The tokens are a bucket that fills evenly. A call's tokens are unknown before it is rendered and sampled, so a call may begin
+while the bucket is not empty, and its tokens are drawn afterwards. The level may fall below zero; later calls then wait until it
+is positive. So a key exceeds an even flow by at most a minute's tokens and those of its concurrent calls.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -18,15 +23,87 @@ from gateway.errors import BadRequest, Busy, jittered
 from gateway.sections import LimitSettings
 from gateway.settings import Settings
 from gateway.tenancy.projects import Projects
-from scheduler.policies.limits import Limit, Refusal, Usage, begun, drawn, ended, fresh, idle, refusal
 
 Holder = tuple[str, str]
 """`episode`, `agent` or `project`, and its name."""
 _SWEEP_AT = 1024
+_MINUTE = 60.0
 _WORDS = {
     "too_many_calls": "has {calls} calls in progress ([limits.{kind}] calls)",
     "too_many_tokens": "has used its {tokens} tokens per minute ([limits.{kind}] tokens_per_minute)",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The limits of a key; None means unlimited."""
+
+    calls: int | None = None
+    tokens_per_minute: int | None = None
+
+    @property
+    def none(self) -> bool:
+        """True if nothing is limited."""
+        return self.calls is None and self.tokens_per_minute is None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The reason why a call may not begin, and the seconds after which it may be worth another try."""
+
+    reason: str
+    """`too_many_calls` or `too_many_tokens`."""
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A key's running calls, and its token bucket as it was at `at` (seconds). Pure: the caller has the clock."""
+
+    limit: Limit
+    calls: int
+    level: float
+    at: float
+
+    @classmethod
+    def unused(cls, limit: Limit, now: float) -> Usage:
+        """Return the usage of a key that has used nothing: a full minute."""
+        return cls(limit, 0, float(limit.tokens_per_minute or 0), now)
+
+    def refill(self, now: float) -> Usage:
+        """Return the usage with the bucket as it is at `now`; a clock that goes back adds nothing."""
+        if (rate := self.limit.tokens_per_minute) is None:
+            return self
+        gained = max(0.0, now - self.at) * rate / _MINUTE
+        return replace(self, level=min(self.level + gained, float(rate)), at=max(now, self.at))
+
+    def refusal(self, now: float, calls: int = 1) -> Refusal | None:
+        """Return why this many calls may not begin now; None if they may."""
+        limit = self.limit
+        if limit.calls is not None and self.calls + calls > limit.calls:
+            return Refusal("too_many_calls", 2.0)
+        if limit.tokens_per_minute is None or (level := self.refill(now).level) > 0:
+            return None
+        return Refusal("too_many_tokens", (1.0 - level) * _MINUTE / limit.tokens_per_minute)
+
+    def begin(self, calls: int = 1) -> Usage:
+        """Return the usage with this many more calls."""
+        return replace(self, calls=self.calls + calls)
+
+    def end(self, calls: int = 1) -> Usage:
+        """Return the usage with this many fewer calls."""
+        assert self.calls >= calls, "a call ended that had not begun"
+        return replace(self, calls=self.calls - calls)
+
+    def draw(self, tokens: int, now: float) -> Usage:
+        """Return the usage after a call's tokens are drawn from the bucket."""
+        filled = self.refill(now)
+        return replace(filled, level=filled.level - tokens)
+
+    def idle(self, now: float) -> bool:
+        """True if forgetting the key's usage would lose nothing."""
+        rate = self.limit.tokens_per_minute
+        return self.calls == 0 and (rate is None or self.refill(now).level >= rate)
 
 
 class Identified(Protocol):
@@ -115,21 +192,21 @@ class Limits:
             limit = self._limits[holder[0]]
             if limit.calls is not None and replies > limit.calls:
                 raise _never(holder[0], limit.calls, replies, param)
-            if calls and (found := refusal(limit, self._of(holder, now), now, calls)):
+            if calls and (found := self._of(holder, now).refusal(now, calls)):
                 raise self._busy(holder, found)
         for holder in holders:
-            self._usage[holder] = begun(self._of(holder, now), calls)
+            self._usage[holder] = self._of(holder, now).begin(calls)
 
     def draw(self, holders: tuple[Holder, ...], tokens: int) -> None:
         """Takes tokens from their buckets."""
         now = self._clock()
         for holder in holders:
-            self._usage[holder] = drawn(self._limits[holder[0]], self._of(holder, now), tokens, now)
+            self._usage[holder] = self._of(holder, now).draw(tokens, now)
 
     def release(self, holders: tuple[Holder, ...], calls: int) -> None:
         """Frees the places of calls that are over."""
         for holder in holders:
-            self._usage[holder] = ended(self._usage[holder], calls)
+            self._usage[holder] = self._usage[holder].end(calls)
         self._sweep()
 
     @property
@@ -148,14 +225,14 @@ class Limits:
         return tuple(holder for holder in wanted if holder[1] and not self._limits[holder[0]].none)
 
     def _of(self, holder: Holder, now: float) -> Usage:
-        return self._usage.get(holder) or fresh(self._limits[holder[0]], now)
+        return self._usage.get(holder) or Usage.unused(self._limits[holder[0]], now)
 
     def _sweep(self) -> None:
         """Forgets who has nothing and owes nothing, whenever there are twice as many as were left the last time."""
         if len(self._usage) < self._sweep_at:
             return
         now = self._clock()
-        kept = {h: usage for h, usage in self._usage.items() if not idle(self._limits[h[0]], usage, now)}
+        kept = {h: usage for h, usage in self._usage.items() if not usage.idle(now)}
         self._usage, self._sweep_at = kept, max(_SWEEP_AT, 2 * len(kept))
 
     def _busy(self, holder: Holder, found: Refusal) -> Busy:

@@ -7,10 +7,10 @@ the store without an await in between, so the tree's order is the store's order;
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from sqlalchemy import Connection
@@ -20,12 +20,13 @@ from gateway.errors import Unavailable
 from gateway.render.images import keyed, names_in, unkeyed
 from gateway.render.offload import offload
 from gateway.render.renderer import ChatRenderer, Message, Tool
-from gateway.render.switches import NONE, Switches
+from gateway.render.template_options import NONE, Switches
 from gateway.store import turns
 from gateway.store.commits import Rows
 from gateway.store.database import Database
+from gateway.store.records import CallRecord
 from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
-from gateway.trajectories.tree import START, Place, TokenTree
+from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
 from gateway.types import (
     UNUSABLE_LOGPROB,
@@ -54,7 +55,7 @@ class Prompt:
     ids: Int32Array
     chain: Chain | None
     """The digests of its conversation; None for a prompt that the caller made itself."""
-    after: Place = START
+    after: TreePosition = START
     """The recorded turn that the prompt extends token by token; the root if it extends none."""
     switches: Switches = NONE
     """The switches with which the template wrote it."""
@@ -94,7 +95,7 @@ class _End(NamedTuple):
     """The end of a conversation."""
 
     call_id: str
-    place: Place
+    place: TreePosition
     switches: dict[str, Any]
     """The switches with which the template wrote the prompt."""
 
@@ -111,7 +112,7 @@ class _EpisodeTree:
     broken: bool = False
     """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
 
-    def take(self, nodes: Sequence[Node], calls: Sequence[dict[str, Any]]) -> None:
+    def add_stored(self, nodes: Sequence[Node], calls: Sequence[CallRecord]) -> None:
         """Adds what the store has; its calls in any order."""
         places = {node.index: self.tree.add(node) for node in nodes}
         for call in sorted(calls, key=lambda call: call["node"]):
@@ -125,7 +126,7 @@ class _EpisodeTree:
 
     def end(
         self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
-    ) -> Place | None:
+    ) -> TreePosition | None:
         """The place where the first `length` messages end: among equal replies the one whose tool calls are named, else the
         newest. None if the conversation was written with other switches, since the template may write all of it differently."""
         replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
@@ -136,16 +137,26 @@ class _EpisodeTree:
         return meant[-1] if meant else replies[-1].place
 
 
+class Exclusivity(Protocol):
+    """What knows which processes serve an episode."""
+
+    async def serves_exclusively(self, episode_id: str) -> bool:
+        """True if no other process serves the episode. False if that is not known."""
+        ...
+
+
 class Recorder:
     """Every open episode's trajectory, as far as one model has a part in it."""
 
     def __init__(
-        self, database: Database, renderer: ChatRenderer, model: str, *, shared: bool = False
+        self,
+        database: Database,
+        renderer: ChatRenderer,
+        model: str,
+        exclusivity: Exclusivity | None = None,
     ) -> None:
-        """`shared`: other processes record turns of the same episodes."""
-        self.alone: Callable[[str], Awaitable[bool]] = _unknown
-        """True if no other process serves an episode. Asked before its tree is read, so that no later turn is missed."""
-        self._shared = shared
+        """`exclusivity`: where other processes record turns of the same episodes, what knows which of them no other serves."""
+        self._exclusivity = exclusivity
         self._database = database
         self._renderer = renderer
         self._model = model
@@ -227,7 +238,7 @@ class Recorder:
             lineage.add(digest, _End(turn.call_id, places[-1], prompt.switches.variables))
         row = self._call_row(episode_id, nodes[-1].index, prompt, turn, details, digest)
         write = Rows(turns.insert_turns, (nodes, row))
-        if self._shared:
+        if self._exclusivity is not None:
             write = Rows(_insert, (lineage, ((nodes, row), details.arrived)))
         lineage.pending += 1
         try:
@@ -248,7 +259,11 @@ class Recorder:
 
     async def _lineage(self, episode_id: str, *, fresh: bool = True) -> _EpisodeTree:
         """The episode's tree; a fresh one has what other processes have added to it."""
-        known = not (fresh and self._shared) or await self.alone(episode_id)
+        known = not fresh or self._exclusivity is None
+        if (
+            not known and self._exclusivity is not None
+        ):  # before the tree is read, so that no later turn is missed
+            known = await self._exclusivity.serves_exclusively(episode_id)
         while lineage := self._lineages.get(episode_id):
             if not known:
                 await self._refresh(episode_id, lineage)
@@ -263,7 +278,7 @@ class Recorder:
         if lineage := self._lineages.get(episode_id):  # another call may have loaded it first
             return lineage
         lineage = _EpisodeTree(TokenTree())
-        lineage.take(nodes, calls)
+        lineage.add_stored(nodes, calls)
         self._lineages[episode_id] = lineage
         return lineage
 
@@ -273,14 +288,14 @@ class Recorder:
             await self._database.settled()
         known = len(lineage.tree.nodes)
 
-        def read(connection: Connection) -> tuple[list[Node], list[dict[str, Any]]]:
+        def read(connection: Connection) -> tuple[list[Node], list[CallRecord]]:
             nodes = turns.nodes_since(connection, self._model, episode_id, known)
             return nodes, turns.calls_since(connection, self._model, episode_id, known) if nodes else []
 
         nodes, calls = await self._database.read(read)
         as_it_was = len(lineage.tree.nodes) == known and not (lineage.pending or lineage.broken)
         if nodes and as_it_was:
-            lineage.take(nodes, calls)
+            lineage.add_stored(nodes, calls)
 
     @staticmethod
     def _nodes(tree: TokenTree, prompt: Prompt, turn: Turn, details: TurnDetails) -> list[Node]:
@@ -302,7 +317,7 @@ class Recorder:
 
     def _call_row(
         self, episode_id: str, node: int, prompt: Prompt, turn: Turn, details: TurnDetails, digest: bytes
-    ) -> dict[str, Any]:
+    ) -> CallRecord:
         used = details.used
         return {
             "id": turn.call_id,
@@ -343,11 +358,6 @@ def _array(ids: Sequence[int]) -> Int32Array:
     return np.concatenate(parts) if parts else _EMPTY_IDS
 
 
-async def _unknown(_episode_id: str) -> bool:
-    """The answer while nobody knows which processes serve an episode."""
-    return False
-
-
 class _TreeChanged(Exception):
     """Another process has put nodes where these were to be."""
 
@@ -385,7 +395,10 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
         flags[unusable] |= int(TokenFlag.INVALID_LOGPROB)
     unconfirmed = any(not span.confirmed for span in turn.spans)
     return Node(
-        *(index, parent, at, True),
+        index=index,
+        parent=parent,
+        at=at,
+        sampled=True,
         ids=np.asarray(turn.ids, np.int32),
         logprobs=logprobs,
         versions=per_token([span.version for span in turn.spans], np.int32),
@@ -399,5 +412,4 @@ def _turn_node(index: int, parent: int, at: int, turn: Turn, details: TurnDetail
 
 
 def _span_flags(span: Span) -> int:
-    flags = TokenFlag.STALE_KV if span.stale_kv else TokenFlag.NONE
-    return int(flags if span.confirmed else flags | TokenFlag.UNCONFIRMED)
+    return int(TokenFlag.NONE if span.confirmed else TokenFlag.UNCONFIRMED)

@@ -25,15 +25,15 @@ _NOTHING = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The position after the first `at` tokens of `node`; the empty path is `Place(ROOT, 0)`. `length` counts from the root."""
+class TreePosition:
+    """The position after the first `at` tokens of `node`; `START` is the empty path's. `length` counts from the root."""
 
     node: int
     at: int
     length: int
 
 
-START = Place(ROOT, 0, 0)
+START = TreePosition(ROOT, 0, 0)
 
 
 class TokenTree:
@@ -52,7 +52,7 @@ class TokenTree:
         for node in nodes:
             self.add(node)
 
-    def add(self, node: Node) -> Place:
+    def add(self, node: Node) -> TreePosition:
         """Adds a node; answers the place after it. Raises ValueError if it hangs nowhere."""
         if node.index != len(self.nodes) or not ROOT <= node.parent < node.index:
             raise ValueError(f"node {node.index} cannot follow {len(self.nodes)} nodes")
@@ -73,9 +73,9 @@ class TokenTree:
         self._children[key] = (*self._children.get(key, ()), node.index)
         if at not in places:
             self._places[node.parent] = (*places, at)
-        return Place(node.index, len(node.ids), start + len(node.ids))
+        return TreePosition(node.index, len(node.ids), start + len(node.ids))
 
-    def path(self, place: Place) -> Int32Array:
+    def path(self, place: TreePosition) -> Int32Array:
         """The token ids from the root to a place; shape (place.length,)."""
         parts: list[Int32Array] = []
         index, at = place.node, place.at
@@ -85,7 +85,7 @@ class TokenTree:
             index, at = node.parent, node.at
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
-    def images(self, place: Place) -> tuple[ImageSpan, ...]:
+    def images(self, place: TreePosition) -> tuple[ImageSpan, ...]:
         """The images on the path to a place; their offsets count from the root."""
         found: list[ImageSpan] = []
         index, at = place.node, place.at
@@ -102,7 +102,7 @@ class TokenTree:
     def _keys(self, index: int) -> Int32Array:
         return self._keyed.get(index, self.nodes[index].ids)
 
-    def find(self, ids: Int32Array, after: Place = START) -> Place:
+    def find(self, ids: Int32Array, after: TreePosition = START) -> TreePosition:
         """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix. `ids`: with
         the keys of images.
 
@@ -112,14 +112,14 @@ class TokenTree:
         known = after.at
         if after.node != ROOT:
             known += _common(self._keys(after.node)[after.at :], ids[after.length :])
-            best = Place(after.node, known, after.length + known - after.at)
+            best = TreePosition(after.node, known, after.length + known - after.at)
         found = self._branches(after.node, after.length - after.at, after.at, known, ids)
         while found:
             index = found.pop()
             start = self._starts[index]
             count = _common(self._keys(index), ids[start:])
             if start + count > best.length or (start + count == best.length and count and index < best.node):
-                best = Place(index, count, start + count)
+                best = TreePosition(index, count, start + count)
             found += self._branches(index, start, 0, count, ids)
         return best
 

@@ -27,8 +27,6 @@ class Span:
     count: int
     newest: int
     """The highest version that may have sampled these tokens; equal to `version` once it is known which one did."""
-    stale_kv: bool = False
-    """Part of their context was computed by weights before `version`."""
 
     @property
     def confirmed(self) -> bool:
@@ -50,43 +48,42 @@ class Turn:
     disputed: bool = False
     """An engine's labels contradict what was known: no version in this turn can be trusted."""
     _start: int = 0
-    _run_versions: list[tuple[int, bool]] = field(default_factory=list)
-    """The versions of the present run, and for each whether the KV cache of the one before was kept."""
+    _run_versions: list[int] = field(default_factory=list)
+    """The versions of the present run."""
 
     def begin_run(self, version: int) -> None:
         """A run begins in an engine that is known to run `version`."""
         self._start = len(self.ids)
-        self._run_versions = [(version, False)]
+        self._run_versions = [version]
 
     @property
     def weights_have_changed(self) -> bool:
         """True if the weights changed under the present run."""
         return len(self._run_versions) > 1
 
-    def weights_changed(self, version: int, stale_kv: bool) -> None:
-        """Records that later tokens may be of `version`. `stale_kv`: the KV cache was not recomputed."""
-        self._run_versions.append((version, stale_kv))
+    def weights_changed(self, version: int) -> None:
+        """Record that later tokens may be of `version`."""
+        self._run_versions.append(version)
 
     def append(self, ids: list[int], logprobs: list[float]) -> None:
         """Adds tokens that have just arrived."""
         if ids:
             self.ids += ids
             self.logprobs += logprobs
-            newest, stale_kv = self._run_versions[-1]
-            _extend(self.spans, self._run_versions[0][0], len(ids), newest, stale_kv)
+            _extend(self.spans, self._run_versions[0], len(ids), self._run_versions[-1])
 
     def end_run(self, labels: LabelCounts | None) -> None:
         """Takes the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are."""
         if labels is None:
             return
         before, arrived = _split(self.spans, self._start)
-        known = {str(version): (version, stale_kv) for version, stale_kv in self._run_versions}
-        exact = [Span(known[label][0], n, *known[label]) for label, n in labels if label in known]
+        known = {str(version): version for version in self._run_versions}
+        exact = [Span(known[label], n, known[label]) for label, n in labels if label in known]
         if len(exact) < len(labels) or not _within(exact, arrived):
             self.disputed = True
             return
         for span in exact:
-            _extend(before, span.version, span.count, span.newest, span.stale_kv)
+            _extend(before, span.version, span.count, span.newest)
         self.spans = before
 
     def truncate(self, count: int) -> None:
@@ -100,13 +97,13 @@ class Turn:
         self.disputed = False
 
 
-def _extend(spans: list[Span], version: int, count: int, newest: int, stale_kv: bool) -> None:
+def _extend(spans: list[Span], version: int, count: int, newest: int) -> None:
     """Adds a span, to the last one if it is of equal standing. Called for every chunk of tokens."""
     last = spans[-1] if spans else None
-    if last and last.version == version and last.newest == newest and last.stale_kv == stale_kv:
-        spans[-1] = Span(version, last.count + count, newest, stale_kv)
+    if last and last.version == version and last.newest == newest:
+        spans[-1] = Span(version, last.count + count, newest)
     elif count:
-        spans.append(Span(version, count, newest, stale_kv))
+        spans.append(Span(version, count, newest))
 
 
 def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
@@ -116,8 +113,8 @@ def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
     for span in spans:
         head = min(max(count, 0), span.count)
         count -= span.count
-        _extend(before, span.version, head, span.newest, span.stale_kv)
-        _extend(after, span.version, span.count - head, span.newest, span.stale_kv)
+        _extend(before, span.version, head, span.newest)
+        _extend(after, span.version, span.count - head, span.newest)
     return before, after
 
 

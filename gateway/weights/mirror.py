@@ -21,7 +21,7 @@ from typing import Any, Self
 import aiohttp
 from blake3 import blake3
 
-from gateway.errors import Unprocessable, WeightsAway
+from gateway.errors import Unprocessable, WeightsUnavailable
 from gateway.weights import delta, folders
 from gateway.weights.manifest import FORMAT, MANIFEST, BadManifest, Piece, pieces_of
 from gateway.weights.tensors import Malformed
@@ -81,8 +81,8 @@ class Mirror:
     async def fetch(self, version: int, sources: Sequence[str]) -> Path:
         """Brings a version here, from the first source that has it and the others where that one fails.
 
-        Several callers share one fetch, which goes on if one of them is cancelled. Raises WeightsAway if no source has it, and
-        Unprocessable for a manifest that cannot be used or bytes that are not the manifest's.
+        Several callers share one fetch, which goes on if one of them is cancelled. Raise WeightsUnavailable if no source has it,
+        and Unprocessable for a manifest that cannot be used or bytes that are not the manifest's.
         """
         task = self._fetches.get(version)
         if task is None:
@@ -159,7 +159,7 @@ class Mirror:
                 return await self._get(f"{_place(source, version)}/{MANIFEST}", None, _MANIFEST_LIMIT)
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 wrong.append(f"{source}: {_said(error)}")
-        raise WeightsAway(
+        raise WeightsUnavailable(
             f"version {version}: no source has its manifest ({'; '.join(wrong) or 'none is named'})"
         )
 
@@ -181,7 +181,7 @@ class Mirror:
             corrupt = True
             wrong.append(f"{source}: bytes {piece.offset} to {end} do not have the manifest's blake3")
         message = f"version {version}, {piece.file}: no source has usable bytes ({'; '.join(wrong)})"
-        raise Unprocessable(message, code="wrong_hash") if corrupt else WeightsAway(message)
+        raise Unprocessable(message, code="wrong_hash") if corrupt else WeightsUnavailable(message)
 
     async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
         """The body of an answer. Raises ValueError if it is longer than `limit`, or not of the span."""

@@ -15,7 +15,7 @@ import json
 from aiohttp import web
 
 from gateway.errors import GatewayError
-from gateway.web_pages import OwnNames, check_web_page
+from gateway.web_pages import OwnNames, check_host, check_web_page
 from gateway.weights.mirror import Mirror
 
 _MAX_SOURCES = 64
@@ -70,7 +70,9 @@ def _key_needed(key: str | None) -> web.middleware:  # type: ignore[valid-type]
     @web.middleware
     async def check(request: web.Request, handler: web.Handler) -> web.StreamResponse:  # type: ignore[name-defined]
         if key is None:
-            check_web_page([(name.lower(), value) for name, value in request.raw_headers], _OWN_NAMES)
+            headers = [(name.lower(), value) for name, value in request.raw_headers]
+            check_host(request.raw_path.encode(), headers, required=False)
+            check_web_page(headers, _OWN_NAMES)
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if key is not None and not hmac.compare_digest(given, expected):
             return _refusal(401, "the key of this server is needed: Authorization: Bearer KEY")

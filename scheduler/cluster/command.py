@@ -1,4 +1,4 @@
-"""`scheduler run CLUSTER.toml`: which launcher, and what a person sees."""
+"""`scheduler run CLUSTER.toml`: the choice of the launcher, and the output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scheduler.cluster.tags import Assignment, Node
 
 
 def run(path: Path, check: bool) -> int:
-    """Runs a cluster, or only shows what would run where; answers the exit status. Raises ClusterError."""
+    """Run a cluster, or only show what would run where. Return the exit status. Raise ClusterError."""
     file = ClusterFile.load(path)
     console = Console(highlight=False, markup=False, soft_wrap=True)
 
@@ -39,19 +39,19 @@ def _ray(file: ClusterFile) -> Launcher:
         if error.name != "ray":
             raise
         raise MissingRay(
-            "launcher = 'ray' needs Ray, an extra of headgate's: pip install 'headgate[ray]'"
+            "launcher = 'ray' needs Ray, an extra of headgate: pip install 'headgate[ray]'"
         ) from error
     return RayLauncher(file)
 
 
 LAUNCHERS: dict[str, Callable[[ClusterFile], Launcher]] = {"local": LocalLauncher, "ray": _ray}
-"""The factories of launchers, by `[cluster] launcher`."""
+"""The launchers by `[cluster] launcher`."""
 
 
 def _table(file: ClusterFile, nodes: Sequence[Node], assignment: Assignment) -> Table:
     table = Table("node", "tags", "zone", "hardware", "has", "does", title=f"{file.cluster.name}: nodes")
     for node in nodes:
-        has = node.seen.capacity
+        has = node.discovered.capacity
         size = f"{has.cpus:g} cpus, {has.gpus} gpus, {has.memory_gb:.0f} GiB"
         tags = ", ".join(node.group.tags)
         table.add_row(node.name, tags, node.group.zone, node.group.hardware, size, assignment.roles(node))

@@ -1,4 +1,4 @@
-"""Errors of putting a cluster together. Every message says what to do about it."""
+"""Errors of a cluster. Every message says how to fix it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from processes.errors import ProcessError
 
 
 class ClusterError(ProcessError):
-    """A cluster that cannot run as its file says."""
+    """A cluster that cannot run."""
 
 
 class BadFile(ClusterError):
-    """A cluster file, or one that it names, that cannot be used; the message names the file and every wrong key."""
+    """An unusable cluster file, or file that it names; the message has the file and every wrong key."""
 
 
 class Unsatisfied(ClusterError):
-    """No node has the tags, or the capacity, that something needs; the message names it, and what there is."""
+    """No node has the tags or the capacity that a process needs; the message has the need and the present nodes."""
 
 
 class OutOfMemory(ClusterError):
@@ -26,8 +26,8 @@ class MissingRay(ClusterError):
 
 
 class Refused(ClusterError):
-    """A Ray cluster that lets anybody in, or none at all."""
+    """A Ray cluster without authentication, or none."""
 
 
 class NodeLost(ClusterError):
-    """A node went away under what ran on it."""
+    """A node was lost with its processes."""

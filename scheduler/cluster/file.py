@@ -1,8 +1,8 @@
 """The cluster file: one TOML file, every key typed and bounded, unknown keys refused.
 
-Relative paths are taken from the folder in which `scheduler run` is started, as the gateway and the trainer do. No secret has a
-key here: they are in the environment (`HEADGATE_ADMIN_KEY`, Ray's token). What the gateway's and the trainer's own files say is
-not repeated; of these, only what concerns the cluster is read (`GatewayFile`, `check_trainer`).
+Relative paths are relative to the folder in which `scheduler run` is started, as for the gateway and the trainer. Secrets are in
+the environment (`HEADGATE_ADMIN_KEY`, Ray's token), not here. The files of the gateway and the trainer are not repeated; only
+their settings for the cluster are read (`GatewayFile`, `check_trainer`).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.gateway_file import GatewayFile, table_of, tables_in
 from scheduler.cluster.sharing import SHARE, Memory
 from scheduler.cluster.tags import NODE_LABEL, TRAIN, Capacity, Group, Need
-from scheduler.configuration import complaints
+from scheduler.configuration import Seconds, Section, complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""
@@ -26,14 +26,7 @@ Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0
 LabelKey = Annotated[
     str, Field(pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")
 ]
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 MANY = 10_000
-
-
-class Section(BaseModel):
-    """A table of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Sized(Section):
@@ -46,11 +39,11 @@ class Sized(Section):
     memory_gb: float | None = Field(None, ge=0, le=1_000_000)
     """GiB."""
     gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
-    """GiB of one GPU: what each of a node's has, and what a process needs of each of its own while it works. An engine without it
-    takes `--gpu-memory-utilization`. It chooses no place; it says what would run out of memory."""
+    """GiB of one GPU: of each GPU of a node, or that a process needs on each of its GPUs while it works. The default of an
+    engine is `--gpu-memory-utilization`. It does not affect placement; it finds GPUs with too little memory."""
 
     def capacity(self, default: Capacity) -> Capacity:
-        """The capacity, with defaults for what is not given."""
+        """Return the capacity, with defaults for missing values."""
         return Capacity(
             default.cpus if self.cpus is None else self.cpus,
             default.gpus if self.gpus is None else self.gpus,
@@ -62,40 +55,40 @@ class ClusterTable(Section):
     """`[cluster]`."""
 
     name: Name = "headgate"
-    """The name of the cluster, which its processes carry."""
+    """The name of the cluster."""
     launcher: Literal["local", "ray"] = "local"
-    """`local`: child processes of this machine, and its nodes are parts of it. `ray`: the nodes of a Ray cluster."""
+    """`local`: child processes on this machine, whose parts are the nodes. `ray`: the nodes of a Ray cluster."""
     dir: Path = Path("runs/cluster")
-    """Logs, one a process."""
+    """The folder of the logs, one for each process."""
     restarts: int = Field(5, ge=0, le=1000)
-    """Restarts of one process within `restart_window_s`; after that an engine is given up, and a cluster without gateway
+    """Restarts of one process within `restart_window_s`; after that an engine stays stopped, and a cluster without gateway
     or trainer ends."""
     restart_window_s: Seconds = 600.0
     """Seconds within which `restarts` counts."""
-    look_s: float = Field(1.0, ge=0.05, le=60)
-    """Seconds between two looks at nodes and engines."""
+    poll_interval_s: float = Field(1.0, ge=0.05, le=60)
+    """Seconds between two polls of nodes and engines."""
 
 
 class GatewayTable(Section):
-    """`[gateway]`: runs where `scheduler run` does."""
+    """`[gateway]`: it runs on the machine of `scheduler run`."""
 
     config: Path
     """The gateway's TOML file."""
     workers: int = Field(1, ge=1, le=64)
     """Gateway processes; 2 or more need PostgreSQL."""
     start_s: Seconds = 120.0
-    """Seconds that it may take to be ready."""
+    """Seconds until it must be ready."""
     stop_s: Seconds = 60.0
-    """Above its `[server] shutdown_s`: running calls may finish."""
+    """Seconds until it is killed; more than its `[server] shutdown_s`, so that running calls can finish."""
 
 
 class TrainerTable(Sized):
-    """`[trainer]`; capacities are what one rank needs. Without the table, nothing is trained here."""
+    """`[trainer]`; capacities are the needs of one rank. Without the table the cluster has no trainer."""
 
     config: Path | None = None
-    """A trainer's TOML file; its `[parallel]` says how the ranks share the work."""
+    """The trainer's TOML file; its `[parallel]` divides the work among the ranks."""
     command: tuple[str, ...] = ()
-    """Instead: any program that follows torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...)."""
+    """In place of `config`: any program that follows torchrun's environment (RANK, WORLD_SIZE, MASTER_ADDR, ...)."""
     ranks: int = Field(1, ge=1, le=4096)
     """The number of ranks."""
     tags: tuple[Label, ...] = ("train",)
@@ -104,9 +97,9 @@ class TrainerTable(Sized):
     """True if the trainer claims its nodes from the gateway before it computes and releases them while it waits, as
     headgate's own does. Nodes of a trainer that does not are never lent: their engines are always awake."""
     env: dict[str, str] = Field({}, repr=False)
-    """Further variables of its environment."""
+    """Additional variables of its environment."""
     stop_s: Seconds = 60.0
-    """Seconds that it may take to stop before it is killed."""
+    """Seconds until it is killed after a request to stop."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -116,95 +109,95 @@ class TrainerTable(Sized):
 
 
 class EngineTable(Sized):
-    """`[engine]`; capacities are what one engine needs."""
+    """`[engine]`; capacities are the needs of one engine."""
 
     command: tuple[str, ...] = ("{python}", "-m", "gateway.cli", "engine", *("--config", "{config}"),
                                 *("--model", "{model}", "--tensor-parallel", "{gpus}"),
                                 *("--host", "{host}", "--port", "{port}"))  # fmt: skip
-    """`{python}`, `{config}` (the gateway's file), `{model}`, `{gpus}` (of the engine), `{host}` and `{port}` are filled in. The
-    default is what `[engine]` of the gateway's file says."""
+    """`{python}`, `{config}` (the gateway's file), `{model}`, `{gpus}` (of the engine), `{host}` and `{port}` are replaced. The
+    default starts engines by `[engine]` of the gateway's file."""
     model: str | None = Field(None, min_length=1)
     """One of the gateway's models; by default its first."""
     tags: tuple[Label, ...] = ("rollout",)
     """Engines run on nodes that have all of these tags."""
     health: str = Field("/health", pattern="^/")
-    """The path that answers 200 while an engine is well."""
+    """The path that returns 200 while an engine is healthy."""
     env: dict[str, str] = Field({}, repr=False)
-    """Further variables of its environment."""
+    """Additional variables of its environment."""
     start_s: Seconds = 300.0
-    """Seconds that an engine may take to answer before it is killed and started again."""
-    silent_s: Seconds = 60.0
-    """The time for which an engine that has answered may be unhealthy before it is killed and restarted."""
+    """Seconds until an engine must answer; after that it is killed and restarted."""
+    unhealthy_s: Seconds = 60.0
+    """Seconds for which a started engine may be unhealthy before it is killed and restarted."""
     stop_s: Seconds = 20.0
-    """Seconds that it may take to stop before it is killed."""
+    """Seconds until it is killed after a request to stop."""
 
 
 class NodeTable(Sized):
     """`[nodes.NAME]`: a part of this machine (`local`), or one node of the Ray cluster (`ray`)."""
 
     tags: tuple[Label, ...] = ()
-    """The purpose of the node: `rollout`, `train`, or both; any other tag is a description."""
+    """The use of the node: `rollout`, `train`, or both; any other tag is a description."""
     zone: Label | None = None
     """The network zone of the node."""
     hardware: Label | None = None
     """The kind of machine."""
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
-    """Ray: more that the node has."""
+    """Ray: further labels of the node."""
     engines: int | None = Field(None, ge=0, le=256)
-    """The number of engines on the node; one if its tags are for engines."""
+    """The number of engines on the node; by default one if it has the engine's tags."""
     engine_gpus: int | None = Field(None, ge=1, le=64)
-    """GPUs over which each engine of the node is spread, where that is another number than `[engine] gpus`."""
+    """GPUs of each engine on the node, in place of `[engine] gpus`."""
     spare: bool = False
-    """The node is used only once `[elastic]` says so, and need not be there."""
+    """True: the node is used only when `[elastic]` adds it, and may be absent."""
 
 
 class GroupTable(Section):
-    """`[[groups]]`: nodes of a Ray cluster that are alike."""
+    """`[[groups]]`: nodes of one kind in a Ray cluster."""
 
     name: Name
     """The name of the group."""
     tags: tuple[Label, ...] = Field(min_length=1)
-    """The purpose of these nodes."""
+    """The use of these nodes."""
     zone: Label | None = None
     """The network zone of these nodes."""
     hardware: Label | None = None
     """The kind of machine."""
     labels: dict[LabelKey, Label] = Field(default_factory=dict)
-    """More labels of Ray that these nodes have."""
+    """Further labels of these nodes in Ray."""
     engines: int | None = Field(None, ge=0, le=256)
-    """The number of engines on each node; one if its tags are for engines."""
+    """The number of engines on each node; by default one if it has the engine's tags."""
     engine_gpus: int | None = Field(None, ge=1, le=64)
-    """GPUs over which each engine of these nodes is spread, where that is another number than `[engine] gpus`."""
+    """GPUs of each engine on these nodes, in place of `[engine] gpus`."""
     gpu_memory_gb: float | None = Field(None, gt=0, le=100_000)
     """GiB of each GPU of these nodes."""
     count: int = Field(1, ge=0, le=MANY)
-    """The least number of nodes at the start."""
+    """The number of nodes that must be present at the start."""
     most: int | None = Field(None, ge=1, le=MANY)
-    """No more than so many are used; any number if absent. Nodes may come later."""
+    """The greatest number of nodes in use; by default any number. Nodes may join later."""
 
 
 class RayTable(Section):
     """`[ray]`."""
 
     address: str = "auto"
-    """The address of a running Ray cluster; `auto` is the one on this machine."""
+    """The address of a running Ray cluster; `auto`: the one on this machine."""
     wait_s: Seconds = 60.0
-    """Seconds that nodes may take to appear, and a placement to be made."""
+    """Seconds to wait for nodes, and for a placement group."""
     open: bool = False
-    """True: a cluster without token authentication is accepted, on which everybody who reaches it can run anything."""
+    """True: accept a cluster without token authentication, where every client can run programs."""
 
 
 class ElasticTable(Section):
-    """`[elastic]`: spare nodes are used once generation is the bottleneck (StreamRL), and given back once training is; nodes
-    go over to training and come back, if `ranks` says so.
+    """`[elastic]`: spare nodes are added when generation is the bottleneck (StreamRL), and given back when training is. With
+    `ranks`, nodes also move to training and back.
 
-    Without it, every node is used at once."""
+    Without it, every node is used from the start."""
 
     steps: int = Field(3, ge=1, le=1000)
-    """Training steps in a row that must say so before anything is changed."""
+    """Training steps in a row with the same result before a change."""
     ranks: int | None = Field(None, ge=1, le=4096)
-    """The most ranks of the trainer, which has `[trainer] ranks` at first: nodes that have its tags and none of its ranks go over
-    to training while that is the bottleneck, and come back. The trainer starts anew each time, from its newest checkpoint."""
+    """The greatest number of the trainer's ranks; the first is `[trainer] ranks`. Nodes with the trainer's tags and without ranks
+    move to training while it is the bottleneck, and back. The trainer restarts each time from its newest checkpoint."""
 
 
 class ClusterFile(Section):
@@ -225,9 +218,7 @@ class ClusterFile(Section):
         if not self.nodes and not self.groups:
             raise ValueError("[nodes.NAME] is needed" + ("" if local else ", or [[groups]]"))
         if local and self.groups:
-            raise ValueError(
-                "[[groups]] are of a Ray cluster: name the parts of this machine as [nodes.NAME]"
-            )
+            raise ValueError("[[groups]] need a Ray cluster: name the parts of this machine as [nodes.NAME]")
         for name, node in self.nodes.items():
             if local and node.labels:
                 raise ValueError(f"[nodes.{name}] labels: only the nodes of a Ray cluster have labels")
@@ -236,12 +227,12 @@ class ClusterFile(Section):
             if not local and node.capacity(Capacity()) != Capacity():
                 raise ValueError(f"[nodes.{name}] cpus, gpus, memory_gb: Ray knows them; leave them out")
             if node.spare and self.elastic is None:
-                raise ValueError(f"[nodes.{name}] spare: nothing would ever use it without [elastic]")
+                raise ValueError(f"[nodes.{name}] spare: only [elastic] uses spare nodes")
             if node.spare and not self._engines(node.engines, node.tags):
                 raise ValueError(f"[nodes.{name}] spare: it has no engines, and [elastic] adds nothing else")
         if self.elastic is not None and self.trainer is not None and self.unlent:
             raise ValueError(
-                "[elastic] needs a trainer that says how long it was busy when it releases its nodes: [trainer] claims = true"
+                "[elastic] needs a trainer that reports its busy time when it releases its nodes: [trainer] claims = true"
             )
         self._check_sizes()
         self._check_ranks()
@@ -261,7 +252,7 @@ class ClusterFile(Section):
             raise ValueError("[elastic] ranks: [trainer] is needed, with no more ranks than that")
 
     def _check_sizes(self) -> None:
-        """Raises ValueError if `engine_gpus` is said where it has no effect, or where engines must be alike."""
+        """Raise ValueError if `engine_gpus` has no effect, or engines must be equal."""
         tables: list[tuple[str, NodeTable | GroupTable]] = [
             *self.nodes.items(),
             *((group.name, group) for group in self.groups),
@@ -272,20 +263,20 @@ class ClusterFile(Section):
             if not self._engines(table.engines, table.tags):
                 raise ValueError(f"{name}: engine_gpus: it has no engines")
             if not any("{gpus}" in part for part in (*self.engine.command, *self.engine.env.values())):
-                raise ValueError(f"{name}: engine_gpus: [engine] command must hand on {{gpus}}")
+                raise ValueError(f"{name}: engine_gpus: [engine] command must contain {{gpus}}")
             if self.elastic is not None:
-                raise ValueError(f"{name}: engine_gpus: [elastic] takes all engines for equally fast")
+                raise ValueError(f"{name}: engine_gpus: [elastic] assumes that all engines are equally fast")
 
     @classmethod
     def load(cls, path: Path) -> ClusterFile:
-        """Reads a TOML file. Raises BadFile."""
+        """Read a TOML file. Raise BadFile."""
         try:
             return cls.model_validate(tables_in(path))
         except ValidationError as error:
             raise BadFile("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
     def wanted(self) -> tuple[Group, ...]:
-        """The nodes that the cluster needs."""
+        """Return the groups of nodes that the cluster needs."""
         local = self.cluster.launcher == "local"
         named = [
             Group(
@@ -322,7 +313,7 @@ class ClusterFile(Section):
 
     @property
     def unlent(self) -> frozenset[str]:
-        """Tags that are kept from the gateway: no trainer claims such nodes, so their engines must not wait for a claim."""
+        """Tags that the gateway does not get: no trainer claims such nodes, so their engines must not wait for a claim."""
         if self.trainer is None:
             return frozenset({TRAIN})
         claims = self.trainer.config is not None if self.trainer.claims is None else self.trainer.claims
@@ -342,8 +333,10 @@ class ClusterFile(Section):
 
 
 def check_trainer(path: Path, elastic: bool = False) -> int:
-    """The number of which that of the ranks is a multiple. Raises BadFile if the trainer would start a gateway of its own, or if
-    its ranks are a fixed number and to be `elastic`."""
+    """Return the number of which that of the ranks is a multiple.
+
+    Raise BadFile if the trainer would start a gateway of its own, or if its number of ranks is fixed although `elastic`.
+    """
     parallel = table_of(path, tables_in(path), "parallel")
     if elastic and "shard" in parallel:
         raise BadFile(
@@ -356,11 +349,11 @@ def check_trainer(path: Path, elastic: bool = False) -> int:
 
 
 def memory_of(file: ClusterFile, gateway: GatewayFile) -> Memory:
-    """The memory that engines and ranks need of their GPUs, by all files of a cluster. Raises BadFile."""
+    """Return the memory that engines and ranks need on their GPUs, from all files of a cluster. Raise BadFile."""
     trainer, share = file.trainer, SHARE if gateway.share is None else gateway.share
     if trainer is None:
         return Memory(file.engine.gpu_memory_gb, share, gateway.sleeps)
-    offloads = False  # nobody knows what a command does
+    offloads = False  # unknown for a command
     if trainer.config is not None:
         offloads = (
             table_of(trainer.config, tables_in(trainer.config), "gateway").get("offload", "auto") != "none"

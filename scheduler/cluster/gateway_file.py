@@ -1,4 +1,4 @@
-"""The part of the gateway's configuration that a cluster needs; the gateway checks the rest itself."""
+"""The part of the gateway's configuration that a cluster needs; the gateway checks the rest."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ _SPREAD = ("--tensor-parallel-size", "-tp")
 
 @dataclass(frozen=True, slots=True)
 class GatewayFile:
-    """The gateway's TOML file, with what the environment adds to it."""
+    """The gateway's TOML file and environment."""
 
     path: Path
     url: str
     """The URL for calls."""
     admin_url: str
     key: str | None
-    """The admin key, where the file has it; or the environment's."""
+    """The admin key of the file or the environment."""
     model: str
     share: float | None = None
-    """`--gpu-memory-utilization` of the engines, if the file says it."""
+    """`--gpu-memory-utilization` of the engines, if the file has it."""
     sleeps: bool = True
     """True if engines on accelerators free their memory while they sleep."""
     gpus: int = 1
     """GPUs over which one engine is spread."""
     spread_by_args: bool = False
-    """True if `[engine] args` say so, which a node's own number cannot change."""
+    """True if `[engine] args` have the number of GPUs, which `engine_gpus` of a node cannot change."""
     starts_vllm: bool = True
     python: str = "python"
     """The interpreter of vLLM's environment."""
     checkpoint: Path | None = None
     """The model's folder."""
     public_url: str = ""
-    """The URL that agents are told."""
+    """The URL for agents."""
 
     @classmethod
     def read(cls, path: Path, model: str | None, environment: Mapping[str, str] = os.environ) -> GatewayFile:
-        """Raises BadFile, also where the gateway would start engines of its own."""
+        """Read a file. Raise BadFile, also if the gateway would start engines of its own."""
         values = tables_in(path)
         server, admin = table_of(path, values, "server"), table_of(path, values, "admin")
         models = table_of(path, values, "models")
@@ -57,15 +57,15 @@ class GatewayFile:
         name = model or next(iter(trained), None)
         if name is None or name not in models:
             raise BadFile(
-                f"{path}: [engine] model of the cluster: no model {model!r}; there are: {', '.join(models)}"
+                f"{path}: [engine] model of the cluster: no model {model!r}; known models: {', '.join(models)}"
             )
         engine = models[name].get("engine", values.get("engine", {}))
         _check_engine(path, name, engine)
         if not server.get("port", 8000):
-            raise BadFile(f"{path}: [server] port = 0 leaves the cluster no way to find the gateway")
+            raise BadFile(f"{path}: [server] port = 0: the cluster needs a fixed port to find the gateway")
         url = url_of(server.get("host", "127.0.0.1"), server.get("port", 8000))
-        own = admin.get("port")
-        admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), own) if own else url
+        port = admin.get("port")
+        admin_url = url_of(admin.get("host", server.get("host", "127.0.0.1")), port) if port else url
         spread = _number(path, engine.get("args", ()), *_SPREAD)
         return cls(
             path,
@@ -84,17 +84,18 @@ class GatewayFile:
         )
 
     def check_gpus(self, reserved: int | None, others: Sequence[int | None] = (None,)) -> None:
-        """Raises BadFile if engines are spread over other than the `reserved` GPUs. None: nothing is reserved.
+        """Raise BadFile if engines use another number of GPUs than is `reserved`. None: nothing is reserved.
 
-        `others`: the GPUs of engines by node, where a node has a number of its own."""
+        `others`: `engine_gpus` of each node with engines.
+        """
         if any(others) and not self.starts_vllm:
             raise BadFile(
                 f"{self.path}: nodes of the cluster file have engine_gpus, and only vLLM is spread over GPUs"
             )
         if any(others) and self.spread_by_args:
             raise BadFile(
-                f"{self.path}: [engine] args say over how many GPUs every engine is spread, and nodes of the cluster file have"
-                " engine_gpus: say it as [engine] tensor_parallel"
+                f"{self.path}: [engine] args have the number of GPUs of every engine, and nodes of the cluster file have"
+                " engine_gpus: use [engine] tensor_parallel in place of the argument"
             )
         if (
             None not in others
@@ -105,27 +106,27 @@ class GatewayFile:
             return
         raise BadFile(
             f"{self.path}: an engine is spread over {self.gpus} GPUs ([engine] tensor_parallel), and the cluster file reserves"
-            f" {reserved} for it ([engine] gpus): say the same number in both"
+            f" {reserved} for it ([engine] gpus): use the same number in both"
         )
 
 
 def _number(path: Path, args: Sequence[str], *options: str) -> float | None:
-    """The number that vLLM is told by an option, as one argument or two; None without it. Raises BadFile."""
-    told = [part for arg in args for part in str(arg).split("=", 1)]
+    """Return the number of an option of vLLM, as one argument or two, or None. Raise BadFile."""
+    parts = [part for arg in args for part in str(arg).split("=", 1)]
     for option in options:
-        if option in told[:-1]:
-            text = told[told.index(option) + 1]
+        if option in parts[:-1]:
+            text = parts[parts.index(option) + 1]
             try:
                 return float(text)
             except ValueError:
-                raise BadFile(f"{path}: [engine] args: {option} {text} is no number") from None
+                raise BadFile(f"{path}: [engine] args: {option} {text} is not a number") from None
     return None
 
 
 def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:
-    """Other models' engines are the gateway's own affair."""
+    """Raise BadFile unless the cluster can start the engines of this model."""
     if engine.get("launch", "vllm") == "external":
-        message = f"'external' does not say how {model}'s engines are started, and the cluster starts them"
+        message = f"'external' has no command for {model}'s engines, and the cluster starts them"
         raise BadFile(f"{path}: [engine] launch: {message}")
     if engine.get("count", 1) != 0:
         raise BadFile(
@@ -134,7 +135,7 @@ def _check_engine(path: Path, model: str, engine: dict[str, Any]) -> None:
 
 
 def tables_in(path: Path) -> dict[str, Any]:
-    """A TOML file's tables. Raises BadFile."""
+    """Return the tables of a TOML file. Raise BadFile."""
     try:
         return read_toml(path)
     except Unreadable as error:
@@ -142,8 +143,8 @@ def tables_in(path: Path) -> dict[str, Any]:
 
 
 def table_of(path: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A table, empty if it is not there. Raises BadFile."""
+    """Return a table; an empty one if it is missing. Raise BadFile."""
     table = values.get(name, {})
     if not isinstance(table, dict):
-        raise BadFile(f"{path}: {name} is no table")
+        raise BadFile(f"{path}: {name} is not a table")
     return table

@@ -1,7 +1,6 @@
 """The nodes of one machine: parts of it that the cluster file names, with child processes on them.
 
-Everything listens on the loopback interface. GPUs are dealt out in the order of the file: a node that says `gpus = 2` has the
-next two.
+Processes listen on the loopback interface. GPUs are assigned in the order of the file: a node with `gpus = 2` has the next two.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from processes.ports import free_port
 from processes.supervised import Child
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import SECRET, Job, Running, filled, visible
-from scheduler.cluster.tags import NODE_LABEL, Capacity, Seen
+from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode
 
 HOST = "127.0.0.1"
 
@@ -36,21 +35,21 @@ class LocalLauncher:
     def __init__(self, file: ClusterFile) -> None:
         whole = Capacity(float(os.cpu_count() or 1), 0, _memory_gb())
         self._logs = file.cluster.dir
-        self._nodes: list[Seen] = []
+        self._nodes: list[DiscoveredNode] = []
         self._first_gpu: dict[str, int] = {}
         gpus = 0
         for name, node in file.nodes.items():
             capacity = node.capacity(whole)
-            self._nodes.append(Seen(name, {NODE_LABEL: name}, capacity, HOST))
+            self._nodes.append(DiscoveredNode(name, {NODE_LABEL: name}, capacity, HOST))
             self._first_gpu[name] = gpus
             gpus += capacity.gpus
 
     async def open(self) -> None: ...
 
     async def close(self) -> None:
-        """Does nothing: each process is stopped by its starter."""
+        """Do nothing: the supervisor stops each process."""
 
-    async def seen(self) -> list[Seen]:
+    async def discover(self) -> list[DiscoveredNode]:
         return list(self._nodes)
 
     async def start(self, jobs: Sequence[Job]) -> list[Running]:
@@ -62,8 +61,10 @@ class LocalLauncher:
                 values = {**first, "python": sys.executable, "host": HOST, "port": str(port)}
                 argv = [filled(part, values) for part in job.argv]
                 env = environment(job, values, os.environ) | devices
-                log = self._logs / f"{job.place.name}.log"
-                started.append(LocalRunning(await LocalProcess.start(job.place.name, argv, log, env), port))
+                log = self._logs / f"{job.placement.name}.log"
+                started.append(
+                    LocalRunning(await LocalProcess.start(job.placement.name, argv, log, env), port)
+                )
         except BaseException:
             for running in started:
                 await running.stop(0)
@@ -71,13 +72,13 @@ class LocalLauncher:
         return list(started)
 
     def _gpus(self, job: Job) -> list[str]:
-        """This machine's numbers of a job's GPUs."""
-        first = self._first_gpu[job.place.node.seen.id]
-        return [str(first + device) for device in job.place.devices]
+        """Return this machine's numbers of a job's GPUs."""
+        first = self._first_gpu[job.placement.node.discovered.id]
+        return [str(first + device) for device in job.placement.devices]
 
 
 def environment(job: Job, values: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process, in place of the inherited one."""
+    """Return the changes to the inherited environment of a process."""
     hidden = {} if job.trusted else {key: "" for key in inherited if key.startswith(SECRET)}
     return hidden | {key: filled(value, values) for key, value in job.env.items()}
 

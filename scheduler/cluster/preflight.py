@@ -1,7 +1,7 @@
-"""Looks on this machine for what a cluster's files name, before anything is started.
+"""Checks that the programs and checkpoints of a cluster's files exist on this machine, before processes are started.
 
-`scheduler run` is started where the gateway will be, and every node has the same folder and environment (docs/scheduler.md), so
-what is missing here is missing there.
+The gateway runs on this machine, and every node has the same folder and environment (docs/scheduler.md), so a missing file
+is missing on all nodes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from scheduler.cluster.errors import BadFile
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.gateway_file import GatewayFile
 
-_NOWHERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "::")
-"""Hosts that mean the machine itself, whichever asks."""
+_LOOPBACK = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "::")
+"""Hosts that mean the client's own machine."""
 
 
 def examine(file: ClusterFile, gateway: GatewayFile) -> list[str]:
-    """Warnings. Raises BadFile for an interpreter of the engines or a checkpoint that is not here."""
+    """Return warnings. Raise BadFile for a missing interpreter of the engines or a missing checkpoint."""
     where = gateway.path
     own_command = "command" in file.engine.model_fields_set
     if gateway.starts_vllm and not own_command and shutil.which(os.path.expanduser(gateway.python)) is None:
@@ -28,12 +28,12 @@ def examine(file: ClusterFile, gateway: GatewayFile) -> list[str]:
         )
     if gateway.checkpoint is not None and not (gateway.checkpoint / "config.json").is_file():
         raise BadFile(
-            f"{where}: [models.{gateway.model}] path = {str(gateway.checkpoint)!r}: no checkpoint is there"
+            f"{where}: [models.{gateway.model}] path = {str(gateway.checkpoint)!r}: no checkpoint exists there"
         )
     host = urlsplit(gateway.public_url).hostname or ""
-    if file.cluster.launcher == "ray" and host in _NOWHERE:
+    if file.cluster.launcher == "ray" and host in _LOOPBACK:
         return [
-            f"warning: agents are told {gateway.public_url}/v1, which means this machine wherever they are: say"
+            f"warning: agents get the URL {gateway.public_url}/v1, which works only on this machine: set"
             f" [server] public_url in {where}, or HEADGATE_PUBLIC_URL"
         ]
     return []

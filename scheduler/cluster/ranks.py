@@ -1,8 +1,8 @@
-"""The trainer's ranks: where they are, started as torchrun would, restarted together, and more or fewer of them.
+"""The trainer's ranks: started as torchrun does, restarted together, and in a number that may change.
 
 Owns the process group of the trainer. It starts once the gateway knows engines, since those may sleep until the trainer releases
-their node. Where ranks are is `places`'s affair (`tags`); after a change of their number they are started anew from the newest
-checkpoint, which any number of ranks goes on from.
+their node. Placements come from `placements` (`tags`). After a change of their number the ranks start again from the newest
+checkpoint, which any number of ranks can continue.
 """
 
 from __future__ import annotations
@@ -13,53 +13,55 @@ from collections.abc import Callable, Sequence
 from processes.supervised import Restarts, Say, SupervisedProcess
 from scheduler.cluster.file import ClusterFile, TrainerTable
 from scheduler.cluster.launch import Job, Launcher, Running
-from scheduler.cluster.tags import Need, Node, Place, assign, rank_counts
+from scheduler.cluster.tags import Need, Node, Placement, assign, rank_counts
 from scheduler.policies.elastic import Shift
 
 
 class Ranks:
-    """The trainer of a cluster. `run` is all of it."""
+    """The trainer of a cluster."""
 
     def __init__(
         self,
         table: TrainerTable,
         need: Need,
         launcher: Launcher,
-        places: Callable[[], Sequence[Place]],
+        placements: Callable[[], Sequence[Placement]],
         restarts: Restarts,
-        say: Say,
+        report: Say,
     ) -> None:
-        """`places`: of all ranks, in their order; raises ClusterError where one has none."""
+        """`placements` returns those of all ranks, in order; it raises ClusterError if one is missing."""
         self._table, self._need = table, need
-        self._launcher, self._places = launcher, places
+        self._launcher, self._placements = launcher, placements
         self.may_start = asyncio.Event()
-        """The gateway has been told of every engine that was up."""
-        self.kept = SupervisedProcess("trainer", self.start, restarts, say, stop_s=table.stop_s, may_end=True)
+        """Set once the gateway has all running engines."""
+        self.process = SupervisedProcess(
+            "trainer", self.start, restarts, report, stop_s=table.stop_s, may_end=True
+        )
 
     async def run(self) -> None:
-        """Keeps the trainer until it is done. Raises GivenUp."""
+        """Supervise the trainer until it ends. Raise GivenUp."""
         await self.may_start.wait()
-        await self.kept.run()
+        await self.process.run()
 
     def replace(self) -> None:
-        """Has the ranks end, and start anew where they are to be now."""
-        self.kept.replace()
+        """Stop the ranks and start them at their present placements."""
+        self.process.replace()
 
     async def start(self) -> Sequence[Running]:
-        """Starts every rank. Raises ClusterError, ChildDied, or OSError."""
-        places = self._places()
-        return await self._launcher.start([self._rank(places, rank) for rank in range(len(places))])
+        """Start every rank. Raise ClusterError, ChildDied, or OSError."""
+        placements = self._placements()
+        return await self._launcher.start([self._rank(placements, rank) for rank in range(len(placements))])
 
-    def _rank(self, places: Sequence[Place], rank: int) -> Job:
-        """torchrun's environment, and which nodes are the trainer's."""
-        table, place = self._table, places[rank]
-        nodes = list(dict.fromkeys(place.node.name for place in places))
+    def _rank(self, placements: Sequence[Placement], rank: int) -> Job:
+        """Return a rank's job, with torchrun's environment and the names of the trainer's nodes."""
+        table, placement = self._table, placements[rank]
+        nodes = list(dict.fromkeys(one.node.name for one in placements))
         env = {
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(places)),
-            "LOCAL_RANK": str(place.number),
-            "LOCAL_WORLD_SIZE": str(sum(other.node == place.node for other in places)),
-            "GROUP_RANK": str(nodes.index(place.node.name)),
+            "WORLD_SIZE": str(len(placements)),
+            "LOCAL_RANK": str(placement.number),
+            "LOCAL_WORLD_SIZE": str(sum(other.node == placement.node for other in placements)),
+            "GROUP_RANK": str(nodes.index(placement.node.name)),
             "MASTER_ADDR": "{first_host}",
             "MASTER_PORT": "{first_port}",
             "HEADGATE_TRAIN_NODES": ",".join(nodes),
@@ -67,40 +69,42 @@ class Ranks:
         argv: tuple[str, ...] = table.command
         if table.config is not None:
             argv = ("{python}", "-m", "trainer.cli", "run", str(table.config.resolve()))
-        return Job(place, argv, env | table.env, trusted=True, reserve=self._need.capacity)
+        return Job(placement, argv, env | table.env, trusted=True, reserve=self._need.capacity)
 
 
-class Numbers:
-    """How many ranks the trainer of a cluster may have."""
+class RankCounts:
+    """The possible numbers of the trainer's ranks."""
 
     def __init__(self, file: ClusterFile, unit: int = 1) -> None:
-        """`unit`: more ranks than at first are a multiple of it."""
+        """`unit`: every number above the first is a multiple of it."""
         self._engine, self._trainer, self._unit = file.engine_need, file.trainer_need, unit
         self._least = file.trainer.ranks if file.trainer is not None else 1
         self._most = file.elastic.ranks if file.elastic is not None else None
 
     @property
-    def change(self) -> bool:
+    def can_change(self) -> bool:
         """True if the number may change."""
         return self._trainer is not None and self._most is not None
 
     def of(self, nodes: Sequence[Node]) -> list[int]:
-        """The numbers of ranks that are possible on these nodes, in ascending order."""
+        """Return the numbers of ranks that are possible on these nodes, in ascending order."""
         if self._trainer is None or self._most is None:
             return [self._least]
         return rank_counts(nodes, self._engine, self._trainer, self._least, self._most, self._unit)
 
-    def shifts(self, nodes: Sequence[Node], places: Sequence[Place]) -> tuple[Shift | None, Shift | None]:
-        """How training, with ranks at these places, can be given a node more, and a node fewer."""
-        counts, now = self.of(nodes), len(places)
+    def shifts(
+        self, nodes: Sequence[Node], placements: Sequence[Placement]
+    ) -> tuple[Shift | None, Shift | None]:
+        """Return the shifts by which training gets a node more and a node fewer, from the present placements."""
+        counts, now = self.of(nodes), len(placements)
         more = next((count for count in counts if count > now), None)
         fewer = next((count for count in reversed(counts) if count < now), None)
-        return self._shift(nodes, places, more), self._shift(nodes, places, fewer)
+        return self._shift(nodes, placements, more), self._shift(nodes, placements, fewer)
 
-    def _shift(self, nodes: Sequence[Node], before: Sequence[Place], count: int | None) -> Shift | None:
+    def _shift(self, nodes: Sequence[Node], before: Sequence[Placement], count: int | None) -> Shift | None:
         if count is None:
             return None
         after = assign(nodes, self._engine, self._trainer, count).ranks
-        moved = {place.node.seen.id for place in before} ^ {place.node.seen.id for place in after}
-        engines = sum(node.group.engines for node in nodes if node.seen.id in moved)
+        moved = {place.node.discovered.id for place in before} ^ {place.node.discovered.id for place in after}
+        engines = sum(node.group.engines for node in nodes if node.discovered.id in moved)
         return Shift(engines, len(before), count)

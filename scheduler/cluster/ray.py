@@ -1,8 +1,8 @@
-"""The nodes of a Ray cluster: labels are tags, actors hold processes, placement groups keep together what belongs together.
+"""The nodes of a Ray cluster: labels are tags, each process has an actor, and jobs of one start share a placement group.
 
-Needs the extra `ray`. Facts that shape this file: a label selector that no node satisfies raises nothing and pends for ever, so
-places are found among the nodes that are there (`tags`), and every placement has a deadline. Each job is bound to its node by
-`ray.io/node-id`. vLLM's control endpoints ask for no key, so engines listen at their node's private address alone.
+Needs the extra `ray`. Facts that shape this file: a label selector that no node satisfies raises nothing and stays pending, so
+placements are made among the present nodes (`tags`), and every placement group has a deadline. Each job is bound to its node by
+`ray.io/node-id`. vLLM's control endpoints need no key, so engines listen only at their node's private address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfie
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running, visible
 from scheduler.cluster.ray_actor import NodeActor
-from scheduler.cluster.tags import Capacity, Seen
+from scheduler.cluster.tags import Capacity, DiscoveredNode
 
 _NODE_ID = "ray.io/node-id"
 _GIB = 2**30
@@ -37,41 +37,41 @@ class RayRunning:
     """A process on a node of a Ray cluster."""
 
     def __init__(self, job: Job, actor: Any, group: Gang, port: int) -> None:
-        self.name = job.place.name
-        self.host = job.place.node.seen.address
+        self.name = job.placement.name
+        self.host = job.placement.node.discovered.address
         self.port = port
-        self._node = job.place.node.name
+        self._node = job.placement.node.name
         self._actor = actor
         self._group = group
 
     async def wait(self) -> Ended:
         try:
-            status, said = await self._actor.wait.remote()
+            status, last_lines = await self._actor.wait.remote()
         except RayError as error:
-            return Ended(-9, f"node {self._node} is lost, or what held it there: {_first_line(error)}")
-        return Ended(status, said)
+            return Ended(-9, f"node {self._node} or its actor is lost: {_first_line(error)}")
+        return Ended(status, last_lines)
 
     async def stop(self, grace_s: float) -> None:
         try:
             await _within(self._actor.stop.remote(grace_s), grace_s + _KILL_S)
         except (RayError, TimeoutError):
-            pass  # the node is gone, and the process with it
+            pass  # the node is lost, and the process with it
         finally:
             await asyncio.to_thread(self._group.leave, self._actor)
 
 
 class Gang:
-    """The placement group of a few processes; it is given back with the last of them."""
+    """The placement group of some processes, removed when the last one ends."""
 
     def __init__(self, group: PlacementGroup, size: int) -> None:
         self._group = group
-        self._left = size
+        self._remaining = size
 
     def leave(self, actor: Any) -> None:
-        """Ends an actor."""
+        """End an actor."""
         ray.kill(actor)
-        self._left -= 1
-        if self._left <= 0:
+        self._remaining -= 1
+        if self._remaining <= 0:
             remove_placement_group(self._group)
 
 
@@ -85,12 +85,12 @@ class RayLauncher:
         self._folder = os.getcwd()
 
     async def open(self) -> None:
-        """Connects to Ray. Raises Refused if there is no such cluster, or if it is open to everybody."""
+        """Connect to Ray. Raise Refused without such a cluster, or if it needs no token."""
         address = self._settings.address
         if not self._settings.open and os.environ.get(_MODE, "").lower() != _TOKEN:
             raise Refused(
-                f"Ray's token authentication is off, so whoever reaches it may run anything there: set {_MODE}=token and the"
-                " token (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH) here and on every node, or say [ray] open = true"
+                f"Ray's token authentication is off, so every client can run programs there: set {_MODE}=token and the"
+                " token (RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH) here and on every node, or set [ray] open = true"
             )
         try:
             await asyncio.to_thread(
@@ -106,13 +106,13 @@ class RayLauncher:
     async def close(self) -> None:
         await asyncio.to_thread(ray.shutdown)
 
-    async def seen(self) -> list[Seen]:
+    async def discover(self) -> list[DiscoveredNode]:
         rows: list[dict[str, Any]] = await asyncio.to_thread(ray.nodes)
-        alive = [_seen(row) for row in rows if row["Alive"]]
+        alive = [_discovered(row) for row in rows if row["Alive"]]
         return sorted(alive, key=lambda node: node.id)
 
     async def start(self, jobs: Sequence[Job]) -> list[Running]:
-        """Starts all jobs or none, with what they reserve in one placement group."""
+        """Start all jobs or none, with their reservations in one placement group."""
         for job in jobs:
             _check_private(job)
         group = await self._placed(jobs)
@@ -124,22 +124,22 @@ class RayLauncher:
             for actor in actors:
                 await asyncio.to_thread(gang.leave, actor)
             if isinstance(error, (RayError, TimeoutError)):
-                names = ", ".join(dict.fromkeys(job.place.node.name for job in jobs))
-                raise NodeLost(f"nothing can be started on {names}: {_first_line(error)}") from error
+                names = ", ".join(dict.fromkeys(job.placement.node.name for job in jobs))
+                raise NodeLost(f"starting processes on {names} failed: {_first_line(error)}") from error
             raise
 
     async def _placed(self, jobs: Sequence[Job]) -> PlacementGroup:
         bundles = [_resources(job.reserve) for job in jobs]
-        nodes = [{_NODE_ID: job.place.node.seen.id} for job in jobs]
+        nodes = [{_NODE_ID: job.placement.node.discovered.id} for job in jobs]
         group = await asyncio.to_thread(placement_group, bundles, "PACK", bundle_label_selector=nodes)
         wait_s = self._settings.wait_s
         if not await asyncio.to_thread(group.wait, wait_s):
             await asyncio.to_thread(remove_placement_group, group)
             wants = "; ".join(
-                f"{job.place.name} on {job.place.node.name}: {_told(bundle)}"
+                f"{job.placement.name} on {job.placement.node.name}: {_described(bundle)}"
                 for job, bundle in zip(jobs, bundles, strict=True)
             )
-            raise Unsatisfied(f"Ray had no room within {wait_s:g} s (others may use it) for {wants}")
+            raise Unsatisfied(f"Ray had no free resources within {wait_s:g} s for {wants}")
         return group
 
     async def _started(self, jobs: Sequence[Job], actors: Sequence[Any], gang: Gang) -> list[Running]:
@@ -151,7 +151,7 @@ class RayLauncher:
         )
         if wrong := [text for text in opened if text]:
             raise ClusterError(wrong[0])
-        hosts = [job.place.node.seen.address for job in jobs]
+        hosts = [job.placement.node.discovered.address for job in jobs]
         spare = await _within(actors[0].free_port.remote(hosts[0]), _ANSWER_S)
         ports = [
             await _within(actor.free_port.remote(host), _ANSWER_S)
@@ -163,16 +163,18 @@ class RayLauncher:
             *(
                 _within(
                     actor.start.remote(
-                        job.place.name,
+                        job.placement.name,
                         list(job.argv),
-                        {**job.env, **seen},
-                        str(self._logs / f"{job.place.name}.log"),
+                        {**job.env, **visible_gpus},
+                        str(self._logs / f"{job.placement.name}.log"),
                         {**first, "host": host, "port": str(port)},
                         job.trusted,
                     ),
                     _ANSWER_S,
                 )
-                for job, actor, host, port, seen in zip(jobs, actors, hosts, ports, devices, strict=True)
+                for job, actor, host, port, visible_gpus in zip(
+                    jobs, actors, hosts, ports, devices, strict=True
+                )
             )
         )
         return [
@@ -195,33 +197,33 @@ def _actor(job: Job, group: PlacementGroup, number: int) -> Any:
 
 
 def _resources(reserve: Capacity) -> dict[str, float]:
-    """A bundle; Ray takes none that is empty."""
-    found = {"CPU": reserve.cpus, "GPU": float(reserve.gpus), "memory": float(int(reserve.memory_gb * _GIB))}
-    return {name: value for name, value in found.items() if value} or {"CPU": 0.001}
+    """Return a bundle. Ray accepts no empty one."""
+    bundle = {"CPU": reserve.cpus, "GPU": float(reserve.gpus), "memory": float(int(reserve.memory_gb * _GIB))}
+    return {name: value for name, value in bundle.items() if value} or {"CPU": 0.001}
 
 
 async def _gpus(job: Job, actor: Any) -> list[str]:
-    """A job's GPUs: those that Ray has assigned, or its place's where it takes turns with others and Ray assigns none."""
+    """Return a job's GPUs: those that Ray has assigned, or those of its placement if it reserves none."""
     if job.reserve.gpus:
         return list(await _within(actor.gpus.remote(), _ANSWER_S))
-    return [str(device) for device in job.place.devices]
+    return [str(device) for device in job.placement.devices]
 
 
 def _check_private(job: Job) -> None:
-    address = ipaddress.ip_address(job.place.node.seen.address)
+    address = ipaddress.ip_address(job.placement.node.discovered.address)
     if address.is_global:
         raise Refused(
-            f"node {job.place.node.name} has the public address {address}: an engine there could be paused, reloaded and read by"
-            " anybody; start Ray with --node-ip-address on a private network"
+            f"node {job.placement.node.name} has the public address {address}: any client could pause, reload and read an engine"
+            " there; start Ray with --node-ip-address on a private network"
         )
 
 
-def _seen(row: dict[str, Any]) -> Seen:
+def _discovered(row: dict[str, Any]) -> DiscoveredNode:
     resources = row["Resources"]
     capacity = Capacity(
         resources.get("CPU", 0.0), int(resources.get("GPU", 0)), resources.get("memory", 0.0) / _GIB
     )
-    return Seen(row["NodeID"], dict(row["Labels"]), capacity, row["NodeManagerAddress"])
+    return DiscoveredNode(row["NodeID"], dict(row["Labels"]), capacity, row["NodeManagerAddress"])
 
 
 async def _within(work: Awaitable[T], limit_s: float) -> T:
@@ -229,7 +231,7 @@ async def _within(work: Awaitable[T], limit_s: float) -> T:
         return await work
 
 
-def _told(bundle: dict[str, float]) -> str:
+def _described(bundle: dict[str, float]) -> str:
     return ", ".join(f"{value:g} {name}" for name, value in bundle.items())
 
 

@@ -1,7 +1,7 @@
-"""A Ray actor that holds one child process on a node.
+"""A Ray actor with one child process on a node.
 
-The child dies with its actor, and the actor with the driver: `scheduler run`. What comes over Ray's network is a command line and
-variables that the cluster file has; keys are the node's own (its environment has them, from wherever it was started).
+The child ends with its actor, and the actor with the driver: `scheduler run`. Only command lines and variables of the cluster
+file cross Ray's network; keys come from the environment of each node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NodeActor:
         self._process: LocalProcess | None = None
 
     def open_folder(self, folder: str) -> str:
-        """Works where `scheduler run` does, so that paths mean the same; answers what is wrong with that."""
+        """Work in the folder of `scheduler run`, so that paths mean the same. Return an error message, or ""."""
         try:
             os.chdir(folder)
         except OSError as error:
@@ -31,11 +31,11 @@ class NodeActor:
         return ""
 
     def free_port(self, host: str) -> int:
-        """A free TCP port of this node's address; it is held for the child until this actor ends. Raises OSError."""
+        """Return a free TCP port of this node's address, reserved until this actor ends. Raise OSError."""
         return free_port(host)
 
     def gpus(self) -> list[str]:
-        """The GPUs that Ray has assigned to this actor, as the driver numbers them."""
+        """Return the GPUs that Ray has assigned to this actor."""
         import ray
 
         return [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids().get("GPU", [])]
@@ -49,7 +49,7 @@ class NodeActor:
         values: Mapping[str, str],
         trusted: bool,
     ) -> None:
-        """Starts the child; see `Job`. Raises OSError."""
+        """Start the child; see `Job`. Raise OSError."""
         values = {**values, "python": sys.executable}
         hidden = {} if trusted else {key: "" for key in os.environ if key.startswith(SECRET)}
         own = hidden | {key: filled(value, values) for key, value in env.items()}
@@ -58,11 +58,11 @@ class NodeActor:
         )
 
     async def wait(self) -> tuple[int, str]:
-        """Waits until the child ends; returns its status and its last lines."""
+        """Wait for the child's end. Return its status and its last lines."""
         assert self._process is not None
         return await self._process.wait(), self._process.tail()
 
     async def stop(self, grace_s: float) -> None:
-        """Ends the child and whatever it started."""
+        """Stop the child and all processes that it started."""
         if self._process is not None:
             await self._process.stop(grace_s)

@@ -1,8 +1,7 @@
-"""Tells the gateway which nodes and engines there are, and asks it how training goes.
+"""Registers nodes and engines with the gateway, and reads the state of training.
 
-Owns one connection pool to the admin API, and the names under which it has put engines there. What the gateway has is compared
-with what it should have, so a restarted gateway is told everything again. A gateway that does not answer is asked
-again later.
+Owns one connection pool to the admin API, and the names of the engines that it has registered. The gateway's records are compared
+with those that it should have, so a restarted gateway gets everything again. A gateway that does not answer is tried again later.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scheduler.cluster.tags import TRAIN, Node
 _ADMIN = "/admin/v1"
 _ANSWER_S = 10.0
 _IDLE = "none"
-"""The tag of a node that has no other: the gateway wants one."""
+"""The tag of a node without tags: the gateway requires one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +34,12 @@ class Address:
 class Registry:
     """The admin API of the cluster's gateway."""
 
-    def __init__(self, gateway: GatewayFile, say: Say, unlent: frozenset[str] = frozenset()) -> None:
-        """`unlent`: tags of which the gateway is told nothing."""
+    def __init__(self, gateway: GatewayFile, report: Say, unlent: frozenset[str] = frozenset()) -> None:
+        """`unlent`: tags that are not sent to the gateway."""
         headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
         self._http = httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, timeout=_ANSWER_S)
         self._model = gateway.model
-        self._say = say
+        self._report = report
         self._unlent = unlent
         self._ours: dict[str, Address] = {}
         self._nodes: set[str] = set()
@@ -53,7 +52,7 @@ class Registry:
         await self._http.aclose()
 
     async def answers(self, path: str = "/healthz") -> bool:
-        """True if the gateway answers at `path`; at `/readyz`, if it would serve calls."""
+        """Return True if the gateway answers at `path`; at `/readyz`, if it can serve calls."""
         try:
             return (await self._http.get(path)).is_success
         except httpx.HTTPError:
@@ -62,10 +61,10 @@ class Registry:
     async def update(
         self, nodes: Sequence[Node], engines: Mapping[str, Address], claimed: Collection[str] | None = None
     ) -> bool:
-        """Brings the gateway to know these nodes and these engines; whether it does now.
+        """Register these nodes and engines. Return True once the gateway has exactly these.
 
-        `claimed`: the names of the nodes that a trainer has; of others the gateway is told no tag `train`, since nobody would
-        release them. None: of each that has the tag, some trainer may have it.
+        `claimed`: the names of the trainer's nodes; others are registered without the tag `train`, since no trainer would release
+        them. None: every node with the tag may be a trainer's.
         """
         try:
             await self._update_nodes(nodes, claimed)
@@ -74,14 +73,14 @@ class Registry:
             return False
 
     async def has_none(self, engines: Collection[str]) -> bool:
-        """True if the gateway has none of these engines; False also if it does not answer."""
+        """Return True if the gateway has none of these engines; False also if it does not answer."""
         try:
             return not (await self._known()).keys() & set(engines)
         except httpx.HTTPError:
             return False
 
     async def status(self) -> dict[str, Any] | None:
-        """The state of training; None if the gateway did not answer."""
+        """Return the state of training, or None if the gateway does not answer."""
         try:
             answer = await self._http.get(f"{_ADMIN}/status", params={"model": self._model})
             found: dict[str, Any] = answer.json()
@@ -97,21 +96,21 @@ class Registry:
             free = claimed is not None and node.name not in claimed
             tags = node.tags - self._unlent - ({TRAIN} if free else set()) or {_IDLE}
             if known.get(node.name) != tags:
-                self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_told(node, tags)))
+                self._check(node.name, await self._http.post(f"{_ADMIN}/nodes", json=_row(node, tags)))
         names = {node.name for node in nodes}
-        for gone in self._nodes - names:
-            await self._http.delete(f"{_ADMIN}/nodes/{gone}")
+        for left in self._nodes - names:
+            await self._http.delete(f"{_ADMIN}/nodes/{left}")
         self._nodes = names
 
     async def _update_engines(self, engines: Mapping[str, Address]) -> bool:
         known = await self._known()
-        gone = [name for name in self._ours if name in known and engines.get(name) != self._ours[name]]
+        moved = [name for name in self._ours if name in known and engines.get(name) != self._ours[name]]
         # An engine that is restarted elsewhere keeps its name, so the dead one must be removed first.
-        await asyncio.gather(*(self._remove(name) for name in gone))
-        known = await self._known() if gone else known
+        await asyncio.gather(*(self._remove(name) for name in moved))
+        known = await self._known() if moved else known
         missing = [name for name in engines if name not in known]
         await asyncio.gather(*(self._add(name, engines[name]) for name in missing))
-        return not missing and not gone and not self._refused & set(engines)
+        return not missing and not moved and not self._refused & set(engines)
 
     async def _known(self) -> dict[str, str]:
         answer = await self._http.get(f"{_ADMIN}/engines")
@@ -129,18 +128,18 @@ class Registry:
             self._ours.pop(name, None)
 
     def _check(self, name: str, answer: httpx.Response) -> bool:
-        """True if the gateway accepted the request; each refusal is reported once."""
+        """Return True if the gateway accepted the request. Report each refusal once."""
         if answer.is_success:
             self._refused.discard(name)
             return True
         if name not in self._refused:
             self._refused.add(name)
-            self._say(f"the gateway refuses {name}: {answer.status_code} {answer.text[:300]}")
+            self._report(f"the gateway refuses {name}: {answer.status_code} {answer.text[:300]}")
         return False
 
 
-def _told(node: Node, tags: Collection[str]) -> dict[str, Any]:
-    capacity = node.seen.capacity
+def _row(node: Node, tags: Collection[str]) -> dict[str, Any]:
+    capacity = node.discovered.capacity
     return {
         "name": node.name,
         "tags": sorted(tags),

@@ -1,7 +1,7 @@
 """Decides whether an engine and a rank of the trainer fit on one GPU: together, in turn, or not at all.
 
-Pure arithmetic, in GiB of one GPU. In turn means that one is away while the other works: an engine sleeps, and a
-trainer's weights are offloaded (docs/scheduler.md, lending).
+Pure arithmetic, in GiB of one GPU. In turn means that one frees its memory while the other works: an engine sleeps, or
+a trainer offloads its weights (docs/scheduler.md, lending).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scheduler.cluster.errors import OutOfMemory
 from scheduler.cluster.tags import Assignment, Node
 
 AWAY_GB = 1.5
-"""GB that a process keeps on a GPU whose memory it has freed: the device's libraries and queues. Assumed, not measured."""
+"""GB that a process keeps on a GPU after it has freed its memory: libraries and queues. Assumed, not measured."""
 SHARE = 0.92
 """vLLM's default of `--gpu-memory-utilization`."""
 Kind = Literal["together", "in turn", "not at all"]
@@ -37,7 +37,7 @@ class Fit:
 
 
 def fit(gpu_gb: float, engine: Need, trainer: Need) -> Fit:
-    """How an engine and a rank of the trainer fit on a GPU."""
+    """Return how an engine and a rank of the trainer fit on a GPU."""
     both = engine.work_gb + trainer.work_gb
     sums = f"engine {engine.work_gb:.1f} + trainer {trainer.work_gb:.1f} = {both:.1f} GiB"
     if both <= gpu_gb:
@@ -53,7 +53,7 @@ def fit(gpu_gb: float, engine: Need, trainer: Need) -> Fit:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that engines and ranks need on their GPUs, as the files of a cluster say it."""
+    """The memory that engines and ranks need on their GPUs, from the files of a cluster."""
 
     engine_gb: float | None = None
     """None: `share` of its GPU."""
@@ -63,25 +63,25 @@ class Memory:
     trainer_gb: float | None = None
     """The memory of a rank; None: unknown."""
     offloads: bool = True
-    """True if the trainer's weights leave while its nodes are released."""
+    """True if the trainer offloads its weights while its nodes are released."""
     turns: bool = True
     """True if the trainer claims and releases its nodes."""
 
     def engine(self, gpu_gb: float) -> Need:
-        """An engine on one of its GPUs."""
+        """Return the need of an engine on one of its GPUs."""
         work = self.share * gpu_gb if self.engine_gb is None else self.engine_gb
         return Need(work, AWAY_GB if self.sleeps and self.turns else work)
 
     @property
     def trainer(self) -> Need | None:
-        """A rank on its GPU."""
+        """The need of a rank on its GPU; None: unknown."""
         if self.trainer_gb is None:
             return None
         return Need(self.trainer_gb, AWAY_GB if self.offloads and self.turns else self.trainer_gb)
 
 
-def told(nodes: Sequence[Node], assignment: Assignment, memory: Memory) -> list[str]:
-    """A line for each node on whose GPUs both engines and ranks are. Raises OutOfMemory for what does not fit."""
+def shared_nodes(nodes: Sequence[Node], assignment: Assignment, memory: Memory) -> list[str]:
+    """Return a line for each node on whose GPUs both engines and ranks run. Raise OutOfMemory if they do not fit."""
     lines = []
     for node in nodes:
         gpu_gb, trainer = node.group.gpu_memory_gb, memory.trainer
@@ -90,7 +90,7 @@ def told(nodes: Sequence[Node], assignment: Assignment, memory: Memory) -> list[
         if gpu_gb is None:
             if engines & ranks:
                 lines.append(
-                    f"{node.name}: no gpu_memory_gb is given, so nobody knows whether its memory lasts"
+                    f"{node.name}: no gpu_memory_gb is given, so it is unknown whether its memory suffices"
                 )
             continue
         if engines:
@@ -110,10 +110,10 @@ def _check_alone(node: Node, what: str, need: Need, gpu_gb: float, key: str) -> 
 
 
 def _shared(node: Node, gpu_gb: float, memory: Memory) -> str:
-    """Describes how an engine and a rank share a GPU. Raises OutOfMemory."""
+    """Describe how an engine and a rank share a GPU. Raise OutOfMemory."""
     if memory.trainer is None:
         return (
-            "an engine and the trainer share a GPU; say [trainer] gpu_memory_gb (`trainer plan-memory` predicts it) to know"
+            "an engine and the trainer share a GPU; set [trainer] gpu_memory_gb (`trainer plan-memory` predicts it) to check"
             " whether they fit"
         )
     found = fit(gpu_gb, memory.engine(gpu_gb), memory.trainer)
@@ -133,6 +133,6 @@ def _advice(memory: Memory) -> str:
     if not memory.offloads:
         ways.append('offload the trainer\'s weights ([gateway] offload = "host" of its file)')
     ways.append(
-        "give the engine less (--gpu-memory-utilization) or the trainer more ranks, or place them apart"
+        "give the engine less (--gpu-memory-utilization) or the trainer more ranks, or place them on separate nodes"
     )
     return "; ".join(ways)

@@ -1,9 +1,9 @@
-"""`scheduler run`: a whole cluster from one file, started, tended and ended.
+"""`scheduler run`: starts, supervises and stops a whole cluster from one file.
 
-Owns everything that runs: the gateway, here; engines and the trainer's ranks (`ranks`) where `tags` places them. Every look
-compares what should run with what does, so nodes that join and leave, engines that die and a gateway that was restarted are all
-the same case. Invariants: engines are registered with the gateway while they answer and not otherwise; everything ends in the
-order trainer, gateway, engines; nothing is left when `run` is over.
+Owns all processes: the gateway on this machine; engines and the trainer's ranks (`ranks`) where `tags` places them. Every poll
+compares the processes that should run with those that do, so nodes that join and leave, engines that die and a restarted gateway
+are all the same case. Invariants: engines are registered with the gateway while they answer and not otherwise; processes stop in
+the order trainer, gateway, engines; none is left when `run` returns.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from processes.ports import url_of
 from processes.slow import SILENT_S, reported
 from processes.supervised import Budget, Child, Say, SupervisedProcess
 from scheduler.cluster import preflight, sharing
+from scheduler.cluster.autoscaler import Autoscaler
 from scheduler.cluster.errors import ClusterError, Unsatisfied
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.growth import Growth
 from scheduler.cluster.launch import Job, Launcher, Running, filled
-from scheduler.cluster.ranks import Numbers, Ranks
+from scheduler.cluster.ranks import RankCounts, Ranks
 from scheduler.cluster.registry import Address, Registry
 from scheduler.cluster.tags import (
     TRAIN,
     Assignment,
     Capacity,
     Node,
-    Place,
+    Placement,
     assign,
     beyond,
     check_counts,
@@ -53,18 +53,18 @@ Show = Callable[[Sequence[Node], Assignment], None]
 
 @dataclass(slots=True)
 class Engine:
-    """An engine that should run, and the task that keeps it."""
+    """An engine that should run, and the task that supervises it."""
 
-    place: Place
-    kept: SupervisedProcess[Running]
+    placement: Placement
+    process: SupervisedProcess[Running]
     task: asyncio.Task[None]
 
 
 class Supervisor:
-    """`run` is all of it; `check` stops before anything is started."""
+    """Runs a cluster; `check` only shows it."""
 
-    def __init__(self, file: ClusterFile, launcher: Launcher, say: Say, show: Show) -> None:
-        """`say` tells a line, `show` a table of nodes. Raises BadFile if the files that the cluster's names are of no use."""
+    def __init__(self, file: ClusterFile, launcher: Launcher, report: Say, show: Show) -> None:
+        """`report` prints a line, `show` a table of nodes. Raise BadFile for unusable files of the gateway or the trainer."""
         self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
         self._groups = file.wanted()
         if "command" not in file.engine.model_fields_set:
@@ -76,43 +76,44 @@ class Supervisor:
             unit = check_trainer(
                 file.trainer.config, file.elastic is not None and file.elastic.ranks is not None
             )
-        self._numbers = Numbers(file, unit)
+        self._counts = RankCounts(file, unit)
         self._file = file
         self._launcher = launcher
-        self._say, self._show = say, show
+        self._report, self._show = report, show
         self._engines: dict[str, Engine] = {}
         self._all: WeakSet[SupervisedProcess[Any]] = WeakSet()
-        """Whatever is kept, those that are on their way out too."""
+        """All supervised processes, also those that are stopping."""
         self._names: dict[str, str] = {}
-        """The names of the nodes that are used, by id, in the order in which they joined."""
+        """The names of the nodes in use, by id, in the order in which they joined."""
         self._nodes: list[Node] = []
         self._assignment = Assignment((), ())
-        self._widest: tuple[Place, ...] = ()
-        """Where ranks may be, now or later."""
+        self._widest: tuple[Placement, ...] = ()
+        """The placements of the greatest number of ranks."""
         ranks = file.trainer.ranks if file.trainer is not None else 1
-        self._growth = Growth(file.elastic, ranks) if file.elastic is not None else None
+        self._autoscaler = Autoscaler(file.elastic, ranks) if file.elastic is not None else None
         self._stop = asyncio.Event()
         self._ranks = self._trainer()
         self._running: asyncio.Task[int] | None = None
         self._trouble = ""
 
     async def check(self) -> None:
-        """Shows what would run where. Raises ClusterError, also for what is not there and what would run out of memory."""
+        """Show what would run where. Raise ClusterError, also for missing files and for GPUs with too little memory."""
         for warning in preflight.examine(self._file, self.gateway):
-            self._say(warning)
+            self._report(warning)
         await self._launcher.open()
         try:
-            await self._placed_first()
+            await self._wait_for_nodes()
             self._show_all()
         finally:
             await self._launcher.close()
 
     async def run(self) -> int:
-        """Runs until a signal comes or the trainer is done (returns 0), or until a process has been given up (returns 1).
-        Raises ClusterError.
+        """Run until a signal arrives or the trainer ends (return 0), or a process has failed too often (return 1).
+
+        Raise ClusterError.
         """
         self._running = asyncio.create_task(self._run(), name="cluster")
-        self._heed_signals()
+        self._handle_signals()
         try:
             return await self._running
         except asyncio.CancelledError:
@@ -121,36 +122,38 @@ class Supervisor:
             for number in _SIGNALS:
                 asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _heed_signals(self) -> None:
-        """Installs the signal handlers; once more when the launcher is open, for Ray's driver replaces them by its own."""
+    def _handle_signals(self) -> None:
+        """Install the signal handlers. Called again when the launcher is open, since Ray's driver replaces them."""
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        """The first ends everything in order; a second one at once."""
+        """Stop in order at the first signal, and immediately at the second."""
         if self._stop.is_set() and self._running is not None:
-            for kept in self._all:
-                kept.stop_s = 0.0
+            for process in self._all:
+                process.stop_s = 0.0
             self._running.cancel()
         self._stop.set()
 
     async def _run(self) -> int:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._launcher.close)
-            with reported(self._say, f"the launcher {self._file.cluster.launcher!r} to answer"):
+            with reported(self._report, f"the launcher {self._file.cluster.launcher!r} to answer"):
                 await self._launcher.open()
-            self._heed_signals()
-            await self._placed_first()
+            self._handle_signals()
+            await self._wait_for_nodes()
             self._show_all()
-            registry = await stack.enter_async_context(Registry(self.gateway, self._say, self._file.unlent))
+            registry = await stack.enter_async_context(
+                Registry(self.gateway, self._report, self._file.unlent)
+            )
             http = await stack.enter_async_context(httpx.AsyncClient(timeout=5.0))
             stack.push_async_callback(self._end_engines)
             if await registry.answers():
-                raise ClusterError(f"something listens at {self.gateway.admin_url} already")
-            gateway = self._kept(stack, self._gateway(registry))
-            tending = self._task(stack, self._tend(registry, http), "tend")
+                raise ClusterError(f"another server listens at {self.gateway.admin_url}")
+            gateway = self._supervise(stack, self._gateway(registry))
+            polling = self._task(stack, self._poll(registry, http), "poll")
             training = None if self._ranks is None else self._task(stack, self._ranks.run(), "trainer")
-            return await self._until({gateway, tending, *([training] if training else [])}, training)
+            return await self._until({gateway, polling, *([training] if training else [])}, training)
 
     async def _until(self, tasks: set[asyncio.Task[None]], training: asyncio.Task[None] | None) -> int:
         stop = asyncio.create_task(self._stop.wait(), name="stop")
@@ -159,10 +162,10 @@ class Supervisor:
             for task in tasks:
                 if task.done():
                     task.result()
-            self._say("the trainer is done" if training is not None and training.done() else "stopping")
+            self._report("the trainer has ended" if training is not None and training.done() else "stopping")
             return 0
         except GivenUp as error:
-            self._say(str(error))
+            self._report(str(error))
             return 1
         finally:
             stop.cancel()
@@ -172,38 +175,38 @@ class Supervisor:
         stack.push_async_callback(_ended, task)
         return task
 
-    def _kept(self, stack: AsyncExitStack, kept: SupervisedProcess[Any]) -> asyncio.Task[None]:
-        self._all.add(kept)
-        return self._task(stack, kept.run(), kept.name)
+    def _supervise(self, stack: AsyncExitStack, process: SupervisedProcess[Any]) -> asyncio.Task[None]:
+        self._all.add(process)
+        return self._task(stack, process.run(), process.name)
 
     def _show_all(self) -> None:
-        """Shows the nodes, and how those fit whose GPUs have engines and ranks. Raises OutOfMemory."""
+        """Show the nodes, and how engines and ranks share GPUs. Raise OutOfMemory."""
         self._show(self._nodes, self._assignment)
         widest = Assignment(self._assignment.engines, self._widest)
-        for line in sharing.told(self._nodes, widest, memory_of(self._file, self.gateway)):
-            self._say(line)
+        for line in sharing.shared_nodes(self._nodes, widest, memory_of(self._file, self.gateway)):
+            self._report(line)
 
     # State of processes
 
-    async def _placed_first(self) -> None:
-        """Waits for the nodes that the file asks for. Raises Unsatisfied, which says what is missing."""
+    async def _wait_for_nodes(self) -> None:
+        """Wait for the nodes of the file. Raise Unsatisfied, which names those that are missing."""
         began = asyncio.get_running_loop().time()
-        deadline, waits = began + self._wait_s, ""
+        deadline, reason = began + self._wait_s, ""
         while True:
-            seen = await self._launcher.seen()
+            found = await self._launcher.discover()
             try:
-                nodes = match(self._groups, seen, self._names, self._spare)
-                check_counts(self._groups, seen, nodes)
+                nodes = match(self._groups, found, self._names, self._spare)
+                check_counts(self._groups, found, nodes)
                 self._place(nodes)
                 return
             except Unsatisfied as error:
                 if asyncio.get_running_loop().time() > deadline or self._stop.is_set():
                     waited = f" (waited {self._wait_s:g} s)" if self._wait_s else ""
                     raise Unsatisfied(f"{error}{waited}") from error
-                if str(error) != waits and asyncio.get_running_loop().time() - began >= SILENT_S:
-                    waits = str(error)
-                    self._say(f"waiting for nodes, for up to {self._wait_s:g} s: {waits}")
-            await asyncio.sleep(min(self._file.cluster.look_s, 1.0))
+                if str(error) != reason and asyncio.get_running_loop().time() - began >= SILENT_S:
+                    reason = str(error)
+                    self._report(f"waiting for nodes, for up to {self._wait_s:g} s: {reason}")
+            await asyncio.sleep(min(self._file.cluster.poll_interval_s, 1.0))
 
     @property
     def _wait_s(self) -> float:
@@ -211,38 +214,38 @@ class Supervisor:
 
     @property
     def _spare(self) -> int | None:
-        return None if self._growth is None else self._growth.spare
+        return None if self._autoscaler is None else self._autoscaler.spare
 
     def _place(self, nodes: list[Node]) -> None:
-        file, counts = self._file, self._numbers.of(nodes)
-        most = self._growth.ranks if self._growth is not None else counts[0]
+        file, counts = self._file, self._counts.of(nodes)
+        most = self._autoscaler.ranks if self._autoscaler is not None else counts[0]
         ranks = max((count for count in counts if count <= most), default=counts[0])
         self._assignment = assign(nodes, file.engine_need, file.trainer_need, ranks)
         self._widest = assign(nodes, file.engine_need, file.trainer_need, counts[-1]).ranks
-        if self._growth is not None:
-            self._growth.ranks = ranks  # a node that comes back joins by the rule, as any other
+        if self._autoscaler is not None:
+            self._autoscaler.ranks = ranks  # a node that returns joins by the rule, as any other
         self._nodes = nodes
         self._names = self._in_order(nodes)
 
     def _in_order(self, nodes: Sequence[Node]) -> dict[str, str]:
-        """The names of nodes by id, those that joined first before others."""
-        names = {node.seen.id: node.name for node in nodes}
+        """Return the names of nodes by id, in the order in which they joined."""
+        names = {node.discovered.id: node.name for node in nodes}
         return {id_: names[id_] for id_ in (*self._names, *names) if id_ in names}
 
-    async def _look(self) -> None:
-        """Notes which nodes joined and left."""
-        self._use(match(self._groups, await self._launcher.seen(), self._names, self._spare))
+    async def _refresh_nodes(self) -> None:
+        """Use the present nodes, and report those that joined and left."""
+        self._use(match(self._groups, await self._launcher.discover(), self._names, self._spare))
 
     def _use(self, nodes: list[Node]) -> None:
-        """Uses these nodes from now on; reports processes that cannot be placed any more, and goes on with the rest."""
-        now = {node.seen.id: node.name for node in nodes}
+        """Use these nodes from now on. Report processes that cannot be placed any more, and continue with the others."""
+        now = {node.discovered.id: node.name for node in nodes}
         joined = sorted(name for id_, name in now.items() if id_ not in self._names)
         left = sorted(name for id_, name in self._names.items() if id_ not in now)
         if joined or left:
-            told = [
+            changes = [
                 f"{', '.join(some)} {verb}" for some, verb in ((joined, "joined"), (left, "left")) if some
             ]
-            self._say("; ".join(told))
+            self._report("; ".join(changes))
             self._trouble = ""
         elif not self._trouble:
             return
@@ -252,73 +255,74 @@ class Supervisor:
             self._trouble = ""
         except Unsatisfied as error:
             self._nodes, self._names = nodes, self._in_order(nodes)
-            there = [p for p in self._assignment.engines if p.node.seen.id in self._names]
-            self._assignment = Assignment(tuple(there), self._assignment.ranks)
+            placed = [p for p in self._assignment.engines if p.node.discovered.id in self._names]
+            self._assignment = Assignment(tuple(placed), self._assignment.ranks)
             if str(error) != self._trouble:
-                self._say(f"{error}; what is left goes on")
+                self._report(f"{error}; the other processes continue")
             self._trouble = str(error)
 
     # Engines
 
-    async def _tend(self, registry: Registry, http: httpx.AsyncClient) -> None:
-        """Looks again and again. Raises GivenUp when the last engine is given up."""
-        told = False
+    async def _poll(self, registry: Registry, http: httpx.AsyncClient) -> None:
+        """Keep nodes, engines and the gateway's records up to date. Raise GivenUp when the last engine has failed."""
+        announced = False
         while True:
-            await self._look()
-            await self._tend_engines(http)
+            await self._refresh_nodes()
+            await self._update_engines(http)
             known = await registry.update(self._nodes, self._addresses(), self._claimed)
             if known and self._addresses() and self._ranks is not None:
                 self._ranks.may_start.set()
-            if known and not told and await registry.answers("/readyz"):
-                told = True
-                self._say(self._where())
-            if self._growth is not None:
-                await self._rescale(registry, self._growth)
-            await asyncio.sleep(self._file.cluster.look_s)
+            if known and not announced and await registry.answers("/readyz"):
+                announced = True
+                self._report(self._addresses_text())
+            if self._autoscaler is not None:
+                await self._rescale(registry, self._autoscaler)
+            await asyncio.sleep(self._file.cluster.poll_interval_s)
 
-    async def _tend_engines(self, http: httpx.AsyncClient) -> None:
-        wanted = {place.name: place for place in self._assignment.engines}
+    async def _update_engines(self, http: httpx.AsyncClient) -> None:
+        wanted = {one.name: one for one in self._assignment.engines}
         superfluous = [
             name
             for name, engine in self._engines.items()
-            if name not in wanted or engine.place.node.seen.id != wanted[name].node.seen.id
+            if name not in wanted or engine.placement.node.discovered.id != wanted[name].node.discovered.id
         ]
         for name in superfluous:
             await _ended(self._engines.pop(name).task)
-        for name, place in wanted.items():
+        for name, placement in wanted.items():
             if name not in self._engines:
-                kept = self._engine(place, http)
-                self._all.add(kept)
-                task = asyncio.create_task(kept.run(), name=name)
+                process = self._engine(placement, http)
+                self._all.add(process)
+                task = asyncio.create_task(process.run(), name=name)
                 task.add_done_callback(partial(self._on_engine_ended, name))
-                self._engines[name] = Engine(place, kept, task)
-        given_up = [engine for engine in self._engines.values() if engine.task.done()]
-        if self._engines and len(given_up) == len(self._engines):
-            raise GivenUp("every engine is given up; their logs say why")
+                self._engines[name] = Engine(placement, process, task)
+        failed = [engine for engine in self._engines.values() if engine.task.done()]
+        if self._engines and len(failed) == len(self._engines):
+            raise GivenUp("all engines failed permanently; see their logs")
 
     def _on_engine_ended(self, name: str, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
-            self._say(f"{task.exception()}")
+            self._report(f"{task.exception()}")
 
     async def _end_engines(self) -> None:
         engines, self._engines = list(self._engines.values()), {}
         await asyncio.gather(*(_ended(engine.task) for engine in engines))
 
     def _addresses(self) -> dict[str, Address]:
-        """The engines that the gateway should have."""
-        leaving = self._growth.leaving if self._growth is not None else None
+        """Return the engines that the gateway should have."""
+        leaving = self._autoscaler.leaving if self._autoscaler is not None else None
         return {
             name: Address(
-                url_of(engine.kept.running[0].host, engine.kept.running[0].port), engine.place.node.name
+                url_of(engine.process.running[0].host, engine.process.running[0].port),
+                engine.placement.node.name,
             )
             for name, engine in self._engines.items()
-            if engine.kept.up.is_set() and engine.kept.running
-            if leaving is None or engine.place.node.seen.id != leaving.seen.id
+            if engine.process.up.is_set() and engine.process.running
+            if leaving is None or engine.placement.node.discovered.id != leaving.discovered.id
         }
 
-    def _engine(self, place: Place, http: httpx.AsyncClient) -> SupervisedProcess[Running]:
-        engine, shared = self._file.engine, any(rank.node == place.node for rank in self._widest)
-        group = place.node.group
+    def _engine(self, placement: Placement, http: httpx.AsyncClient) -> SupervisedProcess[Running]:
+        engine, shared = self._file.engine, any(rank.node == placement.node for rank in self._widest)
+        group = placement.node.group
         values = {
             "config": str(self.gateway.path.resolve()),
             "model": self.gateway.model,
@@ -327,7 +331,7 @@ class Supervisor:
         argv = tuple(filled(part, values) for part in engine.command)
         reserve = Capacity() if shared else self._file.engine_need.on(group).capacity
         env = {name: filled(value, values) for name, value in engine.env.items()}
-        job = Job(place, argv, env, trusted=False, reserve=reserve)
+        job = Job(placement, argv, env, trusted=False, reserve=reserve)
 
         async def healthy(running: Running) -> bool:
             try:
@@ -336,64 +340,68 @@ class Supervisor:
                 return False
 
         return SupervisedProcess(
-            place.name,
+            placement.name,
             partial(self._launcher.start, [job]),
             self._budget(),
-            self._say,
+            self._report,
             healthy=healthy,
             start_s=engine.start_s,
-            silent_s=engine.silent_s,
+            silent_s=engine.unhealthy_s,
             stop_s=engine.stop_s,
         )
 
-    async def _rescale(self, registry: Registry, growth: Growth) -> None:
-        """Adds a spare node or gives one back, or has the trainer go on with more ranks or fewer, if the rule is for it.
+    async def _rescale(self, registry: Registry, autoscaler: Autoscaler) -> None:
+        """Add a spare node, give one back, or change the number of ranks, as the rule decides.
 
-        The processes of a node that is given back end once the gateway has none of its engines any more, so that their calls go
-        on elsewhere.
+        The processes of a node that is given back end once the gateway has none of its engines, so that their calls continue on
+        other nodes.
         """
-        leaving = growth.leaving
+        leaving = autoscaler.leaving
         if leaving is None:
-            ranks = growth.ranks
-            if why := await self._change(registry, growth):
-                self._say(why)
-            if growth.ranks != ranks and self._ranks is not None:
+            ranks = autoscaler.ranks
+            if reason := await self._decide(registry, autoscaler):
+                self._report(reason)
+            if autoscaler.ranks != ranks and self._ranks is not None:
                 self._place(self._nodes)
                 self._show(self._nodes, self._assignment)
                 self._ranks.replace()
-        elif last_spare(self._nodes, [leaving.seen.id], self._trainers) is None:
-            growth.left(beyond(self._nodes))  # it is gone, or has to stand in for a node that is
+        elif last_spare(self._nodes, [leaving.discovered.id], self._trainers) is None:
+            autoscaler.finish_leaving(beyond(self._nodes))  # it has left, or replaces a node that has
         elif await registry.has_none(self._engines_on(leaving)):
-            rest = [node for node in self._nodes if node.seen.id != leaving.seen.id]
-            growth.left(beyond(rest))
+            rest = [node for node in self._nodes if node.discovered.id != leaving.discovered.id]
+            autoscaler.finish_leaving(beyond(rest))
             self._use(rest)
 
-    async def _change(self, registry: Registry, growth: Growth) -> str:
-        seen, status = await self._launcher.seen(), await registry.status()
+    async def _decide(self, registry: Registry, autoscaler: Autoscaler) -> str:
+        found, status = await self._launcher.discover(), await registry.status()
         if status is None:
-            growth.forget()
+            autoscaler.reset()
             return ""
-        return growth.look(
+        return autoscaler.update(
             asyncio.get_running_loop().time(),
             status,
             [name for name, engine in self._engines.items() if not engine.task.done()],
-            next_spare(self._groups, seen, self._names, growth.spare),
+            next_spare(self._groups, found, self._names, autoscaler.spare),
             last_spare(self._nodes, list(self._names), self._trainers),
-            *self._numbers.shifts(self._nodes, self._assignment.ranks),
+            *self._counts.shifts(self._nodes, self._assignment.ranks),
         )
 
     @property
     def _claimed(self) -> set[str] | None:
-        """The nodes that the trainer has, where their number changes."""
-        return {place.node.name for place in self._assignment.ranks} if self._numbers.change else None
+        """The nodes of the trainer, if their number may change."""
+        return {one.node.name for one in self._assignment.ranks} if self._counts.can_change else None
 
     @property
     def _trainers(self) -> frozenset[str]:
-        """The tags of nodes that a trainer may have."""
+        """The tags of the trainer's nodes."""
         return frozenset(self._file.trainer.tags if self._file.trainer is not None else (TRAIN,))
 
     def _engines_on(self, node: Node) -> set[str]:
-        return {name for name, engine in self._engines.items() if engine.place.node.seen.id == node.seen.id}
+        return {
+            name
+            for name, engine in self._engines.items()
+            if engine.placement.node.discovered.id == node.discovered.id
+        }
 
     # Gateway and trainer
 
@@ -410,7 +418,7 @@ class Supervisor:
             "gateway",
             start,
             self._budget(),
-            self._say,
+            self._report,
             healthy=lambda _running: registry.answers(),
             start_s=table.start_s,
             stop_s=table.stop_s,
@@ -420,30 +428,30 @@ class Supervisor:
         table, need = self._file.trainer, self._file.trainer_need
         if table is None or need is None:
             return None
-        ranks = Ranks(table, need, self._launcher, self._places_of_ranks, self._budget(), self._say)
-        self._all.add(ranks.kept)
+        ranks = Ranks(table, need, self._launcher, self._rank_placements, self._budget(), self._report)
+        self._all.add(ranks.process)
         return ranks
 
-    def _places_of_ranks(self) -> Sequence[Place]:
-        """Raises Unsatisfied if one of them is on a node that is gone."""
-        here, places = set(self._names), self._assignment.ranks
-        if lost := sorted({place.node.name for place in places if place.node.seen.id not in here}):
-            raise Unsatisfied(f"node {', '.join(lost)} is gone, and no other is for the trainer")
-        return places
+    def _rank_placements(self) -> Sequence[Placement]:
+        """Return the placements of the ranks. Raise Unsatisfied if the node of one has left."""
+        present, ranks = set(self._names), self._assignment.ranks
+        if lost := sorted({one.node.name for one in ranks if one.node.discovered.id not in present}):
+            raise Unsatisfied(f"node {', '.join(lost)} has left, and no other node can run the trainer")
+        return ranks
 
     def _budget(self) -> Budget:
         cluster = self._file.cluster
         return Budget(cluster.restarts, cluster.restart_window_s)
 
-    def _where(self) -> str:
+    def _addresses_text(self) -> str:
         gateway, logs = self.gateway, self._file.cluster.dir
         return (
             f"{self._file.cluster.name} is up: agents at {gateway.url}/v1, admin API at {gateway.admin_url}/admin/v1/engines,"
-            f" logs in {logs}; ctrl-c ends everything"
+            f" logs in {logs}; Ctrl-C stops everything"
         )
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
-    """Ends a task, and waits until it has."""
+    """Cancel a task, and wait for its end."""
     task.cancel()
     await asyncio.wait({task})

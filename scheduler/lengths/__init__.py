@@ -10,24 +10,40 @@ from collections.abc import Callable
 from scheduler.lengths.base import Features as Features
 from scheduler.lengths.base import Prediction as Prediction
 from scheduler.lengths.base import Ranker as Ranker
-from scheduler.lengths.boosted import Aside, Boosted, at_once
+from scheduler.lengths.boosted import Boosted, Run, run_inline
 from scheduler.lengths.history import History
-from scheduler.lengths.none import NoRanker
 
-Make = Callable[[float, int, Aside], Ranker]
+TAIL_SHARE = 0.2
+"""The share of calls, those that are expected to be longest, that are tails."""
+_NOTHING = Prediction()
+
+
+class NoRanker:
+    """A ranker that predicts nothing."""
+
+    def predict(self, features: Features) -> Prediction:
+        return _NOTHING
+
+    def learn(self, features: Features, length: int) -> None:
+        """Do nothing."""
+
+
+Make = Callable[[float, int, Run], Ranker]
 
 RANKERS: dict[str, Make] = {
-    "none": lambda _share, _memory, _aside: NoRanker(),
-    "history": lambda share, memory, _aside: History(share, memory),
+    "none": lambda _share, _memory, _run: NoRanker(),
+    "history": lambda share, memory, _run: History(share, memory),
     "boosted": Boosted,
 }
 
 
-def make_ranker(name: str, tail_share: float = 0.2, memory: int = 10_000, aside: Aside = at_once) -> Ranker:
-    """A ranker by its name. `tail_share`: which share of calls are tails; `memory`: tasks that it remembers.
+def make_ranker(
+    name: str, tail_share: float = TAIL_SHARE, memory: int = 10_000, run: Run = run_inline
+) -> Ranker:
+    """Return the ranker of that name. Raise ValueError for an unknown name, ImportError if its package is missing.
 
-    `aside` does what takes long. Raises ValueError for a name that is none, ImportError if a package of its own is not there.
+    `tail_share`: the share of calls that are tails. `memory`: tasks that it remembers. `run`: runs fits.
     """
     if (make := RANKERS.get(name)) is None:
         raise ValueError(f"no ranker {name!r}; there are: {', '.join(RANKERS)}")
-    return make(tail_share, memory, aside)
+    return make(tail_share, memory, run)

@@ -1,4 +1,4 @@
-"""The seam: who says how long a call will be."""
+"""The interface of rankers, which predict the lengths of calls."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The known features of a call at its beginning."""
+    """The features of a call that are known when it starts."""
 
     call: str
     task: str
     group: str
     episode: str
     turn: int
-    """The number of earlier answers in the conversation."""
+    """The number of earlier replies in the conversation."""
     prompt: Any
     """Token ids, an array of shape (tokens,) or a sequence."""
     messages: int = 0
     tools: int = 0
     most: int = 0
-    """`max_tokens`; 0: not known."""
+    """`max_tokens`; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +33,20 @@ class Prediction:
     tail: bool = False
     """True if the call is predicted to be one of the longest."""
     known: bool = False
-    """True if the prediction comes from learnt data; if False, the rest means nothing."""
+    """True if the prediction comes from data; if False, the other fields mean nothing."""
 
 
 class Ranker(Protocol):
-    """Learns from calls that are over, and predicts those that begin.
+    """Learns from finished calls, and predicts new ones.
 
-    Invariants: what it says is a function of what it was shown, in that order; its memory is bounded; neither method takes longer
-    than about a millisecond, and neither is for several threads at once.
+    Invariants: predictions are a function of the calls so far, in their order; the memory is bounded; no method takes longer than
+    about a millisecond, and none is for several threads concurrently.
     """
 
     def predict(self, features: Features) -> Prediction:
-        """Predicts a call that begins."""
+        """Predict the length of a new call."""
         ...
 
     def learn(self, features: Features, length: int) -> None:
-        """A call is over, and sampled `length` tokens. It need not have been predicted."""
+        """Learn from a finished call of `length` sampled tokens, predicted or not."""
         ...

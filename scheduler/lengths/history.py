@@ -1,9 +1,9 @@
-"""A call is as long as the calls of its task were: their running mean, and of a task that is new the mean of all."""
+"""Predicts the running mean of the task's earlier calls, and the mean of all calls for a new task."""
 
 from __future__ import annotations
 
 from scheduler.lengths.base import Features, Prediction
-from scheduler.lengths.memory import Mean, Means, Threshold
+from scheduler.lengths.running_means import Mean, Means, Threshold
 
 _KEEP = 0.97
 _KEEP_ALL = 0.999
@@ -19,7 +19,7 @@ class History:
         self._threshold = Threshold(tail_share)
 
     def predict(self, features: Features) -> Prediction:
-        """Predicts by the task's history; nothing is known of a new task."""
+        """Predict from the task's history. `known` is False for a new task."""
         mean = self._tasks.get(features.task)
         expected = (mean or self._all).value
         return Prediction(expected, self._threshold.above(expected), mean is not None)

@@ -1,6 +1,6 @@
-"""Predicts the length of a call from its prompt alone, by a regression on a few columns that is good after few calls.
+"""Predicts the length of a call from its prompt alone, by a regression on a few columns that needs few calls.
 
-Calls of one task have the same prompt and nearly the same length, so a task counts once: its calls share the weight.
+Calls of one task have the same prompt and similar lengths, so the calls of a task share the weight of one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RIDGE = 1.0
-"""A coefficient is drawn to 0 as by one task that says so."""
+"""The penalty of a coefficient, in tasks."""
 
 Vector = NDArray[np.float64]
 
@@ -25,18 +25,18 @@ class Prompts:
         """The means of the columns, their coefficients, and the mean of the values."""
 
     def predict(self, columns: Vector) -> float | None:
-        """The logarithm of a length; None: nothing has been fitted."""
+        """Return the logarithm of a length, or None before the first fit."""
         if (fitted := self._fitted) is None:
             return None
         means, coefficients, mean = fitted
         return float((columns - means) @ coefficients + mean)
 
     def fit(self, columns: Vector, values: Vector, tasks: Sequence[str]) -> None:
-        """Fits to calls: shapes (calls, width) and (calls,), and the task of each."""
+        """Fit to calls: columns (calls, width), values (calls,), and the task of each call."""
         calls = Counter(tasks)
         weights = np.array([1 / calls[task] for task in tasks])
         means, mean = np.average(columns, 0, weights), float(np.average(values, 0, weights))
-        beside = columns - means
-        weighted = beside * weights[:, None]
-        square = weighted.T @ beside + _RIDGE * np.eye(columns.shape[1])
+        centered = columns - means
+        weighted = centered * weights[:, None]
+        square = weighted.T @ centered + _RIDGE * np.eye(columns.shape[1])
         self._fitted = means, np.linalg.solve(square, weighted.T @ (values - mean)), mean

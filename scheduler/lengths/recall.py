@@ -1,4 +1,4 @@
-"""The recall of a ranking: the share of the truly longest calls among those that it put first."""
+"""The recall of a ranking: the share of the longest calls that it ranks first."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 
 def tail_recall(scores: Sequence[float], lengths: Sequence[float], share: float = 0.2) -> float | None:
-    """Returns the share of a window's longest calls that are also in the top `share` by score; None without calls. Of
-    equal scores at the border each is in with the same probability, so a ranking without information reaches `share`,
-    and the true order 1."""
+    """Return the share of the longest calls that are also in the top `share` by score, or None without calls.
+
+    Equal scores at the border count with equal probability, so a ranking without information has `share`, the true order 1.
+    """
     if not lengths:
         return None
     count = max(math.ceil(round(len(lengths) * share, 9)), 1)
@@ -18,7 +19,7 @@ def tail_recall(scores: Sequence[float], lengths: Sequence[float], share: float 
 
 
 def _belongs(values: Sequence[float], count: int) -> list[float]:
-    """Returns the probability that each is among the `count` highest, if equal ones are drawn by lot."""
+    """Return for each value the probability that it is among the `count` highest, equal ones in random order."""
     border = sorted(values, reverse=True)[count - 1]
     above, equal = sum(value > border for value in values), sum(value == border for value in values)
     chance = (count - above) / equal

@@ -15,7 +15,7 @@ from rich.table import Table
 from scheduler.cluster.sharing import Fit
 from scheduler.planning import measured, report
 from scheduler.planning.profile import BadProfile, Profile
-from scheduler.timeline.report import runs_of, timeline_from
+from scheduler.planning.runs import BadRun, runs_of, timeline_from
 
 _WIDTH = 150
 """Columns of a table where stdout is no terminal."""
@@ -32,7 +32,10 @@ def plan(
     """Shows a plan for a profile, or for a run, and answers it as JSON. Raises BadProfile or BadRun."""
     fit: Fit | None = None
     if run is not None:
-        timeline = timeline_from(run, number, metrics, steps=True)
+        try:
+            timeline = timeline_from(run, number, metrics).in_steps()
+        except ValueError as error:
+            raise BadRun(f"{run}: {error}") from error
         site, basis = measured.site_of(runs_of(run, number), timeline, nodes)
         sites = {run.resolve().name: site}
     else:

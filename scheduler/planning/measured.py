@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from scheduler.planning.profile import BadProfile
+from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Pool, Sampling, Site, Stage
 from scheduler.policies.throughput import EngineModel
-from scheduler.reactor.recording import Decision, Event, Run
-from scheduler.timeline.intervals import Timeline
+from scheduler.reactor.recording import Decision, Event, Run, objects
 
 
 @dataclass(slots=True)
@@ -113,6 +113,5 @@ def _values(runs: Sequence[Run], began: float) -> Iterator[tuple[float, dict[str
     for run in runs:
         for entry in run.entries:
             if isinstance(entry, Event | Decision):
-                for value in entry.value if isinstance(entry.value, list) else [entry.value]:
-                    if isinstance(value, dict):
-                        yield entry.tag.time / 1e9 - began, value
+                for value in objects(entry):
+                    yield entry.tag.time / 1e9 - began, value

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from scheduler.cluster import sharing
-from scheduler.configuration import Unreadable, complaints, read_toml
+from scheduler.configuration import Section, Unreadable, complaints, read_toml
 from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
 from scheduler.policies.throughput import EngineModel
 
@@ -20,12 +20,6 @@ Measured = Annotated[dict[Nodes, Positive], Field(min_length=1)]
 
 class BadProfile(Exception):
     """No plan can be made of it; the message names what is wrong."""
-
-
-class Section(BaseModel):
-    """A table of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class WorkSettings(Section):
@@ -132,11 +126,11 @@ class Profile(Section):
 
     batch: WorkSettings | None = None
     generation: GenerationSettings
-    sizes: dict[str, GenerationSettings] = {}
+    sizes: dict[str, GenerationSettings] = Field({})
     """Engines of other sizes (GPUs of each), which are tried in place of `[generation]`."""
     training: TrainingSettings
     memory: MemorySettings | None = None
-    hardware: dict[str, HardwareSettings] = {}
+    hardware: dict[str, HardwareSettings] = Field({})
     sites: Annotated[dict[str, SiteSettings], Field(min_length=1, max_length=2)]
 
     @model_validator(mode="after")

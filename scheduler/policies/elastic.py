@@ -47,63 +47,63 @@ class Measured:
     engines: float
 
     def generation_with(self, more: int) -> float:
-        """Seconds that generation would take with so many more engines, or, if negative, so many fewer."""
+        """Return the seconds of generation with `more` engines added, or removed if negative."""
         return self.generation_s * self.engines / (self.engines + more)
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """A node goes over to training or comes back: `engines` on it, and the trainer's ranks before and after."""
+    """A node moves to training or back: its engines, and the trainer's ranks before and after."""
 
     engines: int
     before: int
     after: int
 
     def training_s(self, step: Measured) -> float:
-        """Seconds of training after it."""
+        """Return the seconds of training after it."""
         return step.training_s * self.before / self.after
 
     def generation_s(self, step: Measured) -> float:
-        """Seconds of generation after it."""
+        """Return the seconds of generation after it."""
         return step.generation_with(-self.engines if self.after > self.before else self.engines)
 
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The possible changes: engines of the unit that can be added, and of the one that can be given back (0: there is none); the
-    shifts by which training gets a node more or fewer (None: there is none)."""
+    """The possible changes: engines of the unit that can be added, and of the one that can be given back (0: none); the shifts by
+    which training gets a node more or fewer (None: none)."""
 
     more: int = 0
     fewer: int = 0
-    wider: Shift | None = None
-    narrower: Shift | None = None
+    more_ranks: Shift | None = None
+    fewer_ranks: Shift | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The trainer was busy for so long with a batch."""
+    """The busy time of the trainer with a batch."""
 
     batch: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is seen at one time. `now` is of any one clock, in seconds."""
+class Observation:
+    """The state at one time. `now` is in seconds of any clock."""
 
     now: float
     version: int
     filling: bool
     """A batch that may be filled is not full."""
     engines: int
-    """Engines that are at work, or would be if there was any."""
+    """Engines that sample, or could."""
     trained: Trained | None = None
-    """The newest batch of which the trainer has said how long it was busy."""
+    """The newest batch for which the trainer reported its busy time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """A step that is over: the trainer made of its batch the next version."""
+    """A finished step: the trainer made the next version from its batch."""
 
     batch: int
     seconds: float
@@ -111,49 +111,51 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
-    """Observations of the running step."""
+class StepProgress:
+    """The observations of the running step."""
 
-    last: Look | None = None
+    last: Observation | None = None
     whole: bool = False
-    """The begin of the step was seen."""
+    """True if the start of the step was observed."""
     filling_s: float = 0.0
     engine_s: float = 0.0
     """Seconds of engines in `filling_s`."""
     over: Generated | None = None
-    """The step before, of which the trainer has not spoken yet."""
+    """The previous step, until the trainer reports its time."""
 
 
-def watched(watch: Watch, look: Look) -> tuple[Watch, Measured | None]:
-    """The next state, and a step if all is known of it now: its begin and its end were seen, and the trainer has spoken of it."""
-    last = watch.last
+def observe(progress: StepProgress, current: Observation) -> tuple[StepProgress, Measured | None]:
+    """Return the next state, and a step once its start, its end and the trainer's time are known."""
+    last = progress.last
     if last is None:
-        return Watch(look), None
+        return StepProgress(current), None
     if last.filling:
-        passed = look.now - last.now
-        watch = replace(
-            watch, filling_s=watch.filling_s + passed, engine_s=watch.engine_s + passed * last.engines
+        passed = current.now - last.now
+        progress = replace(
+            progress,
+            filling_s=progress.filling_s + passed,
+            engine_s=progress.engine_s + passed * last.engines,
         )
-    if look.version != last.version:
-        follows = look.version == last.version + 1
-        over = _over(watch, last) if follows and watch.whole else None
-        watch = Watch(look, whole=follows, over=over)
-    watch = replace(watch, last=look)
-    if watch.over is None or look.trained is None or look.trained.batch != watch.over.batch:
-        return watch, None
-    step = Measured(watch.over.seconds, look.trained.seconds, watch.over.engines)
-    return replace(watch, over=None), step
+    if current.version != last.version:
+        follows = current.version == last.version + 1
+        over = _over(progress, last) if follows and progress.whole else None
+        progress = StepProgress(current, whole=follows, over=over)
+    progress = replace(progress, last=current)
+    if progress.over is None or current.trained is None or current.trained.batch != progress.over.batch:
+        return progress, None
+    step = Measured(progress.over.seconds, current.trained.seconds, progress.over.engines)
+    return replace(progress, over=None), step
 
 
-def _over(watch: Watch, last: Look) -> Generated:
-    """The version is the number of the batch that is trained on it."""
-    engines = watch.engine_s / watch.filling_s if watch.filling_s else float(last.engines)
-    return Generated(last.version, watch.filling_s, engines)
+def _over(progress: StepProgress, last: Observation) -> Generated:
+    """Return the finished step. Its version is the number of its batch."""
+    engines = progress.engine_s / progress.filling_s if progress.filling_s else float(last.engines)
+    return Generated(last.version, progress.filling_s, engines)
 
 
 @dataclass(frozen=True, slots=True)
 class Elastic:
-    """`steps` in a row must say the same before anything is changed; after that, counting starts again."""
+    """Changes need the same result for `steps` steps in a row; afterwards counting starts again."""
 
     steps: int = 3
     change: Change | None = None
@@ -161,7 +163,7 @@ class Elastic:
 
 
 def decide(state: Elastic, step: Measured, units: Units) -> tuple[Elastic, Change | None]:
-    """The next state, and what shall be changed."""
+    """Return the next state, and the change or None."""
     change = _wanted(step, units)
     agreed = state.agreed + 1 if change == state.change else 1
     if change is None or agreed >= state.steps:
@@ -171,12 +173,12 @@ def decide(state: Elastic, step: Measured, units: Units) -> tuple[Elastic, Chang
 
 def _wanted(step: Measured, units: Units) -> Change | None:
     if step.generation_s > step.training_s:
-        if (back := units.narrower) and back.generation_s(step) >= back.training_s(step):
+        if (back := units.fewer_ranks) and back.generation_s(step) >= back.training_s(step):
             return "train on fewer"
         return "add" if units.more and step.generation_with(units.more) >= step.training_s else None
-    wider = units.wider
-    left = wider is not None and wider.engines < step.engines
-    if wider and left and wider.generation_s(step) <= wider.training_s(step) < step.training_s:
+    more_ranks = units.more_ranks
+    left = more_ranks is not None and more_ranks.engines < step.engines
+    if more_ranks and left and more_ranks.generation_s(step) <= more_ranks.training_s(step) < step.training_s:
         return "train on more"
     if 0 < units.fewer < step.engines and step.generation_with(-units.fewer) < step.training_s:
         return "give back"

@@ -2,7 +2,7 @@
 
 The idea is SeamlessFlow's (arXiv 2508.11553); the rule is headgate's. A trainer that takes groups as they come (StreamRL, arXiv
 2504.15930) wants its node some time before the batch is whole: l * t seconds, where t = `train_s` is how long it computed on the
-groups of a batch, measured, and l is `lead`. The step after the last group is in no t: nothing can go on beside it.
+groups of a batch, measured, and l is `recall_ahead_share`. The step after the last group is in no t: nothing can go on during it.
 
 **To lend.** The batch is whole in `wait_s`, which is `wait_s * awake` seconds of engines' work. Lent, a node works for the wait
 without the time to wake it, to put it to sleep, to bring the trainer's weights back, a margin, and the trainer's lead: with
@@ -41,7 +41,7 @@ _OUTLIVED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LendingSettings:
-    """All in seconds, except for `lead`."""
+    """All in seconds, except for `recall_ahead_share`."""
 
     enabled: bool = True
     """False: the engines of such a node never wake."""
@@ -55,7 +55,7 @@ class LendingSettings:
     """A trainer that has a node and says nothing for so long has it no more."""
     smooth_s: float = 10.0
     """Seconds that the measured speed of filling reaches back."""
-    lead: float = 1.0
+    recall_ahead_share: float = 1.0
     """The time before its batch is whole at which a trainer wants its node, as a share of the time in which it computes on a
     batch: 1 if it takes groups as they come and batches wait for stragglers (above), 0 if it begins when the batch is whole.
     """
@@ -110,7 +110,13 @@ class Lent:
 
 def lend(node: Lendable, settings: LendingSettings) -> Verdict:
     """Decides whether a node is lent."""
-    least = node.wake_s + node.sleep_s + node.load_s + settings.margin_s + settings.lead * node.train_s
+    least = (
+        node.wake_s
+        + node.sleep_s
+        + node.load_s
+        + settings.margin_s
+        + settings.recall_ahead_share * node.train_s
+    )
     cost = (
         f"waking takes {node.wake_s:.2f} s, putting to sleep {node.sleep_s:.2f} s, {_early(node, settings)}"
     )
@@ -131,7 +137,10 @@ def lend(node: Lendable, settings: LendingSettings) -> Verdict:
 def call_back(node: Lent, settings: LendingSettings) -> Verdict:
     """Decides whether a lent node is called back before its trainer claims it."""
     cost = f"putting to sleep takes {node.sleep_s:.2f} s, {_early(node, settings)}"
-    if node.wait_s > node.sleep_s + node.load_s + settings.margin_s + settings.lead * node.train_s:
+    if (
+        node.wait_s
+        > node.sleep_s + node.load_s + settings.margin_s + settings.recall_ahead_share * node.train_s
+    ):
         return Verdict(False, f"{waiting(node.wait_s)}: {cost}")
     if node.awake == 0:
         return Verdict(False, "no other engine would fill the batch")
@@ -143,7 +152,7 @@ def call_back(node: Lent, settings: LendingSettings) -> Verdict:
 def _early(node: Lendable | Lent, settings: LendingSettings) -> str:
     """Says in words how much earlier a trainer wants its node."""
     load = f"bringing the weights back {node.load_s:.2f} s, " if node.load_s else ""
-    margin, lead_s = f"{load}margin {settings.margin_s:g} s", settings.lead * node.train_s
+    margin, lead_s = f"{load}margin {settings.margin_s:g} s", settings.recall_ahead_share * node.train_s
     return f"{margin}, lead {lead_s:.2f} s of {node.train_s:.2f} s training" if lead_s else margin
 
 

@@ -13,8 +13,9 @@ Two reasons to interrupt, the first that there is:
   go first, of these the longest: they keep a batch waiting, and beside that a prefill is cheap. The sum over all calls grows
   with every move, so no call moves back and forth.
 
-A call whose sampler has a state never moves, and none to an engine of a version below its V. Where several processes move calls
-by the same snapshot, each move stands for `times` (`placement.py`), and a process tells its share of `at_once`.
+A call whose sampler has a state never moves, and none to an engine of a version below its `min_version`. Where several
+processes move calls by the same snapshot, each move stands for `times` (`placement.py`), and a process tells its share of
+`at_once`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Places calls in engines (StaleFlow, arXiv 2601.12784): in the best of those whose version is at least the group's V.
+"""Places calls in engines (StaleFlow, arXiv 2601.12784): in the best of those whose version is at least the call's `min_version`.
 
 Two rules say which is best, and whether there is room for the call or it waits (`waterfall.py`):
 
 - `cached` (`routing.py`): where its prefix is cached, if that outweighs the load there, else where least is running; any open
   engine has room.
 - `gain`: where its coming adds most tokens a second (`throughput.py`), less what the prefill of tokens that are not cached takes
-  from the others; an engine has room while the gain is above `mu` of what the call would add to an empty engine, and while
-  nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays there while
-  there is room: where it goes else, the turns after it have nothing either.
+  from the others; an engine has room while the gain is above `min_gain_share` of what the call would add to an empty engine, and
+  while nothing waits in the engine's own queue. A call most of which an engine has in its cache, as a later turn has, stays
+  there while there is room: where it goes else, the turns after it have nothing either.
 
-*Late calls* (headgate's addition to `gain`). A group that began under V is trained by V + eta: what of it still runs when newer
-versions are there keeps a batch waiting, and the rest does not. So a call counts `urgency` times as much for each version that
-its V is behind the newest, and what is to grow is the sum over the calls of what each counts times its speed. A late call then
-gets the fastest engine, and the others keep out of that while they gain about as much elsewhere. With an `urgency` of 1 all
-count the same, and the sum is tokens a second.
+*Late calls* (headgate's addition to `gain`). A group that began under `min_version` is trained by `min_version` + eta: the
+calls of it that still run when newer versions exist keep a batch waiting, and the rest do not. So a call weighs
+`late_call_weight` times as much for each version that its `min_version` is behind the newest, and the sum over the calls of
+weight times speed is maximized. A late call then gets the fastest engine, and the others stay out of that while they gain about
+as much elsewhere. With a `late_call_weight` of 1 all calls weigh the same, and the sum is tokens a second.
 
 What was placed counts at once, whatever a later snapshot still lacks. Where several processes place calls by the same snapshot,
 each takes it that the others do as it does: what it places counts `times` times until the next one. Engines lie in heaps by
@@ -103,9 +103,9 @@ class OpenEngine:
     waiting: int = 0
     """Calls in its own queue, by the last snapshot, less those that have left."""
     held: dict[int, int] = field(default_factory=dict)
-    """Calls that were placed here, by V."""
+    """Calls that were placed here, by `min_version`."""
     others: tuple[tuple[int, int], ...] = ()
-    """The same of other processes, by the last snapshot: V, and how many."""
+    """The same of other processes, by the last snapshot: `min_version`, and how many."""
     extra: float = 0.0
     """The weight of its calls beyond one each."""
     stamp: int = 0
@@ -148,28 +148,33 @@ _Place = tuple[bool, int]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The rule; `mu`: how small a share of its ideal gain still lets a call into an engine; `urgency`: see the module."""
+    """The rule. `min_gain_share`: the share of its ideal gain that a call must add to enter an engine. `late_call_weight`: see
+    the module."""
 
     rule: Rule = "cached"
-    mu: float = 0.05
-    urgency: float = 1.0
+    min_gain_share: float = 0.05
+    late_call_weight: float = 1.0
 
     def __post_init__(self) -> None:
         if self.rule not in ("cached", "gain"):
             raise ValueError(f"rule is 'cached' or 'gain', not {self.rule!r}")
-        if not 1 <= self.urgency <= 1e6:
-            raise ValueError(f"urgency is from 1 (all calls count the same) to 1e6, not {self.urgency}")
-        if not 0 <= self.mu < 1:
-            raise ValueError(f"mu is at least 0 and below 1: an empty engine takes any call; it is {self.mu}")
+        if not 1 <= self.late_call_weight <= 1e6:
+            raise ValueError(
+                f"late_call_weight is from 1 (all calls count the same) to 1e6, not {self.late_call_weight}"
+            )
+        if not 0 <= self.min_gain_share < 1:
+            raise ValueError(
+                f"min_gain_share is at least 0 and below 1: an empty engine takes any call; it is {self.min_gain_share}"
+            )
 
     @property
     def weighs(self) -> bool:
         """True if late calls count more than others."""
-        return self.rule == "gain" and self.urgency > 1
+        return self.rule == "gain" and self.late_call_weight > 1
 
     def weight(self, behind: int) -> float:
         """The weight of a call whose oldest allowed version is `behind` versions behind the newest."""
-        return self.urgency ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
+        return self.late_call_weight ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
 
     def key(self, engine: OpenEngine, length: int, expected: int, cached: int, weight: float = 1.0) -> Key:
         """Engines in their order, the best first, for a call of which `cached` tokens are cached there.
@@ -212,13 +217,13 @@ class Choice:
         weight: float = 1.0,
         steps_s: tuple[float, float] | None = None,
     ) -> bool:
-        """True if a call adds enough tokens a second to the engine, by `mu`, and nothing waits there; an empty engine takes
-        any call. `steps_s`: as `OpenEngine.steps_s`, where it is known."""
+        """True if a call adds enough tokens a second to the engine, by `min_gain_share`, and nothing waits there. An empty
+        engine accepts any call. `steps_s`: as `OpenEngine.steps_s`, where it is known."""
         if not engine.running:
             return True
         now_s, then_s = steps_s or engine.steps_s(length)
         gain = (engine.running + 1) / then_s - engine.running / now_s
-        return not engine.waiting and gain > self.mu / weight * engine.model.alone(length)
+        return not engine.waiting and gain > self.min_gain_share / weight * engine.model.alone(length)
 
 
 class Engines:
@@ -233,7 +238,7 @@ class Engines:
         """The length of a call, on average, the newest most."""
         self._models: dict[str, EngineModel] = {}
         self.newest = 0
-        """The newest version: calls of an older V are late."""
+        """The newest version: calls of an older `min_version` are late."""
         self.times = 1
         """For how many calls one stands that is placed here: see the module."""
         self._heaps: dict[_Place, list[_Entry]] = {}
@@ -245,7 +250,7 @@ class Engines:
     def opened(
         self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
     ) -> None:
-        """Opens an engine that runs this version. `runs` has V and length of the calls that it kept."""
+        """Opens an engine that runs this version. `runs` has `min_version` and length of the calls that it kept."""
         self.closed(name)
         engine = OpenEngine(name, version, self._models.get(name, model))
         self.open[name] = engine
@@ -291,7 +296,7 @@ class Engines:
             engine.kv, engine.waiting = max(kv, engine.floor), waiting
 
     def others(self, processes: int, held: Iterable[tuple[str, int, int]]) -> None:
-        """What other processes have, by the snapshot that was just `seen`: engine, V, and how many calls.
+        """What other processes have, by the snapshot that was just `seen`: engine, `min_version`, and how many calls.
 
         A process with a share of 1/n of all calls takes it that n - 1 like it are there, as far as there are so many.
         """
@@ -335,7 +340,7 @@ class Engines:
     # Events of calls
 
     def begun(self, name: str, version: int, length: int) -> None:
-        """A call of that V was placed in an open engine."""
+        """A call of that `min_version` was placed in an open engine."""
         engine = self.open[name]
         self._count(engine, version, 1)
         engine.kv += length
@@ -345,7 +350,7 @@ class Engines:
         self._file(engine)
 
     def ended(self, name: str, version: int, length_then: int, length_now: int) -> None:
-        """A call of that V that was placed with `length_then` tokens has left with `length_now`."""
+        """A call of that `min_version` that was placed with `length_then` tokens has left with `length_now`."""
         if engine := self.open.get(name):
             self._count(engine, version, -1)
             engine.floor -= length_then
@@ -369,11 +374,11 @@ class Engines:
         return self._kept(request) or self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
-        """True if an open engine may sample calls of this V."""
+        """True if an open engine may sample calls of this `min_version`."""
         return any(held >= version for _, held in self._held())
 
     def weight(self, version: int) -> float:
-        """The present weight of a call of this V."""
+        """The present weight of a call of this `min_version`."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
     def _kept(self, request: EngineRequest) -> OpenEngine | None:
@@ -419,7 +424,7 @@ class Engines:
                 del self._heaps[place]
 
     def _count(self, engine: OpenEngine, version: int, calls: int) -> None:
-        """Adds to the number of calls with that V."""
+        """Adds to the number of calls with that `min_version`."""
         engine.running += calls
         if count := engine.held.get(version, 0) + calls:
             engine.held[version] = count

@@ -1,9 +1,10 @@
 """Decides which group may start and which batch it is trained in: Reserve, Occupy, Consume of StaleFlow (arXiv 2601.12784).
 
 Buffer b is the batch on which version b is trained to give b + 1. It has an entry for each of `batch` groups, and `spare_groups`
-more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group has a V for good,
-and may be trained in no buffer outside its *window* [V, V + eta]. V is the version that is the newest when it starts; or, where
-the engine that admits it is older (`Join.version`), that engine's, or the next one whose window has an empty entry.
+more; it is *complete*, and gets no further group, once `batch` groups occupy it (or it was truncated). A group has a
+`min_version` for good, and may be trained in no buffer outside its *window* [min_version, min_version + eta]. It is the version
+that is the newest when the group starts; or, where the engine that admits it is older (`Join.version`), that engine's, or the
+next one whose window has an empty entry.
 
 - **Reserve**: the first episode of a group takes an empty entry of the *latest* buffer of the window. None: no start.
 - **Occupy**: a group that is settled takes the *earliest* buffer of its window that it can get.
@@ -35,9 +36,13 @@ that went back to a checkpoint, since a version number is used once only). No gr
 training would never reach it. `Skipped` passes it over: its occupied groups are lost and its reserved ones are dropped.
 
 A group is *late* when no buffer of its window is left for it: they were skipped (`stale`) or are complete (`no_room`). With
-`late = "mask"` it gets the earliest empty entry beyond its window, up to the newest version's eta, if there is one; so does a
-group that had occupied a skipped buffer. `OverBound` says so, and the tokens beyond the bound are masked. Otherwise nothing is
-ever trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
+`late_groups = "mask"` it gets the earliest empty entry beyond its window, up to the newest version's eta, if there is one. So
+does a group that had occupied a skipped buffer. `OverBound` reports it, and the tokens beyond the bound are masked. Otherwise
+nothing is ever trained beyond the bound: when a buffer is consumed, everything else lies in later ones.
+
+With `late_groups = "overtake"` the window of a reserved group ends where that of a new one does, so batches are made of groups in
+the order in which they finish, and only tokens are bounded. The window grows with every version; the third invariant does not
+hold then, and need not: without spare groups no group is reserved in a complete buffer.
 """
 
 from __future__ import annotations
@@ -63,7 +68,7 @@ class StaleFlow(StalenessRule[GroupRow]):
 
     def __init__(self, settings: LedgerSettings) -> None:
         super().__init__(settings, settings.spare_members)
-        self.max_age = None if settings.late == "mask" else settings.eta
+        self.max_age = None if settings.masks else settings.eta
         self._entries = Entries(settings)
 
     # Queries
@@ -105,7 +110,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return group
 
     def _reservable(self, event: Join) -> tuple[int, int] | None:
-        """The V of a group that starts now, and the latest buffer of its window with an empty entry."""
+        """The `min_version` of a group that starts now, and the latest buffer of its window with an empty entry."""
         for version in range(self._admitting(event), self.version + 1):
             window = range(self._window().start, version + self.settings.eta + 1)
             buffer = next((b for b in reversed(window) if self._entries.empty(b)), None)
@@ -158,7 +163,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         if not racing:
             return held, []
         # By the second and third invariants its window has such a buffer, and that is full of others.
-        buffer = next(b for b in range(first, self._entries.end(group) + 1) if not self.complete(b))
+        buffer = next(b for b in self._window_of(group) if not self.complete(b))
         commands = self._give_up(self._entries.youngest(buffer), "surplus")
         if buffer > held:
             commands.append(self._entries.move(group, buffer))
@@ -178,8 +183,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         """StaleFlow's abort rule, for when a buffer has become complete: the versions in ascending order."""
         commands: list[Command] = []
         for group in self._entries.reserved():
-            window = range(max(group.version, self.next_buffer), self._entries.end(group) + 1)
-            if all(self.complete(b) for b in window):
+            if all(self.complete(b) for b in self._window_of(group)):
                 commands += self._late(group, "no_room")
         return commands
 
@@ -187,15 +191,11 @@ class StaleFlow(StalenessRule[GroupRow]):
         """Handles a reserved group without a buffer left in its window: its own is complete, or has passed."""
         place = self._place_beyond()
         if place is None:
-            return self._give_up(group, reason, abort=self.settings.late != "drop")
-        self._entries.leave(group)
-        late = OverBound(group.group_id, group.buffer, place)
-        self._entries.reserve(group, place)
-        group.late = True
-        return [late]
+            return self._give_up(group, reason, abort=self.settings.late_groups != "drop")
+        return [self._entries.move(group, place)]
 
     def _place_beyond(self) -> int | None:
-        if self.settings.late != "mask":
+        if not self.settings.masks:
             return None
         return next((b for b in self._window() if self._entries.empty(b)), None)
 
@@ -241,6 +241,12 @@ class StaleFlow(StalenessRule[GroupRow]):
     def _pass(self, first: int) -> list[Buffer]:
         self.next_buffer, self.leased = first, False
         return self._entries.forget_before(first)
+
+    def _window_of(self, group: GroupRow) -> range:
+        """Return the buffers in which a reserved group may be trained."""
+        newest = self._window().stop - 1
+        last = newest if self.settings.late_groups == "overtake" else self._entries.end(group)
+        return range(max(group.version, self.next_buffer), last + 1)
 
     def _window(self) -> range:
         return range(max(self.version, self.next_buffer), self.version + self.settings.eta + 1)

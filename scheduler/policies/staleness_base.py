@@ -1,5 +1,5 @@
-"""The base of staleness rules, and the part that all share. The default rule decides in `staleflow.py`; the rules that are there
-for comparison are in `scheduler/comparison`.
+"""The base of staleness rules, and the part that all share. The rule of the product is `staleflow.py`; the simulator compares it
+with others.
 
 A rule gets events and answers commands (`staleness_events.py`); it does nothing else. The answers depend on the settings and the
 events so far alone. Batches are numbered from 0; batch b makes version b + 1 out of version b, and is trained once, in order.
@@ -40,7 +40,7 @@ DROPPED_KEPT = 1024
 
 
 class StalenessRule(ABC, Generic[G]):
-    """The groups of one model, and one way to decide about them. Register it in `rules.py`.
+    """The groups of one model, and one way to decide about them.
 
     `version` is the newest published version, `next_buffer` the next batch to train, `leased` whether a trainer has it.
     """
@@ -110,7 +110,7 @@ class StalenessRule(ABC, Generic[G]):
         return ()
 
     def version_of(self, event: Join) -> int:
-        """The V of an episode if it joined now and was admitted: what is older may not sample it. Never below its group's."""
+        """Return the `min_version` of an episode if it joined now and was admitted. It is never below its group's."""
         return self.version
 
     # A rule's decisions

@@ -28,7 +28,7 @@ class Join:
     episode_id: str
     size: int
     version: int | None = None
-    """The version of the engine that would sample the episode now; None: the newest. Rules for comparison ignore it."""
+    """The version of the engine that would sample the episode now; None: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ Event = Join | Finish | Reward | Drop | CloseGroup | Leased | Returned | Consume
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """The episode may start; `version` is its group's V."""
+    """The episode may start; `version` is its group's `min_version`."""
 
     episode_id: str
     group_id: str

@@ -1,7 +1,7 @@
 """The state of a ledger of groups: its settings, its groups, and the entries of its buffers.
 
 `Entries` knows who holds which entry of which buffer, and keeps the empty ones as early as they can be (`fill`). It does not know
-when a group is over, nor which buffers a new group may use: that is the ledger's (staleness.py).
+when a group is over, nor which buffers a new group may use: that is `staleflow.py`'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from scheduler.policies.rewards import all_equal
 from scheduler.policies.staleness_events import (
@@ -21,6 +21,7 @@ from scheduler.policies.staleness_events import (
     MemberDropped,
     Moved,
     Occupied,
+    OverBound,
     Refuse,
     RefuseReason,
     Reward,
@@ -29,7 +30,7 @@ from scheduler.policies.staleness_events import (
 GroupState = Literal["reserved", "occupied", "dropped"]
 MemberState = Literal["open", "grading", "rewarded", "dropped"]
 BufferState = Literal["PENDING", "READY", "READY_WITH_CAPACITY", "STUCK"]
-LateAction = Literal["cancel", "drop", "mask"]
+LateAction = Literal["cancel", "drop", "mask", "overtake"]
 GroupDropReason = Literal["too_few_rewards", "nothing_to_train", "zero_variance"]
 """Why a group is dropped whose members are all settled."""
 
@@ -54,9 +55,10 @@ class LedgerSettings:
     """The share of their size by which equal rewards may differ. A ledger keeps the value that it was begun with."""
     equal_size: float = 0.0
     """The least size of rewards; see `all_equal`. A ledger keeps the value that it was begun with."""
-    late: LateAction = "cancel"
+    late_groups: LateAction = "cancel"
     """The treatment of a group that misses its last buffer: dropped and aborted (`cancel`), dropped but not aborted
-    (`drop`), or trained in a later buffer with its too old tokens masked (`mask`)."""
+    (`drop`), or trained in a later buffer with its too old tokens masked (`mask`). `overtake`: as `mask`, and a group that
+    finishes takes the earliest place of those that still run, so that no buffer waits for a long group."""
     stuck_groups: int = 4
     """A buffer that lacks more groups than this is not stuck: `Unstick` is refused."""
 
@@ -65,8 +67,17 @@ class LedgerSettings:
             raise ValueError(f"eta must be >= 0, batch and min_members >= 1: {self}")
         if self.spare_groups < 0 or self.spare_members < 0 or self.stuck_groups < 1:
             raise ValueError(f"spare_groups and spare_members must be >= 0, stuck_groups >= 1: {self}")
-        if self.late not in ("cancel", "drop", "mask"):
-            raise ValueError(f"late must be cancel, drop or mask: {self}")
+        if self.late_groups not in get_args(LateAction):
+            raise ValueError(f"late_groups must be one of {', '.join(get_args(LateAction))}: {self}")
+        if self.late_groups == "overtake" and self.spare_groups:
+            raise ValueError(
+                "spare_groups must be 0 with late_groups = 'overtake', under which all groups race for the next batch"
+            )
+
+    @property
+    def masks(self) -> bool:
+        """True if a group may be trained beyond its bound, with its too old tokens masked."""
+        return self.late_groups in ("mask", "overtake")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +236,9 @@ class Entries:
         return group.buffer if group.late else group.version + self._settings.eta
 
     def movable(self, buffer: int, to: int) -> GroupRow | None:
-        """The youngest reserved group of `buffer` that may be trained in `to`: it will probably finish last."""
-        legal = [group for group in self.at(buffer).reserved.values() if to <= self.end(group)]
+        """Return the youngest reserved group of `buffer` that may be trained in `to`: it will probably finish last."""
+        anywhere = self._settings.late_groups == "overtake"
+        legal = [group for group in self.at(buffer).reserved.values() if anywhere or to <= self.end(group)]
         return max(legal, key=lambda group: group.version, default=None)
 
     def youngest(self, buffer: int) -> GroupRow:
@@ -266,12 +278,13 @@ class Entries:
         self._open(buffer).truncated = True
         return BufferReady(buffer)
 
-    def move(self, group: GroupRow, to: int) -> Moved:
-        """Gives a reserved group an entry of `to` for its own."""
-        moved = Moved(group.group_id, group.buffer, to)
+    def move(self, group: GroupRow, to: int) -> Moved | OverBound:
+        """Give a reserved group an entry of `to` in place of its own."""
+        before = group.buffer
         self.leave(group)
         self.reserve(group, to)
-        return moved
+        group.late = to > group.version + self._settings.eta
+        return (OverBound if group.late else Moved)(group.group_id, before, to)
 
     def fill(self, gap: int) -> list[Command]:
         """Moves reserved groups later until the entry that became empty in `gap` is as early as it can be.

@@ -1,12 +1,12 @@
 """The calls that wait, and which is next: a waterfall over versions (StaleFlow, arXiv 2601.12784).
 
-Calls wait by their group's version V, oldest first. The call whose turn it is goes to the best engine among those whose version
-is at least V (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later call:
-none overtakes one that must be trained sooner. Of one V those that are expected to be longest come first (LPT: what
-begins late has the least time), among as many as come one after another (`_AMONG`); so nobody is overtaken for ever.
+Calls wait by their `min_version`, oldest first. The call whose turn it is goes to the best engine among those whose version
+is at least that (`placement.py`); where none has room for it, it waits here, not in an engine's queue, and so does every later
+call: none overtakes one that must be trained sooner. Of one `min_version` those that are expected to be longest come first
+(LPT: what begins late has the least time), among as many as come one after another (`_AMONG`); so nobody is overtaken for ever.
 
-Calls that wait in other processes stand in the same order, as far as the last snapshot knows: those with an older V have
-their place in an engine counted before a call of this process gets one.
+Calls that wait in other processes stand in the same order, as far as the last snapshot knows: those with an older `min_version`
+have their place in an engine counted before a call of this process gets one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _Entry = tuple[int, int, int, EngineRequest]
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Calls of one V that wait in other processes, as a request of one of them: of mean length, and nothing else is known."""
+    """Calls of one `min_version` that wait in other processes, as a request of one of them: of mean length, and nothing else is
+    known."""
 
     version: int
     length: int
@@ -45,9 +46,9 @@ class Waterfall:
         self.engines = engines
         self.waiting: dict[str, EngineRequest] = {}
         self._queues: dict[int, list[_Entry]] = {}
-        """The calls that wait, by V."""
+        """The calls that wait, by `min_version`."""
         self._elsewhere: dict[int, Elsewhere] = {}
-        """Calls that wait in other processes, by V, less those whose place was counted."""
+        """Calls that wait in other processes, by `min_version`, less those whose place was counted."""
         self._serials = itertools.count()
 
     def add(self, request: EngineRequest) -> None:
@@ -86,7 +87,7 @@ class Waterfall:
         return placed
 
     def _count_elsewhere(self, version: int) -> bool:
-        """Counts the calls of other processes that go before those of this V; False if not all of them find room."""
+        """Counts the calls of other processes that go before those of this `min_version`; False if not all of them find room."""
         for older in sorted(v for v in self._elsewhere if v < version):
             queue = self._elsewhere[older]
             counted = next((n for n in range(queue.calls) if not self.engines.elsewhere(queue)), queue.calls)

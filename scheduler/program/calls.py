@@ -14,7 +14,7 @@ class Arrived:
 
     call: str
     version: int
-    """No older version may sample it: its group's V."""
+    """No older version may sample it: its group's `min_version`."""
     length: int
     """Tokens of its prompt and of what was sampled so far."""
     expected: int = 0
@@ -85,7 +85,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Calls of one V that wait in other processes."""
+    """Calls of one `min_version` that wait in other processes."""
 
     version: int
     calls: int
@@ -95,7 +95,7 @@ class Queued:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Calls of one V that other processes have in an engine."""
+    """Calls of one `min_version` that other processes have in an engine."""
 
     engine: str
     version: int
@@ -117,7 +117,7 @@ class Plan:
     """What the coordinator has decided at its snapshot, for the processes that follow it."""
 
     newest: int
-    """The newest version: calls of an older V are late."""
+    """The newest version: calls of an older `min_version` are late."""
     pulling: tuple[str, ...] = ()
     """Engines that were told to pull it, and are still open."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from scheduler.policies.rules import StalenessRule
+from scheduler.policies.staleness_base import StalenessRule
 
 Role = Literal["rollout", "train", "switching", "idle"]
 """The role of a node: its engines are awake; its trainer has it; it changes from one to the other; neither."""
@@ -76,7 +76,7 @@ class Filling:
     ahead: int = 0
     """Groups of the next batch that are rewarded; 0 also if the rule keeps none."""
     leased: int = -1
-    """The newest batch that a trainer has leased; -1: none. For who reads the recording (`scheduler.timeline`)."""
+    """The newest batch that a trainer has leased; -1: none. `scheduler plan --run` reads it from the recording."""
     trained: int = -1
     """The newest batch that was trained, likewise."""
     due: int = 0
@@ -95,7 +95,7 @@ class Filling:
         longest_s: Callable[[int], float] | None = None,
     ) -> Self:
         """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
-        seconds until the last call of a V, or of an older one, is over; None: nobody can say."""
+        seconds until the last call of a `min_version`, or of an older one, is over; None: nobody can say."""
         buffer = rule.next_buffer
         last = -1 if rule.max_age is None else buffer - rule.max_age
         due = sum(g.state == "reserved" and g.version <= last for g in rule.groups()) if last >= 0 else 0

@@ -2,15 +2,15 @@
 
 Owns the waiting calls and the engine of each running call, from events alone (`calls.py`). This state is speculative: a decision
 counts before any engine shows it. The policies decide: `placement`, `sync`, `migration`. Invariants:
-- a call is placed on no engine whose version is below its V;
+- a call is placed on no engine whose version is below its `min_version`;
 - a call that arrived is placed once, unless it leaves first; then nothing is said about it until it arrives again;
 - a call waits only while no open engine has room for it, or for an earlier call that must be trained sooner;
 - while a call waits that no open engine may sample, an engine is on its way to the newest version (order `pull`);
 - no call is moved at the moment at which an engine is told to pull.
 
 Where there are several gateway processes the coordinator has one of these, which decides about pulls, and every other
-process one for its own calls (`following.py`). It is told of the same snapshots and what was decided (`Plan`), so its calls go
-where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
+process one for its own calls (`follower_placement.py`). It gets the same snapshots and what was decided (`Plan`), so its calls
+go where this one would send them; what waits elsewhere has its place in the order of the queue (`Others`).
 
 Every event costs the logarithm of the number of engines and calls; the snapshot, once a second, costs their number.
 """
@@ -52,8 +52,8 @@ class PlacementSettings:
     """The settings of routing, migration and pulls."""
 
     rule: Rule = "cached"
-    mu: float = 0.05
-    urgency: float = 1.0
+    min_gain_share: float = 0.05
+    late_call_weight: float = 1.0
     pull: bool = False
     """The weight update's order is `pull`."""
     engine: EngineModel = field(default_factory=EngineModel)
@@ -87,7 +87,7 @@ class Placement(Reactor):
     def __init__(self, name: str, settings: PlacementSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._choice = Choice(settings.rule, settings.mu, settings.urgency)
+        self._choice = Choice(settings.rule, settings.min_gain_share, settings.late_call_weight)
         self._engines = Engines(self._choice)
         self._waterfall = Waterfall(self._engines)
         self._runs: dict[str, _Run] = {}
@@ -146,12 +146,14 @@ class Placement(Reactor):
         return Plan(engines.newest, pulling)
 
     def admitting(self, oldest: int) -> int | None:
-        """The version of the engine that a new call would get if `oldest` were its V; None: it would wait. To be read."""
+        """The version of the engine that a new call would get if `oldest` were its `min_version`; None: it would wait. To be
+        read."""
         engine = self._engines.best(Elsewhere(oldest, int(self._engines.typical), 1))
         return engine.version if engine is not None else None
 
     def longest_s(self, version: int) -> float:
-        """Returns the predicted seconds until the last call of this V, or of an older one, is over; 0: nobody can say.
+        """Returns the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0: nobody can
+        say.
 
         To be read; it changes by events alone.
         """

@@ -1,4 +1,4 @@
-"""The weight update: which engine takes which step next, on its way to the newest version (design, Weights).
+"""The weight update: which engine takes which step next, on its way to the newest version.
 
 `abort` gives an engine's requests back before the weights change; `keep` freezes them inside. A request whose sampler cannot move
 (pinned) is frozen in either mode. With `beside` a version is loaded beside those that run (adapters): the engine stays open, and
@@ -43,7 +43,7 @@ from scheduler.reactor import SECOND, Context, Reactor
 from scheduler.reactor.elements import Effect, Source
 
 Mode = Literal["abort", "keep", "beside"]
-Order = Literal["rolling", "together", "pull"]
+Order = Literal["rolling", "pull"]
 _WITH_WEIGHTS = ("load", "label", "resume", "probe", "open")
 """Steps that may fail because of the version."""
 _ALONE_S = 1.0
@@ -295,14 +295,10 @@ class WeightUpdate(Reactor):
             now.schedule(self.alone, version, after=int(_ALONE_S * SECOND))
 
     def _advance(self, now: Context) -> None:
-        """Sends waiting engines on their way: one at a time, all, or none that was not told to pull."""
-        if self._settings.order == "pull":
-            return
-        for engine in self._todo:
-            way = self._ways[engine]
-            self._leave(now, engine, f"version {self._target} is newer than {way.confirmed}")
-            if self._settings.order == "rolling":
-                break
+        """Start the update of the next engine, unless engines pull by themselves."""
+        if self._settings.order == "rolling" and self._todo:
+            engine = self._todo[0]
+            self._leave(now, engine, f"version {self._target} is newer than {self._ways[engine].confirmed}")
 
     def _end(self, now: Context) -> None:
         sleepers = any(way.asleep for way in self._ways.values()) and not self._contradicted

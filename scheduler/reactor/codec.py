@@ -1,9 +1,9 @@
-"""The values that go through ports and actions, and their form in JSON.
+"""The values that go through ports and actions, and their form in JSON, which msgspec writes and reads.
 
 A declared type is str, int, float, bool, None, a Literal of those, a frozen dataclass whose fields are such types, a tuple of
-them, or a union. A dataclass becomes an object with its class name as `type`, a tuple a list; the declared type says how to
-read it back. Types are exact: a bool is no int, a subclass is not its base (it would come back as the base). One exception, as
-in Python's typing: a float may be an int, and stays one. NaN and the infinities are written as Python's json writes them.
+them, or a union of which at most one member is a dataclass and at most one a tuple. A dataclass becomes an object of its
+fields, a tuple a list; the declared type states how to read it back. The class of a value is checked when the value is set, and
+its parts when they are read from a recording. Floats are finite: NaN and the infinities would be written as null.
 """
 
 from __future__ import annotations
@@ -11,57 +11,49 @@ from __future__ import annotations
 import dataclasses
 import json
 import types
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from scheduler.reactor.forms import fields, form, is_open, is_union
+import msgspec
 
 _PLAIN = (str, int, float, bool, types.NoneType)
+_encode = msgspec.json.Encoder().encode
 
 
-def canonical(value: Any) -> str:
-    """One text for one JSON value: two values are the same bit for bit if their texts are."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+class Form:
+    """The class check and the writer of a declared type. Raise TypeError if its values could not be recorded."""
 
+    def __init__(self, declared: Any) -> None:
+        describe(declared)
+        msgspec.json.Decoder(declared)  # refuses unions that cannot be told apart
+        self._classes = frozenset(_classes(declared))
+        self.name = json.dumps(_name(declared))
+        """The name, in JSON, of the class of a value or of the items of a tuple."""
 
-def to_json(value: Any, declared: Any) -> Any:
-    """The JSON form of a value that `check` has passed."""
-    return json.loads(form(declared).text(value))
+    def fits(self, value: Any) -> bool:
+        """Return whether the class of a value is one that the type allows."""
+        return type(value) in self._classes
+
+    def text(self, value: Any) -> str:
+        """Return the JSON text of a value that fits."""
+        try:
+            return _encode(value).decode()
+        except UnicodeEncodeError:  # half of a surrogate pair, as in a file's name that is not UTF-8
+            return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
 
 
 def from_json(value: Any, declared: Any) -> Any:
-    """The inverse of `to_json`. Raises TypeError if `value` is not the form of a `declared`."""
-    if is_union(declared):
-        return _one_of(value, declared)
-    if get_origin(declared) is tuple and isinstance(value, list):
-        items = _items(declared, len(value))
-        if items is not None:
-            return tuple(from_json(item, of) for item, of in zip(value, items, strict=True))
-    if dataclasses.is_dataclass(declared) and isinstance(declared, type):
-        hints = fields(declared)
-        if (
-            isinstance(value, dict)
-            and value.keys() == {"type", *hints}
-            and value["type"] == declared.__name__
-        ):
-            return declared(**{name: from_json(value[name], of) for name, of in hints.items()})
-        raise TypeError(f"no {describe(declared)}: {value!r}")
-    check(value, declared)
-    return value
-
-
-def check(value: Any, declared: Any) -> None:
-    """Raises TypeError unless `value` is a `declared`, all the way down."""
-    if not form(declared).fits(value):
-        raise TypeError(f"expected {_name(declared)}, got {value!r}")
-
-
-def validate(declared: Any) -> None:
-    """Raises TypeError if values of this type could not be recorded."""
-    describe(declared)
+    """Return the value of a declared type from its form in JSON. Raise TypeError if it is not such a form."""
+    try:
+        return msgspec.convert(value, declared)
+    except msgspec.ValidationError as error:
+        raise TypeError(str(error)) from error
 
 
 def describe(declared: Any) -> str:
-    """The type with the fields of its dataclasses, as a text that changes if and only if the form in JSON does."""
+    """Return the type with the fields of its dataclasses, as a text that changes if and only if the form in JSON does.
+
+    Raise TypeError if values of this type could not be recorded.
+    """
     return _describe(declared, ())
 
 
@@ -69,10 +61,7 @@ def _describe(declared: Any, inside: tuple[Any, ...]) -> str:
     origin, args = get_origin(declared), get_args(declared)
     if origin is Literal and all(type(arg) in _PLAIN for arg in args):
         return "|".join(repr(arg) for arg in args)
-    if is_union(declared):
-        names = [arg.__name__ for arg in args if dataclasses.is_dataclass(arg) and isinstance(arg, type)]
-        if len(set(names)) < len(names):
-            raise TypeError(f"two classes of one name in {declared}")
+    if origin in (Union, types.UnionType):
         return "|".join(_describe(arg, inside) for arg in args)
     if origin is tuple:
         return f"({','.join('...' if arg is ... else _describe(arg, inside) for arg in args)})"
@@ -81,7 +70,7 @@ def _describe(declared: Any, inside: tuple[Any, ...]) -> str:
     if isinstance(declared, type) and dataclasses.is_dataclass(declared):
         return _describe_class(declared, inside)
     raise TypeError(
-        f"{declared} cannot be recorded: it is no frozen dataclass, tuple, Literal, str, int, float, bool or None"
+        f"{declared} cannot be recorded: it is not a frozen dataclass, tuple, Literal, str, int, float, bool or None"
     )
 
 
@@ -90,31 +79,26 @@ def _describe_class(cls: Any, inside: tuple[Any, ...]) -> str:
         return str(cls.__name__)
     if not cls.__dataclass_params__.frozen:
         raise TypeError(f"{cls.__name__} cannot be recorded: it is not frozen")
-    if not all(field.init for field in dataclasses.fields(cls)) or "type" in fields(cls):
-        raise TypeError(
-            f"{cls.__name__} cannot be recorded: a field is named `type`, or is not set by __init__"
-        )
-    told = (f"{name}:{_describe(of, (*inside, cls))}" for name, of in fields(cls).items())
-    return f"{cls.__name__}({','.join(told)})"
+    hints = get_type_hints(cls)
+    fields = (
+        f"{field.name}:{_describe(hints[field.name], (*inside, cls))}" for field in dataclasses.fields(cls)
+    )
+    return f"{cls.__name__}({','.join(fields)})"
 
 
-def _items(declared: Any, length: int) -> tuple[Any, ...] | None:
-    """The types of the items of a tuple of this length, or None if it cannot have it."""
-    args = get_args(declared)
-    if is_open(args):
-        return (args[0],) * length
-    return args if len(args) == length else None
-
-
-def _one_of(value: Any, union: Any) -> Any:
-    for declared in get_args(union):
-        try:
-            return from_json(value, declared)
-        except TypeError:
-            continue
-    raise TypeError(f"no {_name(union)}: {value!r}")
+def _classes(declared: Any) -> tuple[type, ...]:
+    """Return the classes that a value of a type may have. A float may be an int, as in Python's typing."""
+    if get_origin(declared) is Literal:
+        return tuple(type(arg) for arg in get_args(declared))
+    if get_origin(declared) in (Union, types.UnionType):
+        return tuple(cls for arg in get_args(declared) for cls in _classes(arg))
+    if declared is float:
+        return (float, int)
+    if declared is None:
+        return (types.NoneType,)
+    return (get_origin(declared) or declared,)
 
 
 def _name(declared: Any) -> str:
-    plain = isinstance(declared, type) and get_origin(declared) is None
-    return declared.__name__ if plain else str(declared)
+    item = get_args(declared)[0] if get_origin(declared) is tuple else declared
+    return item.__name__ if isinstance(item, type) else str(item)

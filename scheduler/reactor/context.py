@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from scheduler.reactor import codec
 from scheduler.reactor.clock import Tag
 from scheduler.reactor.elements import Effect, Element, LogicalAction, Output, Reaction, Source, TopologyError
 
@@ -129,11 +129,8 @@ class Context:
 
 
 def refuse(element: Element[Any], value: Any) -> None:
-    """Raises TypeError: the value is not of the element's type."""
-    try:
-        codec.check(value, element.type)
-    except TypeError as error:
-        raise TypeError(f"{element.path}: {error}") from None
+    """Raise TypeError: the value is not of the element's type."""
+    raise TypeError(f"{element.path}: expected {json.loads(element.form.name)}, got {value!r}")
 
 
 Body = Callable[[Context], None]

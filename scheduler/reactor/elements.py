@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any, Generic, TypeVar
 
-from scheduler.reactor import codec
-from scheduler.reactor.forms import form
+from scheduler.reactor.codec import Form
 
 T = TypeVar("T")
 
@@ -29,7 +28,7 @@ class Element(Generic[T]):
     kind = "element"
 
     def __init__(self, reactor: str, name: str, declared: type[T]) -> None:
-        self.form = form(_valid(declared))
+        self.form = Form(declared)
         self.reactor = reactor
         self.name = name
         self.type = declared
@@ -70,11 +69,6 @@ class LogicalAction(Source[T], Effect[T]):
     """An event that the reactor schedules for itself."""
 
     kind = "logical"
-
-
-def _valid(declared: Any) -> Any:
-    codec.validate(declared)
-    return declared
 
 
 class Reaction:

@@ -5,9 +5,10 @@ at once when the tag ends, in the order in which things happened, and handed to 
 that is killed loses nothing that was acted on, a machine that loses power may. A *decision* is a value set on an output port,
 whichever, connected or not: so the record does not depend on who looks.
 
-    {"format": 1, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
-    {"tag": [ns, microstep], "action": "fleet.lost", "value": {"type": "Lost", ...}}
-    {"tag": ..., "port": "fleet.commands", "value": [...], "reaction": "fleet.on_trouble", "triggers": [...], "why": "..."}
+    {"format": 2, "program": "control", "settings": {...}, "graph": "<sha256>", "start": ns}
+    {"tag": [ns, microstep], "action": "fleet.lost", "type": "Lost", "value": {"engine": ..., ...}}
+    {"tag": ..., "port": "fleet.commands", "type": "Do", "value": [...],
+     "reaction": "fleet.on_trouble", "triggers": [...], "why": "..."}
     {"tag": ..., "failed": "fleet.on_trouble", "error": "KeyError"}     it raised, and the run ended
     {"tag": ..., "end": true}                                       closed after this tag, which is complete
     {"tag": ..., "full": bytes}                                     this long, so nothing after this tag is recorded
@@ -30,7 +31,7 @@ from scheduler.reactor.clock import Tag
 from scheduler.reactor.elements import Output, PhysicalAction, Reaction
 from scheduler.reactor.topology import Program
 
-FORMAT = 1
+FORMAT = 2
 
 
 class BadRecording(Exception):
@@ -62,23 +63,25 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event from outside; `value` in JSON."""
+    """An event from outside; `value` in JSON, and the name of its class."""
 
     tag: Tag
     action: str
+    type: str
     value: Any
 
     def to_json(self) -> dict[str, Any]:
         """The line."""
-        return {"tag": _tag(self.tag), "action": self.action, "value": self.value}
+        return {"tag": _tag(self.tag), "action": self.action, "type": self.type, "value": self.value}
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A value that a reaction set on a port, which of its triggers were present, and why it says it did."""
+    """A value that a reaction set on a port, the name of its class, which of its triggers were present, and the reason."""
 
     tag: Tag
     port: str
+    type: str
     value: Any
     reaction: str
     triggers: tuple[str, ...]
@@ -89,6 +92,7 @@ class Decision:
         return {
             "tag": _tag(self.tag),
             "port": self.port,
+            "type": self.type,
             "value": self.value,
             "reaction": self.reaction,
             "triggers": list(self.triggers),
@@ -135,6 +139,12 @@ class Full:
 Entry = Event | Decision | Failure | End | Full
 
 
+def objects(entry: Event | Decision) -> list[dict[str, Any]]:
+    """Return the objects of an entry, each with the name of its class as `type`."""
+    values = entry.value if isinstance(entry.value, list) else [entry.value]
+    return [{"type": entry.type, **value} for value in values if isinstance(value, dict)]
+
+
 def _tag(tag: Tag) -> list[int]:
     return [tag.time, tag.microstep]
 
@@ -144,10 +154,12 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
     time, microstep = line["tag"]
     tag = Tag(int(time), int(microstep))
     if "action" in line:
-        return Event(tag, line["action"], line["value"])
+        return Event(tag, line["action"], line["type"], line["value"])
     if "port" in line:
         triggers = tuple(line["triggers"])
-        return Decision(tag, line["port"], line["value"], line["reaction"], triggers, line["why"])
+        return Decision(
+            tag, line["port"], line["type"], line["value"], line["reaction"], triggers, line["why"]
+        )
     if "failed" in line:
         return Failure(tag, line["failed"], line["error"])
     if "end" in line:
@@ -162,7 +174,7 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
 
 def event_line(tag: str, action: PhysicalAction[Any], value: str) -> str:
     """The line of an `Event`; `tag` and `value` are JSON."""
-    return f'{{"tag":{tag},"action":{action.quoted},"value":{value}}}'
+    return f'{{"tag":{tag},"action":{action.quoted},"type":{action.form.name},"value":{value}}}'
 
 
 def add_decisions(
@@ -175,7 +187,9 @@ def add_decisions(
     """Adds the lines of what a reaction sent at one tag: port, value, its JSON, and why; `tag` and `triggers` are JSON."""
     head, tail = f'{{"tag":{tag},"port":', f',"reaction":{reaction.quoted},"triggers":{triggers},"why":'
     for port, _, text, why in sent:
-        lines.append(f'{head}{port.quoted},"value":{text}{tail}{encode_basestring_ascii(why)}}}')
+        lines.append(
+            f'{head}{port.quoted},"type":{port.form.name},"value":{text}{tail}{encode_basestring_ascii(why)}}}'
+        )
 
 
 class Recorder(Protocol):
@@ -314,8 +328,8 @@ class Run:
 def read(source: Path | Iterable[str]) -> list[Run]:
     """The runs of a recording: a file, or its lines. Raises BadRecording, or OSError."""
     if isinstance(source, Path):
-        # Our lines are ASCII: only a foreign file can be cut within a character.
-        source = source.read_text(encoding="utf-8", errors="replace").splitlines()
+        # A line that was cut may end within a character, and a string may hold separators at which `splitlines` divides.
+        source = source.read_text(encoding="utf-8", errors="replace").split("\n")
     lines = [(number, line) for number, line in enumerate(source, 1) if line.strip()]
     runs: list[Run] = []
     broken: str | None = None

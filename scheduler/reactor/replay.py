@@ -174,7 +174,7 @@ def _difference(run: Run, now: list[Entry]) -> Difference | None:
             return None
         before = None if then is None else then.to_json()
         after = None if again is None else again.to_json()
-        if codec.canonical(before) != codec.canonical(after):
+        if before != after:
             return Difference(
                 min(result.tag for result in (then, again) if result is not None), before, after
             )

@@ -15,6 +15,7 @@ Invariants of a sealed program:
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -170,4 +171,4 @@ class Program:
 
     def digest(self) -> str:
         """The SHA-256 of the description."""
-        return hashlib.sha256(codec.canonical(self.description()).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.description(), sort_keys=True).encode()).hexdigest()

@@ -27,7 +27,7 @@ async def test_a_tied_head_that_vllm_leaves_stale_is_found_and_the_engine_starts
     new = publish_pieces(models[1], versions / "v000001", 1, 0, probe_of(models[1], models[0]))
     sender = sender_of(versions)
     await sender.start()
-    engine = vllm_settings(tmp_path / "engine.log") | {"start_s": 600, "restart_window_s": 1800}
+    engine = vllm_settings(tmp_path / "engine.log") | {"start_s": 600}
     engine["transport"] = "collective"
     values = settings_for(models[0], tmp_path, engine=engine, weights={"sources": [sender.url]})
     try:

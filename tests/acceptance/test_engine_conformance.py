@@ -92,7 +92,7 @@ async def settled(engine: Engine, before: int, *requests: list[TokenChunk]) -> i
 
 
 async def frozen(
-    engine: Engine, name: str, clear_cache: bool
+    engine: Engine, name: str
 ) -> tuple[asyncio.Task[list[TokenChunk]], list[TokenChunk], int, int]:
     """A request of WHOLE tokens that a pause froze before its end, how many had come when the pause was sent, and how many the
     engine had sampled before the request."""
@@ -100,7 +100,7 @@ async def frozen(
         before = await sampled_by(engine)
         task, chunks = await begun(engine, ask(f"{name}.{attempt}", max_tokens=WHOLE))
         arrived = len(ids_of(chunks))
-        await engine.pause(keep=True, clear_cache=clear_cache)
+        await engine.pause(keep=True)
         if await settled(engine, before, chunks) < WHOLE:
             return task, chunks, arrived, before
         await engine.resume()
@@ -170,13 +170,10 @@ async def test_gathered_tokens_are_given_back_too(engine: Engine) -> None:
     assert counted(chunks) == len(ids_of(chunks))
 
 
-@pytest.mark.parametrize("clear_cache", [True, False])
-async def test_a_frozen_request_goes_on_under_the_next_weights(
-    engine: Engine, models: list[Path], clear_cache: bool
-) -> None:
-    old, new = (20, 21) if clear_cache else (30, 31)
+async def test_a_frozen_request_goes_on_under_the_next_weights(engine: Engine, models: list[Path]) -> None:
+    old, new = 20, 21
     await engine.label(old)
-    task, chunks, arrived, start = await frozen(engine, f"frozen-{clear_cache}", clear_cache)
+    task, chunks, arrived, start = await frozen(engine, "frozen")
     try:
         silent = len(ids_of(chunks))
         assert not task.done()
@@ -195,17 +192,16 @@ async def test_a_frozen_request_goes_on_under_the_next_weights(
     assert arrived <= before
 
 
-@pytest.mark.parametrize("state", ["running", "frozen", "frozen with its cache"])
+@pytest.mark.parametrize("state", ["running", "frozen"])
 async def test_one_request_is_given_back_and_another_is_not(engine: Engine, state: str) -> None:
     """Even if the other's id begins alike."""
-    name = state.replace(" ", "-")
     start = await sampled_by(engine)
-    task, chunks = await begun(engine, ask(f"{name}.1", max_tokens=LONG))
-    other, others = await begun(engine, ask(f"{name}.10", max_tokens=LONG))
+    task, chunks = await begun(engine, ask(f"{state}.1", max_tokens=LONG))
+    other, others = await begun(engine, ask(f"{state}.10", max_tokens=LONG))
     if state != "running":
-        await engine.pause(keep=True, clear_cache=state == "frozen")
+        await engine.pause(keep=True)
     try:
-        await engine.abort([f"{name}.1", "nobody"])
+        await engine.abort([f"{state}.1", "nobody"])
         await result_of(task, "the request ends", PATIENCE_S)
         if state != "running":
             await settled(engine, start, chunks, others)
@@ -220,17 +216,14 @@ async def test_one_request_is_given_back_and_another_is_not(engine: Engine, stat
     async with within("the other request goes on", PATIENCE_S):
         while len(ids_of(others)) <= before:
             await asyncio.sleep(0.05)
-    await engine.abort([f"{name}.1", f"{name}.10"])
+    await engine.abort([f"{state}.1", f"{state}.10"])
     await result_of(other, "the other request ends", PATIENCE_S)
     assert counted(others) == len(ids_of(others))
 
 
-@pytest.mark.parametrize("clear_cache", [True, False])
-async def test_frozen_requests_can_be_given_back_after_all(
-    engine: Engine, models: list[Path], clear_cache: bool
-) -> None:
-    task, chunks = await begun(engine, ask(f"thawed-{clear_cache}", max_tokens=LONG))
-    await engine.pause(keep=True, clear_cache=clear_cache)
+async def test_frozen_requests_can_be_given_back_after_all(engine: Engine, models: list[Path]) -> None:
+    task, chunks = await begun(engine, ask("thawed", max_tokens=LONG))
+    await engine.pause(keep=True)
     await engine.pause()
     try:
         await result_of(task, "the request ends", PATIENCE_S)
@@ -239,7 +232,7 @@ async def test_frozen_requests_can_be_given_back_after_all(
         await engine.resume()
     check_form(chunks)
     assert chunks[-1].finish == "abort"
-    assert len(ids_of(await answer(engine, ask(f"after-{clear_cache}", max_tokens=3)))) == 3
+    assert len(ids_of(await answer(engine, ask("after", max_tokens=3)))) == 3
 
 
 async def test_salts_change_no_token(engine: Engine) -> None:

@@ -81,7 +81,7 @@ async def test_calls_end_under_the_adapter_that_they_began_with_to_the_log_proba
         adapters[version], truth[version] = adapt(base, version, tmp_path)
         probe = probe_of(truth[version], truth[version - 1])
         write_manifest_of_pieces(adapters[version], version, version - 1, probe)
-    engine = vllm_settings(tmp_path / "engine.log") | {"start_s": 600, "restart_window_s": 1800}
+    engine = vllm_settings(tmp_path / "engine.log") | {"start_s": 600}
     values = settings_for(base, tmp_path, engine=engine | {"transport": "lora"})
     values["models"]["demo"]["max_model_len"] = 4096
     async with run_gateway(values, in_process=False) as gateway:

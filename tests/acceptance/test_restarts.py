@@ -35,7 +35,7 @@ async def gateway(
     models: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[RunningGateway]:
     work = tmp_path_factory.mktemp("work")
-    engine = vllm_settings(work / "engine.log") | {"start_s": 600, "restart_window_s": 1800}
+    engine = vllm_settings(work / "engine.log") | {"start_s": 600}
     values = settings_for(models[0], work, engine=engine, update={"load_s": 20})
     async with run_gateway(values, in_process=False) as running:
         yield running

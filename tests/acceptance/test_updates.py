@@ -62,7 +62,7 @@ async def gateway(
 ) -> AsyncIterator[RunningGateway]:
     """A gateway with real vLLM, in either mode of `[update]`."""
     work = tmp_path_factory.mktemp("work")
-    update = {"mode": "keep" if request.param == "keep" else "abort", "hold_s": HOLD_S}
+    update = {"mode": "keep" if request.param == "keep" else "abort", "pause_timeout_s": HOLD_S}
     async with AsyncExitStack() as stack:
         engine, weights = vllm.settings, {}
         if request.param == "keep":

@@ -19,7 +19,7 @@ from gateway.render.images import unkeyed
 from gateway.render.renderer import ChatRenderer
 from gateway.sections import ModelSettings
 from gateway.store import turns
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.tree import TokenTree, TreePosition
 from gateway.types import Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model, vision_logprobs
@@ -101,7 +101,7 @@ async def test_what_is_recorded_is_what_the_model_says_of_these_images(
     await gateway.slot.engine.resume()
     assert (await gateway.chat(headers, messages=messages, max_tokens=12)).status_code == 200
     tree, nodes = await tree_of(gateway, episode)
-    last = Place(5, len(nodes[5].ids), sum(len(node.ids) for node in nodes))
+    last = TreePosition(5, len(nodes[5].ids), sum(len(node.ids) for node in nodes))
     ids, images = tree.path(last), tree.images(last)
     assert [image.length for image in images] == [6, 3]
     files = {image.hash: data for image, data in zip(images, (RED, BLUE), strict=True)}

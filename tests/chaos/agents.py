@@ -252,8 +252,6 @@ class Agent:
         root, key = self._plan["url"], {"Authorization": f"Bearer {opened['api_key']}"}
         say = {"model": "any", "max_tokens": 1, "messages": [_said("foreign")]}
         trials: list[tuple[str, str, str, dict[str, Any]]] = [
-            ("stored chat", "GET", f"/v1/chat/completions/{answer}", {}),
-            ("stored messages", "GET", f"/v1/chat/completions/{answer}/messages", {}),
             ("stored response", "GET", f"/v1/responses/{answer}", {}),
             ("path", "POST", f"/e/{foreign}/v1/chat/completions", {"json": say}),
             (

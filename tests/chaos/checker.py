@@ -1,7 +1,8 @@
 """Lays what clients were told, what engines sampled and what is stored beside one another, and counts what does not fit.
 
 Imports nothing of headgate: it knows the form of the evidence, that a question names itself, and that a token names its version
-and its place. docs/reliability.md defines each count. `python -m tests.chaos.checker FOLDER` checks the evidence in a folder.
+and its place. lab/notes/reliability.md defines each count.
+`python -m tests.chaos.checker FOLDER` checks the evidence in a folder.
 """
 
 from __future__ import annotations

@@ -105,14 +105,13 @@ def _group_left_out() -> None:
 
 
 def _any_key() -> None:
-    """A key reaches every stored answer."""
-    from gateway.api import stored
-    from gateway.store import answers
+    """A key reaches every open episode."""
+    from gateway.episodes.callers import Callers
 
-    async def spoilt(gateway: Any, _caller: Any, answer_id: str, api: str) -> Any:
-        return await gateway.database.read(lambda c: answers.answer(c, answer_id, api))
+    async def spoilt(self: Any, _caller: Any, episode_id: str) -> Any:
+        return await self._episodes.named(episode_id)
 
-    _put(stored, "owned", spoilt)
+    _put(Callers, "reach", spoilt)
 
 
 SPOILT: dict[str, Spoilt] = {

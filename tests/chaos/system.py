@@ -225,7 +225,7 @@ class System:
             "models": {"demo": {"path": str(self._sources[0])}},
             "engine": {
                 "launch": "external", "urls": engines, "health_s": 1.0, "stall_s": 15.0,
-                "start_s": 120.0, "max_restarts": 100, "restart_window_s": 20_000.0,
+                "start_s": 120.0, "max_restarts": 100,
                 **self._way.engine,
             },
             "weights": self._way.weights | ({"transfer_s": 10.0} if self._way.weights else {}),

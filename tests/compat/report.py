@@ -16,11 +16,17 @@ from tests.compat.suites import Group
 
 HEAD = """# Compatibility
 
-Programs that nobody here wrote, run against a gateway before a scripted engine (`tests/compat`): `make test-compat` makes this
+Programs of other projects, run against a gateway in front of a scripted engine (`tests/compat`): `make test-compat` writes this
 page. Versions are pinned in `requirements/compat`. openai-python's tests (of its source distribution; the key in its conftest is
-the one line that is changed) and langchain's standard suites are their authors'. The others are scenarios of ours with the
-unmodified client: a reply, a stream, a talk with tools, a typed reply, async, errors. After each scenario the episode's record is
-compared with what the engine was given and what it said; openai-python's tests share one episode and are not compared.
+the one line that is changed) and langchain's standard suites are their authors'. The others are scenarios of this repository with
+the unmodified client: a reply, a stream, a conversation with tools, a typed reply, async, errors. After each scenario the record
+of the episode is compared with what the engine received and sampled, except for openai-python's tests, which share one episode.
+
+These take minutes to install and were run by hand on 2026-11-28 against `gateway serve --demo`: aider 0.86.2, promptfoo 0.121.20
+(chat, completions, responses, messages), lm-eval 0.4.13 (`generate_until`), deepeval 4.3.1 (replies; its judges want JSON, which
+the demo's random words are not), guidance 0.3.1, guidellm 0.8.1 (`run`), ag2 1.2.1, Mastra 0.24.9. All work. Some request
+temperature 0, so nothing is trained: [settings that train](agents/python-frameworks.md#programs-that-request-temperature-0).
+marvin 3.2.7 does not import with the dependencies that it installs; camel-ai 0.2.90 downloads a tokenizer and was not run.
 """
 
 

@@ -1,4 +1,4 @@
-"""An agent and a model that talk through a renderer, and what is recorded of it: for tests and for `bench/prefix.py`.
+"""An agent and a model that talk through a renderer, and what is recorded of it.
 
 The model is scripted: it says what the family's template writes for the reply that it is to make (found in the template's own
 rendering), so the text is the family's, and it can be made to say it in other tokens, to be cut off, or to think. The agent sends
@@ -17,7 +17,7 @@ import numpy as np
 from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.segmenter import Segmenter
 from gateway.trajectories.conversation import digests
-from gateway.trajectories.tree import Place, TokenTree
+from gateway.trajectories.tree import TokenTree, TreePosition
 from gateway.types import Int32Array, Node
 from tests.families.family import Family, renderer
 
@@ -57,7 +57,7 @@ class Call:
     sampled: Int32Array
     messages: list[Message]
     bridged: bool
-    place: Place
+    place: TreePosition
     whole: list[int]
     """The full rendering of the messages."""
     canonical: bool
@@ -77,7 +77,7 @@ class Episode:
 
     def __post_init__(self) -> None:
         self.renderer: ChatRenderer = renderer(self.family.name)
-        self._ends: dict[bytes, tuple[Place, int, bool]] = {}
+        self._ends: dict[bytes, tuple[TreePosition, int, bool]] = {}
         self._heads: set[bytes] = set()
 
     def ask(self, messages: list[Message], reply: Reply) -> Message:
@@ -144,13 +144,13 @@ class Episode:
         ids = [i for letter in text for i in self.renderer.encode(letter)]
         return ids if self.renderer.decode(ids) == text and "\ufffd" not in text else [token]
 
-    def _record(self, prompt: Int32Array, sampled: Int32Array) -> Place:
+    def _record(self, prompt: Int32Array, sampled: Int32Array) -> TreePosition:
         place = self.tree.find(prompt)
         if place.length < len(prompt):
             place = self._hang(place, prompt[place.length :], False)
         return self._hang(place, sampled, True)
 
-    def _hang(self, place: Place, ids: Int32Array, sampled: bool) -> Place:
+    def _hang(self, place: TreePosition, ids: Int32Array, sampled: bool) -> TreePosition:
         node = Node(
             len(self.tree.nodes), place.node, place.at, sampled, ids, _NO_LOGPROBS, _NO_IDS, _NO_FLAGS
         )

@@ -35,4 +35,4 @@ def gpu() -> None:
 
 def need_gpu() -> None:
     if not torch.cuda.is_available():
-        pytest.fail("PyTorch sees no GPU: tests marked `gpu` run with `make gpu-check`", pytrace=False)
+        pytest.fail("PyTorch sees no GPU: tests marked `gpu` run with `make bench NAME=gpu`", pytrace=False)

@@ -22,7 +22,8 @@ async def test_the_probe_tells_versions_apart(tmp_path: Path) -> None:
     python = os.environ.get(ENGINE_PYTHON)
     if python is None:
         pytest.fail(
-            f"set {ENGINE_PYTHON} to the Python of vLLM's GPU build, as `make gpu-check` does", pytrace=False
+            f"set {ENGINE_PYTHON} to the Python of vLLM's GPU build, as `make bench NAME=gpu` does",
+            pytrace=False,
         )
     for seed, name in enumerate("abc"):
         save_model(tmp_path / name, seed, scale=2.0)
@@ -32,7 +33,6 @@ async def test_the_probe_tells_versions_apart(tmp_path: Path) -> None:
         "python": python,
         "args": ["--dtype", "bfloat16", "--enforce-eager", "--gpu-memory-utilization", "0.2"],
         "start_s": 900.0,
-        "restart_window_s": 3600.0,
     }
     async with run_gateway(settings_for(a, tmp_path, engine=engine), in_process=False) as gateway:
         right = await gateway.admin.publish(

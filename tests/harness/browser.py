@@ -24,6 +24,7 @@ AXE = Path(__file__).parents[2] / "console" / "node_modules" / "axe-core" / "axe
 _PATIENCE_MS = 100_000.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
+_EXCESS_WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _AXE_RUN = "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)"
 
 
@@ -73,10 +74,12 @@ class Tab:
         await expect(self.page.locator("[aria-busy=true], .loading")).to_have_count(0)
 
     async def violations(self) -> list[str]:
-        """What axe-core has against the page as it is."""
+        """Return what axe-core finds wrong with the page as it is, and that it is wider than the screen."""
         await self.page.evaluate(AXE.read_text())
         found: list[dict[str, Any]] = await self.page.evaluate(_AXE_RUN)
-        return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+        excess = await self.page.evaluate(_EXCESS_WIDTH)
+        wide = [f"the page is {excess} pixels too wide"] if excess else []
+        return wide + [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from gateway.app import create_app, leave
 from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.peers import membership
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.expiry import LEASE_S
@@ -133,7 +133,7 @@ def placed(member: Member) -> bool:
     if member.role == "follower":
         return bool(services.role.linked.is_set())
     slots = [slot for model in services.models for slot in model.pool.slots.values()]
-    return isinstance(services.role, Leader) and {slot.state for slot in slots} == {"open"}
+    return isinstance(services.role, Coordinator) and {slot.state for slot in slots} == {"open"}
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from scheduler.program.events import Do
 
 LIMIT_S = 600.0
 HOLD_S = 2 * LIMIT_S
-"""A `[update] hold_s` that outlasts the wait."""
+"""A `[update] pause_timeout_s` that outlasts the wait."""
 _AGAIN_S = 0.05
 
 
@@ -48,7 +48,7 @@ async def freeze(slot: Slot, requests: int) -> None:
             while slot.state == "open" and slot.engine is not None:
                 with suppress(EngineError):  # it dies, and its slot will say so
                     if (found := await under_way(slot)) >= requests:
-                        await slot.engine.pause(keep=True, clear_cache=False)
+                        await slot.engine.pause(keep=True)
                         if (found := await under_way(slot)) >= requests:
                             return
                         await slot.engine.resume()

@@ -21,7 +21,7 @@ _OVERDUE = "UPDATE coordinator SET deadline = extract(epoch FROM clock_timestamp
 
 def patient_bus(redis: RedisServer, **given: Any) -> dict[str, Any]:
     """Settings of a bus with a prefix of its own, whose operations and processes may be slow without counting as away or dead."""
-    return {"url": redis.url, "prefix": token_hex(4), "timeout_s": 10.0, "alive_s": 60.0, **given}
+    return {"url": redis.url, "prefix": token_hex(4), "timeout_s": 10.0, "heartbeat_ttl_s": 60.0, **given}
 
 
 def end_lease(store: str, pid: int) -> None:

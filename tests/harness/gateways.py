@@ -43,7 +43,7 @@ class RunningGateway:
     @property
     def model(self) -> Any:
         """The trained model."""
-        return self.services.leader.models.one_trained()
+        return self.services.coordinator.models.one_trained()
 
     @property
     def slot(self) -> Any:

@@ -1,6 +1,6 @@
 """Takes the documents' pictures of the console: views of a recorded run in Debian's Chromium, light and dark.
 
-`python -m tests.harness.pictures runs/demo` writes them to docs/pictures. They have few colours, so that they stay small.
+`python -m tests.harness.pictures runs/demo` writes them to docs/pictures. They have few colors, so that they stay small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.harness.browser import Tab, expect, run_browser, tab
 from tests.harness.gateways import serve
 
 OUT = Path(__file__).parents[2] / "docs" / "pictures"
-COLOURS = 128
+COLORS = 128
 WIDTH, HEIGHT = 1240, 700
 
 
@@ -38,7 +38,7 @@ async def take(run: Path, out: Path = OUT) -> list[Path]:
                 await shown.show("episodes", "Episodes")
                 await expect(shown.page.locator(".virtual-row a").first).to_be_visible()
                 taken.append(await _picture(shown, out / f"episodes-{theme}.png"))
-                await shown.show(f"episodes/{episode}?view=group&colour=logprob", episode)
+                await shown.show(f"episodes/{episode}?view=group&color=logprob", episode)
                 await expect(shown.page.locator(".member .token-line").first).to_be_visible()
                 taken.append(await _picture(shown, out / f"group-{theme}.png"))
     return taken
@@ -61,7 +61,7 @@ async def _picture(shown: Tab, path: Path) -> Path:
     await shown.settle()
     seen = await shown.page.screenshot()
     image = Image.open(io.BytesIO(seen)).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
     return path
 
 

@@ -186,7 +186,7 @@ recording = "{folder}/control.jsonl"
 """)
     path = folder / "cluster.toml"
     more = {
-        "[cluster]": f'dir = "{folder}/logs"\nlook_s = 0.2',
+        "[cluster]": f'dir = "{folder}/logs"\npoll_interval_s = 0.2',
         "[gateway]": f'config = "{folder}/gateway.toml"',
         "[engine]": f'env = {{ CLUSTER_TEST_FOLDER = "{folder}" }}',
     }

@@ -23,7 +23,7 @@ from processes.child import LocalProcess
 from tests.harness.models import save_model
 from tests.images.build import ROOT, Builder, NotPossible
 
-_IMAGE = "headgate-gateway:0.1.0"
+_IMAGE = "headgate-gateway:0.2.0"
 _DOCKERFILE = "deploy/gateway.Dockerfile"
 _KEY = "the-admin-key-of-the-check"
 _START_S = 120.0

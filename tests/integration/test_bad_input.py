@@ -169,6 +169,7 @@ FUNCTION = {"name": "f", "parameters": BROKEN}
             "tools",
         ),
         ("completions", {"prompt": "x", "guided_regex": "("}, "guided_regex"),
+        ("chat/completions", {"guided_grammar": "no rule"}, "guided_grammar"),
         ("responses", {"input": "x", "text": {"format": {"type": "json_schema", **NAMED}}}, "text.format"),
     ],
 )
@@ -390,6 +391,43 @@ async def test_a_query_parameter_that_is_unknown_is_refused_with_those_that_are_
     assert none.endswith("takes no query parameters")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "known"),
+    [
+        ("POST", "/v1/chat/completions?api-version=1", "no query parameters"),
+        ("POST", "/v1/messages?stream=1", "beta"),
+        ("POST", "/v1/messages/count_tokens?stream=1", "beta"),
+        ("POST", "/v1/responses/input_tokens?x=1", "no query parameters"),
+        ("GET", "/v1/chat/completions?limit[x]=1", "model, order, limit, after, metadata[KEY]"),
+        ("GET", "/v1/responses/resp_1?include=x", "stream, starting_after, include_obfuscation, include[]"),
+        ("GET", "/v1/models?page=2", "limit, after_id, before_id, beta, client_version"),
+        ("GET", "/metrics?name=x", "no query parameters"),
+        ("GET", "/health?x=1", "no query parameters"),
+    ],
+)
+async def test_every_route_refuses_query_parameters_that_it_does_not_have(
+    gateway: RunningGateway, method: str, path: str, known: str
+) -> None:
+    _, headers = await gateway.open("asked", mode="eval")
+    answer = await gateway.http.request(method, path, headers=headers, json={"model": "demo"})
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["message"].endswith(f"takes {known}")
+    name = path.partition("?")[2].partition("=")[0]
+    assert error.get("param", name) == name
+
+
+async def test_query_parameters_that_sdks_send_are_accepted(gateway: RunningGateway) -> None:
+    _, headers = await gateway.open("listed", mode="eval")
+    stored = await gateway.http.get("/v1/chat/completions?metadata[topic]=x&order=desc", headers=headers)
+    assert stored.json()["data"] == []
+    for path in ("/v1/models?beta=true", "/v1/models?client_version=0.1", "/v1/models/demo?beta=true"):
+        assert (await gateway.http.get(path)).status_code == 200
+    missing = await gateway.http.get(
+        "/v1/responses/resp_1?include[]=reasoning.encrypted_content", headers=headers
+    )
+    error_of(missing, 404, "response_not_found")
+
+
 async def test_a_query_value_that_nothing_has_is_refused(gateway: RunningGateway) -> None:
     error = error_of(await gateway.http.get("/admin/v1/episodes?state=nope"), 400, "invalid_value")
     assert error["param"] == "state" and "'open', 'grading' or 'closed'" in error["message"]
@@ -414,6 +452,8 @@ async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
 
 
 async def test_a_wrong_base_url_is_explained_and_never_redirected(gateway: RunningGateway) -> None:
+    twice = await gateway.http.post("/v1/responses/responses", json={"model": "demo"})
+    assert "It has an endpoint twice" in error_of(twice, 404, "no_such_route")["message"]
     for path in ("/chat/completions", "/e/ep-1/chat/completions", "/v1/chat/completions/", "/v1/models/"):
         answer = await gateway.http.get(path, headers={"host": "localhost:9"})
         error = error_of(answer, 404, "no_such_route")

@@ -19,7 +19,7 @@ def ill(tmp_path: Path, version: int, parent: int, loading: str) -> Path:
     """A version that cannot be loaded, or that no engine's log-probabilities agree with."""
     source = fake_weights(tmp_path / f"ill-{version}", f"ill {version}")
     if loading != "other":
-        (source / "illness.json").write_text(json.dumps({"loading": loading}))
+        (source / "faults.json").write_text(json.dumps({"loading": loading}))
     other = [[-9.0] * (len(SEQUENCE) - 1)]
     probe = {
         "sequences": [SEQUENCE],

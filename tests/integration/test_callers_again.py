@@ -264,7 +264,9 @@ async def test_a_retry_waits_for_the_call_that_is_still_opening_its_episode(
         first.cancel()
         engine.replies += ["late", "later"]
         again = asyncio.create_task(send(stage, "ann", [user("waits")], headers=RETRY), name="again")
-        await until(lambda: gateway.services.callers.waiting == 1, "the retry waits for the first")
+        await until(
+            lambda: gateway.services.coordinator.callers.waiting == 1, "the retry waits for the first"
+        )
         for episode in taken:
             await gateway.admin.abandon(episode, "gives its slot up")
         assert of(await again) not in taken

@@ -184,7 +184,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
     asserted = asyncio.Event()
     for other in cluster.followers:
         wait_for(asserted, other.services.membership._election)
-    crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.continue_under
+    crossing, ending, close, cross = asyncio.Event(), asyncio.Event(), membership.close, hub.begin_weight_swap
 
     async def late() -> None:
         await ending.wait()
@@ -194,7 +194,7 @@ async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_ha
         crossing.set()
         return cross(*values)
 
-    membership.close, hub.continue_under = late, noted
+    membership.close, hub.begin_weight_swap = late, noted
     hold_after(cluster, 3)
     agents = [Agent(cluster, 5 * i + 4) for i in range(8)]  # their calls stay in their engines
     cluster.members.remove(first)

@@ -86,7 +86,6 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
                 **places,
                 "transport": "collective",
                 "max_restarts": 100,
-                "restart_window_s": 86_400,
                 "start_s": 120,
             },
             update={"order": "rolling"},

@@ -132,7 +132,7 @@ async def test_two_runs_lie_over_one_another(browser: Browser, tiny_model: Path,
                 await gateway.admin.post_step(step, {"reward_mean": reward + step / 100}, step, run=run)
         page = shown.page
         await shown.show("run", "Run")
-        await page.get_by_label("Beside").select_option("first")
+        await page.get_by_label("Compare with").select_option("first")
         chart = page.get_by_role("region", name="Reward")
         for reloaded in (False, True):
             if reloaded:

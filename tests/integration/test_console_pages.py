@@ -41,12 +41,14 @@ async def url(run: Recorded) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("dark", "width"), [(False, 1280), (True, 1280), (False, 390)], ids=["light", "dark", "narrow"]
+)
 async def test_every_view_of_a_recorded_run_is_whole_and_open_to_all(
-    browser: Browser, url: str, run: Recorded, dark: bool
+    browser: Browser, url: str, run: Recorded, dark: bool, width: int
 ) -> None:
     found: dict[str, list[str]] = {}
-    async with tab(browser, url, dark=dark) as shown:
+    async with tab(browser, url, dark=dark, width=width) as shown:
         page = shown.page
         for place, heading in VIEWS.items():
             await shown.show(place, heading)

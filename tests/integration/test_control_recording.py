@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import select
 
 from gateway.store.models import LedgerEventRow
-from scheduler.policies import rules
+from scheduler.planning.recorded import timeline_of
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import command_to_json, event_from_json
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from scheduler.reactor.recording import Event, Run
-from scheduler.timeline.recorded import timeline_of
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.states import state_of
 
@@ -37,7 +37,7 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
         await gateway.admin.reward(first, 0.0)
         kept = gateway.model.ledger.rule
         stored = await gateway.services.database.read(lambda c: list(c.execute(_EVENTS)))
-    again = rules.create("staleflow", kept.settings)
+    again = StaleFlow(kept.settings)
     for event, commands in stored[1:]:
         decided = [command_to_json(command) for command in again.apply(event_from_json(event))]
         assert json.loads(json.dumps(decided)) == commands
@@ -66,16 +66,17 @@ async def test_the_store_has_the_ledgers_decisions_and_the_recording_its_batches
 
 
 async def test_a_recording_ends_at_its_size_and_the_gateway_does_not(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "control.jsonl"
-    control = {"recording": str(path), "recording_mb": 0.008}
+    monkeypatch.setattr("gateway.control.host._RECORDING_BYTES", 8_000)
+    control = {"recording": str(path)}
     values = settings_for(tiny_model, tmp_path, control=control, staleness={"batch": 64, "eta": 0})
     async with run_gateway(values) as gateway:
         for number in range(40):
             await gateway.admin.add_node(f"n{number}", ["rollout"])
     assert 8_000 < path.stat().st_size < 16_000
-    assert "control.jsonl ends here: this run's part has 0.008 MB ([control] recording_mb)" in caplog.text
+    assert "control.jsonl ends here: this run's part has 0.008 MB" in caplog.text
     report = replay(path, PROGRAMS["control"])
     assert report.equal
     assert report.runs[0].run.full

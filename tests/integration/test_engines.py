@@ -22,12 +22,11 @@ from tests.harness.waiting import turns, until
 SEED = 7
 
 
-@pytest.mark.parametrize("order", ["rolling", "together"])
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], mode: str, order: str
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], mode: str
 ) -> None:
-    values = two_engines(tiny_model, tmp_path, update={"mode": mode, "order": order})
+    values = two_engines(tiny_model, tmp_path, update={"mode": mode, "order": "rolling"})
     async with run_gateway(values, in_process=False) as gateway:
         for slot in slots(gateway):
             await gateway.fake("faults", slot, lag_s=0.03, endless=True)
@@ -51,17 +50,17 @@ async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
         assert [state["stale_hits"] for state in states] == [0, 0]
 
 
-async def test_rolling_leaves_an_engine_open_and_together_leaves_none(
+async def test_rolling_leaves_an_engine_open(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
-    for order, fewest in (("rolling", 1), ("together", 0)):
-        values = two_engines(tiny_model, tmp_path / order, update={"order": order})
-        async with run_gateway(values, in_process=False) as gateway:
-            seen: list[int] = []
-            watcher = asyncio.create_task(watch_open(gateway, seen), name="watcher")
-            await gateway.admin.publish(1, str(versions[1]), wait_s=600)
-            watcher.cancel()
-            assert min(seen) == fewest
+    async with run_gateway(
+        two_engines(tiny_model, tmp_path, update={"order": "rolling"}), in_process=False
+    ) as gateway:
+        open_engines: list[int] = []
+        watcher = asyncio.create_task(watch_open(gateway, open_engines), name="watcher")
+        await gateway.admin.publish(1, str(versions[1]), wait_s=600)
+        watcher.cancel()
+        assert min(open_engines) == 1
 
 
 async def watch_open(gateway: RunningGateway, seen: list[int]) -> None:
@@ -236,7 +235,8 @@ async def test_a_call_can_be_moved_and_says_the_same(tiny_model: Path, tmp_path:
 async def test_a_waiting_call_can_be_sent_to_an_engine(tiny_model: Path, tmp_path: Path) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         first, second = slots(gateway)
-        first.state = second.state = "held"
+        first.hold()
+        second.hold()
         episode, headers = await gateway.open(mode="eval")
         task = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="call")
         await until(lambda: gateway.model.pool.waiting == 1, "it waits")
@@ -349,31 +349,6 @@ async def test_tokens_that_the_engine_never_accounted_for_carry_an_interval_and_
         assert turn["flags"] == [""] * 5 + ["UNCONFIRMED"] * 4 + [""] * 191
 
 
-async def test_kept_caches_are_told_by_a_flag(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
-) -> None:
-    update = {"mode": "keep", "order": "rolling", "clear_cache": False}
-    values = two_engines(tiny_model, tmp_path, update=update)
-    async with run_gateway(values, in_process=False) as gateway:
-        await hold_after(gateway, 7)
-        question = long_question(gateway, 60)
-        episode, headers = await gateway.open(mode="eval")
-        task = asyncio.create_task(
-            gateway.chat(headers, max_tokens=60, stream=True, messages=question), name="call"
-        )
-        await arrived(gateway, 1)
-        await gateway.admin.publish(1, str(versions[1]), wait_s=600)
-        await release(gateway)
-        assert (await task).status_code == 200
-        nodes = await nodes_of(gateway, episode)
-        after = len(nodes[-1]["ids"]) - 7
-        assert nodes[-1]["versions"] == [[0, 7], [1, after]]
-        assert nodes[-1]["flags"] == [""] * 7 + ["STALE_KV"] * after
-        assert (await gateway.chat(headers, max_tokens=2, messages=question)).status_code == 200
-        states = [await gateway.fake("state", slot) for slot in slots(gateway)]
-        assert [state["stale_hits"] for state in states] == [0, 0], "another salt for another version"
-
-
 async def test_an_episodes_turns_go_where_their_prefix_is_cached(tiny_model: Path, tmp_path: Path) -> None:
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         used = []
@@ -412,43 +387,6 @@ async def test_a_recorded_run_is_replayed_bit_for_bit(
     report = replay(tmp_path / "control.jsonl", PROGRAMS["control"])
     assert report.equal
     assert report.decisions > 20
-
-
-async def test_calls_wait_a_moment_for_the_engine_that_gave_them_back(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
-) -> None:
-    for patience, stay in ((3600.0, True), (0.0, False)):
-        update = {"order": "rolling", "patience_s": patience}
-        values = two_engines(tiny_model, tmp_path / str(stay), update=update)
-        async with run_gateway(values, in_process=False) as gateway:
-            first, second = slots(gateway)
-            for slot in (first, second):
-                await gateway.fake("faults", slot, hold_after=2, hold_load=True)
-            question = long_question(gateway, 90)
-            opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(6)]
-            calls = [
-                asyncio.create_task(gateway.chat(h, max_tokens=95, stream=True, messages=question), name=e)
-                for e, h in opened
-            ]
-            await arrived(gateway, 6)
-            assert (first.streams, second.streams) == (3, 3)
-            began = {run.call.call_id: slot.name for slot in slots(gateway) for run in slot.runs.values()}
-            await gateway.admin.publish(1, str(versions[1]))
-            for slot, other in ((first, second), (second, first)):
-                if stay:
-                    await until(lambda: gateway.model.pool.waiting == 3, "its calls wait for it")
-                else:
-                    await arrived(gateway, 6, other)
-                await gateway.fake("faults", slot, hold_load=False)
-                await until(lambda slot=slot: slot.version == 1 and slot.state == "open", "it has version 1")
-                if stay:
-                    await arrived(gateway, 3, slot)
-            await release(gateway)
-            assert [answer.status_code for answer in await asyncio.gather(*calls)] == [200] * 6
-            rows = [(await gateway.admin.episode(episode))["calls"][0] for episode, _ in opened]
-            assert {row["engine"] == began[row["id"]] for row in rows} == ({True} if stay else {True, False})
-            pauses = sorted(row["pauses"] for row in rows)
-            assert pauses == ([1] * 6 if stay else [1] * 3 + [2] * 3)
 
 
 async def test_calls_that_have_begun_are_never_refused_for_the_length_of_the_queue(

@@ -88,7 +88,7 @@ async def test_a_client_that_goes_away_before_the_first_token_stops_the_engine(
 async def test_a_client_that_goes_away_while_it_waits_for_an_engine_waits_no_more(
     gateway: RunningGateway,
 ) -> None:
-    gateway.slot.state = "held"
+    gateway.slot.hold()
     _, headers = await gateway.open("task")
     call = asyncio.create_task(gateway.chat(headers, stream=True), name="call")
     await until(lambda: gateway.model.pool.waiting == 1, "the call waits")

@@ -327,9 +327,9 @@ async def test_an_episode_that_is_not_needed_any_more_is_aborted_while_it_is_gra
 async def test_an_episode_whose_group_was_given_up_is_closed_as_untrained(
     tiny_model: Path, tmp_path: Path, judge: Judge
 ) -> None:
-    """With `late = "drop"` the agent may continue, but no batch takes its episode."""
+    """With `late_groups = "drop"` the agent may continue, but no batch takes its episode."""
     given = values(
-        tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={**ONE_SLOT, "late": "drop"}
+        tiny_model, tmp_path, {"judge": {"url": judge.url}}, staleness={**ONE_SLOT, "late_groups": "drop"}
     )
     async with run_gateway(given) as gateway:
         episodes = [(await gateway.begin("task", group_id="g", group_size=2))[0] for _ in range(2)]
@@ -344,7 +344,7 @@ async def test_an_episode_whose_group_was_given_up_is_closed_as_untrained(
 
 
 async def test_the_last_group_of_a_stuck_batch_is_given_up(tiny_model: Path, tmp_path: Path) -> None:
-    stuck = {"stuck": "truncate", "stuck_groups": 1, "stuck_s": 0.2}
+    stuck = {"on_stuck": "truncate", "stuck_groups": 1, "stuck_s": 0.2}
     given = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 0, "min_members": 1, **stuck})
     async with run_gateway(given) as gateway:
         done, _ = await gateway.begin("done")
@@ -366,7 +366,7 @@ async def test_the_last_group_of_a_stuck_batch_is_given_up(tiny_model: Path, tmp
 
 
 async def test_a_batch_that_nobody_waits_for_is_not_stuck(tiny_model: Path, tmp_path: Path) -> None:
-    stuck = {"stuck": "retry", "stuck_groups": 1, "stuck_s": 1e-6}
+    stuck = {"on_stuck": "retry", "stuck_groups": 1, "stuck_s": 1e-6}
     given = settings_for(tiny_model, tmp_path, staleness={"batch": 2, "eta": 0, "min_members": 1, **stuck})
     async with run_gateway(given) as gateway:
         done, _ = await gateway.begin("done")

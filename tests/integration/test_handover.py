@@ -25,7 +25,7 @@ from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_tok
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
 from gateway.render.renderer import ChatRenderer
-from gateway.rollout.logged import TOKEN_BYTES
+from gateway.rollout.call_log import TOKEN_BYTES
 from gateway.settings import Settings
 from processes.ports import free_port
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
@@ -181,7 +181,7 @@ async def run_world(
     log = work / "engine.jsonl"
     engine, port = FakeEngine("none", log=SampleLog(log, 1)), free_port()
     # Logged so seldom that a stream which showed more than is logged would be found out.
-    bus = patient_bus(redis, log_every_s=0.3, **given)
+    bus = patient_bus(redis, **given)
     values = settings_for(model, work, calls={"grace_s": 60.0}, bus=bus)
     values["store"] = {"url": postgres.url(postgres.new_database())}
     values["engine"].update(launch="external", urls=[f"http://127.0.0.1:{port}"])
@@ -298,7 +298,7 @@ async def test_a_process_that_slept_too_long_gives_no_second_reply(
 ) -> None:
     """Its engine has gone on meanwhile: when it wakes, all of its own reply is there. It must know by its own clock that it
     slept, so this one really sleeps for longer than it counts as alive."""
-    async with run_world(postgres, redis, tiny_model, tmp_path, alive_s=5.0) as world:
+    async with run_world(postgres, redis, tiny_model, tmp_path, heartbeat_ttl_s=5.0) as world:
         second, first = world.members
         world.hold()
         world.asked = world.question()

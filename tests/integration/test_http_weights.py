@@ -22,7 +22,7 @@ from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, probe_of, write_manifest_of_pieces
 
 KEY = "of-the-weights"
-_PATIENT = {"launch": "external", "max_restarts": 100, "restart_window_s": 86_400}
+_PATIENT = {"launch": "external", "max_restarts": 100}
 
 
 class Engine(FakeEngine):
@@ -78,7 +78,6 @@ async def world(model: Path, work: Path, **overrides: Any) -> AsyncIterator[Worl
                 "urls": urls,
                 "mirrors": [*mirrors, ""],
                 "max_restarts": 100,
-                "restart_window_s": 86400,
             },
             weights={"sources": [source], "dir": str(work / "gateway"), "key": KEY},
             **overrides,

@@ -198,14 +198,15 @@ async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
         ("data:image/png;base64,AAAA", "invalid_value", "no PNG"),
         ("data:image/tiff;base64,AAAA", "invalid_value", "image/webp"),
         (data_url(RED)[:-3] + "#==", "invalid_value", "cannot be read"),
-        (data_url(RED + bytes(5000)), "too_large", "max_bytes"),
+        (data_url(RED + bytes(5000)), "too_large", "4096 bytes"),
         (data_url(png(10_000, 28, (0, 0, 0))), "invalid_value", "200 times"),
     ],
 )
 async def test_what_is_no_image_is_refused_by_name(
-    model: Path, tmp_path: Path, url: str, code: str, said: str
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, code: str, said: str
 ) -> None:
-    async with run_gateway(values_of(model, tmp_path, images={"max_bytes": 4096})) as gateway:
+    monkeypatch.setattr("gateway.api.images._MAX_BYTES", 4096)
+    async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("bad")
         content = [HI, {"type": "image_url", "image_url": {"url": url}}]
         answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
@@ -215,10 +216,12 @@ async def test_what_is_no_image_is_refused_by_name(
         assert said in error["message"]
 
 
-async def test_an_episode_has_only_so_many_bytes_of_images(model: Path, tmp_path: Path) -> None:
-    bounds = {"max_bytes": 1024, "episode_bytes": 1024}
+async def test_the_bytes_of_an_episodes_images_are_bounded(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.api.images._EPISODE_BYTES", 1024)
     large = png(56, 84, (255, 0, 0)) + bytes(800)
-    async with run_gateway(values_of(model, tmp_path, images=bounds)) as gateway:
+    async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("full")
         for data, status in ((large, 200), (BLUE + bytes(800), 400), (large, 200)):
             answer = await gateway.chat(
@@ -228,7 +231,7 @@ async def test_an_episode_has_only_so_many_bytes_of_images(model: Path, tmp_path
             if status == 400:
                 error = answer.json()["error"]
                 assert (error["code"], error["param"]) == ("too_large", "messages")
-                assert "[images] episode_bytes" in error["message"]
+                assert "may have 1024" in error["message"]
         _, headers = await gateway.open("another")
         content = [image_part(BLUE + bytes(800)), HI]
         assert (await gateway.chat(headers, messages=[{"role": "user", "content": content}])).is_success

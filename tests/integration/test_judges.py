@@ -101,7 +101,7 @@ async def test_a_rubric_rewards_each_turn_and_its_own_calls_are_recorded_and_nev
 async def test_a_comparison_is_made_both_ways_round(
     says: Callable[[str], str], reward: float, tiny_model: Path, tmp_path: Path
 ) -> None:
-    async with judged(tiny_model, tmp_path, says, against="reference") as (gateway, questions):
+    async with judged(tiny_model, tmp_path, says, reference_key="reference") as (gateway, questions):
         _, fate = await close(gateway, {"reference": "the other"})
         assert (fate["reason"], fate["reward"], len(questions)) == ("rewarded", reward, 2)
 

@@ -36,9 +36,7 @@ def wanted(path: Path) -> list[dict[str, Any]]:
 async def test_what_a_call_that_moves_is_expected_to_take_is_less_by_what_it_has_sampled(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    values = two_engines(
-        tiny_model, tmp_path, lengths={"ranker": "history", "warm_calls": 0}, routing={"rule": "gain"}
-    )
+    values = two_engines(tiny_model, tmp_path, lengths={"ranker": "history"}, routing={"rule": "gain"})
     async with run_gateway(values, in_process=False) as gateway:
         question = lasting(gateway.settings.model)
         for _ in range(4):

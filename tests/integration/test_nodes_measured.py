@@ -25,7 +25,7 @@ async def earn(gateway: RunningGateway, group: str) -> None:
 
 def filling(gateway: RunningGateway) -> Filling | None:
     """Returns the newest event that the control program got."""
-    return gateway.services.leader.host.program.lending._batches._filling.get("demo")
+    return gateway.services.coordinator.host.program.lending._batches._filling.get("demo")
 
 
 async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
@@ -53,7 +53,7 @@ async def test_that_a_batch_is_whole_or_was_taken_is_told_at_once(
 
 async def test_a_trainer_says_how_long_it_computed_or_does_not(gateway: RunningGateway) -> None:
     await gateway.admin.add_node("t0", BOTH)
-    told = gateway.services.leader.host.program.lending._batches
+    told = gateway.services.coordinator.host.program.lending._batches
     await gateway.admin.claim("t0", wait_s=60)
     released = await gateway.http.post("/admin/v1/nodes/t0/release", json={})  # as older trainers do
     assert released.is_success

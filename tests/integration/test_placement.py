@@ -53,7 +53,7 @@ async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sam
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], rule: str
 ) -> None:
     """One of two busy engines comes to version 1; new episodes go there alone, until the other has nothing to do."""
-    routing = {"rule": rule, "running_below": 1, "mu": 0.0}
+    routing = {"rule": rule, "running_below": 1, "min_gain_share": 0.0}
     values = two_engines(tiny_model, tmp_path, update={"order": "pull"}, routing=routing)
     async with run_gateway(values, in_process=False) as gateway:
         agents, done = await start_held(gateway, 6, 2)
@@ -83,7 +83,7 @@ async def test_a_call_that_no_open_engine_may_sample_waits_for_one_that_pulls(
         agents, done = await start_held(gateway, 4, 2)
         new, old = await one_pulls(gateway, versions[1])
         episode, headers = await gateway.open("young", mode="eval")
-        gateway.services.leader.host.report_lost("demo", new.name, "a test says so")
+        gateway.services.coordinator.host.report_lost("demo", new.name, "a test says so")
         young = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="young")
         await until(lambda: old.version == 1, "it has pulled")
         await release(gateway, old)
@@ -103,7 +103,7 @@ async def test_calls_move_out_of_a_crowded_engine_and_lose_no_token(
         first, second = slots(gateway)
         await gateway.fake("faults", first, slots=2, hold_after=2)
         await gateway.fake("faults", second, hold_after=2)
-        second.state = "held"
+        second.hold()
         gateway.model.pool.notify()
         agents, done = start_agents(gateway, 6)
         await arrived(gateway, 2, first)
@@ -125,11 +125,12 @@ async def test_calls_go_on_when_nobody_decides_any_more(
     """The control program has stopped, by a defect: engines that are open are used, and calls that wait get them."""
     async with run_gateway(two_engines(tiny_model, tmp_path), in_process=False) as gateway:
         first, second = slots(gateway)
-        first.state = second.state = "held"
+        first.hold()
+        second.hold()
         _, headers = await gateway.open(mode="eval")
         waiting = asyncio.create_task(gateway.chat(headers, max_tokens=4), name="waiting")
         await until(lambda: gateway.model.pool.waiting == 1, "it waits")
-        driver = gateway.services.leader.host._driver
+        driver = gateway.services.coordinator.host._driver
         driver.cancel()
         await asyncio.wait({driver})
         second.confirm(0)
@@ -148,17 +149,17 @@ async def test_the_speed_of_engines_is_shown(tiny_model: Path, tmp_path: Path) -
         await until(seen, "both were looked at")
         (engine, _) = (await gateway.http.get("/admin/v1/engines")).json()["engines"]
         assert engine["speed"]["error"] is None
-        assert engine["speed"]["k2"] == gateway.settings.routing.k2
+        assert engine["speed"]["k2"] == gateway.settings.routing.engine_prior.s_per_batch
         page = (await gateway.http.get("/metrics")).text
         assert 'headgate_engine_step_seconds{coefficient="k2",engine="demo-0",model="demo"}' in page
 
 
-@pytest.mark.parametrize("admit", ["newest", "engine"])
+@pytest.mark.parametrize("group_version", ["newest", "engine"])
 async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_v(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], admit: str
+    tiny_model: Path, tmp_path: Path, versions: dict[int, Path], group_version: str
 ) -> None:
     """The engine with the newest version has more to do than the other, which both groups could be sampled by."""
-    routing = {"rule": "cached", "running_below": 1, "admit": admit}
+    routing = {"rule": "cached", "running_below": 1, "group_version": group_version}
     staleness = {"batch": 2, "eta": 1, "min_members": 1}
     update = {"order": "pull"}
     values = two_engines(tiny_model, tmp_path, update=update, routing=routing, staleness=staleness)
@@ -172,7 +173,7 @@ async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_v(
             waiting.append(asyncio.create_task(gateway.chat(headers, max_tokens=8), name=f"young-{i}"))
         await until(lambda: new.streams >= 7 > old.streams, "the newer one has more to do")
         opened = await gateway.admin.open_episode("trained", group_id="g", group_size=1)
-        assert opened.version == (0 if admit == "engine" else 1)
+        assert opened.version == (0 if group_version == "engine" else 1)
         headers = {"Authorization": f"Bearer {opened.api_key}"}
         call = asyncio.create_task(gateway.chat(headers, max_tokens=8), name="trained")
         await until(lambda: len(gateway.model.pool.calls) >= 14, "it is in an engine, or waits for one")
@@ -180,6 +181,6 @@ async def test_an_engine_that_lags_gets_new_groups_if_its_version_is_their_v(
         assert [(await task).status_code for task in (call, *waiting)] == [200] * 8
         (turn,) = await turns_of(gateway, opened.episode_id)
         (used,) = (await gateway.admin.episode(opened.episode_id))["calls"]
-        assert used["engine"] == (old.name if admit == "engine" else new.name)
+        assert used["engine"] == (old.name if group_version == "engine" else new.name)
         assert min(version for version, _ in turn["versions"]) == opened.version
         await check_all(gateway, versions, await finished(agents, done))

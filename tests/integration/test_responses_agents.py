@@ -74,24 +74,18 @@ async def test_an_agent_reaches_its_own_answers_and_nobody_elses(
 ) -> None:
     engine = scripted[1]
     ann, bob = clients["ann"], clients["bob"]
-    engine.replies += ["a", "b", "c"]
+    engine.replies += ["a", "b"]
     response = await create(ann, "mine")
-    completions = [
-        await ann.chat.completions.create(model="m", messages=[{"role": "user", "content": text}], store=True)
-        for text in ("one", "two")
-    ]
+    completion = await ann.chat.completions.create(model="m", messages=[{"role": "user", "content": "one"}])
     assert (await ann.responses.retrieve(response.id)).output_text == "a"
-    assert [c.id async for c in ann.chat.completions.list()] == [c.id for c in completions]
-    assert (await bob.chat.completions.list()).data == []
     for work in (
         bob.responses.retrieve(response.id),
         bob.responses.delete(response.id),
-        bob.chat.completions.retrieve(completions[0].id),
         create(bob, "x", previous_response_id=response.id),
     ):
         with pytest.raises(openai.NotFoundError):
             await work
-    other = {"x-headgate-episode": await episode_of(scripted, completions[0].id)}
+    other = {"x-headgate-episode": await episode_of(scripted, completion.id)}
     with pytest.raises(openai.NotFoundError):
         await create(ann, "x", previous_response_id=response.id, extra_headers=other)
 

@@ -129,8 +129,13 @@ async def test_each_kind_has_its_own_age(values: dict[str, Any]) -> None:
             assert await there(gateway) == left, settings
 
 
-async def test_the_coordinator_looks_for_old_episodes_itself(values: dict[str, Any]) -> None:
-    values["retention"] = {"keep_days": 1e-9, "every_s": 0.05}
+async def test_the_coordinator_looks_for_old_episodes_itself(
+    values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.coordinator._RETENTION_EVERY_S", 0.05)
+    values["retention"] = {
+        "keep_days": 1e-9,
+    }
     async with run_gateway(values) as gateway:
         await gateway.admin.abandon(await sampled(gateway, "a"), "gone")
         async with within("the old episode is deleted"):

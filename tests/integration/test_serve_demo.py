@@ -38,7 +38,12 @@ async def test_a_fresh_clone_answers_records_and_says_how_to_go_on(tmp_path: Pat
             opened = await admin.open_episode("t1")
             async with openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.api_key) as client:
                 answer = await client.chat.completions.create(
-                    model="any", messages=[{"role": "user", "content": "Grüße, 水!"}], max_tokens=12
+                    model="any",
+                    messages=[
+                        {"role": "system", "content": "A coding agent describes its tools. " * 1_500},
+                        {"role": "user", "content": "Grüße, 水!"},
+                    ],
+                    max_tokens=12,
                 )
             said = (answer.choices[0].message.content or "").split()
             assert said

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
@@ -93,35 +92,6 @@ async def test_what_waits_before_the_scheduler_is_given_back(how: str) -> None:
         assert len(await start(engine, "next", 3)) == 3
         assert fake.sampled == 3
         await other.close()
-
-
-async def test_a_found_engine_that_is_frozen_can_be_paused() -> None:
-    """A gateway that was killed in the middle of an update leaves it so: SGLang's own pause would wait for ever."""
-    fake = FakeEngine("none", Faults(hold_after=3))
-    async with sglang(fake) as (engine, url):
-        task = start(engine, "a")
-        await fake.arrived(1)
-        await engine.pause(keep=True, clear_cache=False)
-        found = connect("found", url, "sglang")
-        await found.pause()
-        assert (await task)[-1].finish == "abort"
-        await found.load("other")
-        await found.resume()
-        await found.close()
-
-
-async def test_a_load_that_flushes_fails_while_requests_are_frozen() -> None:
-    """The trap that the adapter avoids, kept in the fake engine so that it stays avoided."""
-    fake = FakeEngine("none", Faults(hold_after=3))
-    async with sglang(fake) as (engine, url), httpx.AsyncClient(base_url=url) as http:
-        task = start(engine, "a")
-        await fake.arrived(1)
-        await engine.pause(keep=True, clear_cache=False)
-        answer = await http.post("/update_weights_from_disk", json={"model_path": "other"})
-        assert answer.status_code == 400
-        await engine.load("third")
-        await engine.pause()
-        assert [len(chunk.ids) for chunk in await task] == [1, 1, 1, 0]
 
 
 async def test_a_load_that_fails_says_so() -> None:

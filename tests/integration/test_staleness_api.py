@@ -13,7 +13,7 @@ async def test_an_empty_ledger(gateway: RunningGateway) -> None:
     shown = await gateway.admin.staleness()
     empty = {"state": "PENDING", "occupied": 0, "reserved": 0, "leased": False, "groups": []}
     assert shown == {
-        "model": "demo", "rule": "staleflow", "eta": 1, "batch": 2, "version": 0, "consumed": 0, "lease": None,
+        "model": "demo", "late_groups": "cancel", "eta": 1, "batch": 2, "version": 0, "consumed": 0, "lease": None,
         "buffers": [{"buffer": 0, **empty}, {"buffer": 1, **empty}], "slowest": [], "waiting": {}, "lost": [],
     }  # fmt: skip
 

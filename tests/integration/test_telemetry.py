@@ -15,7 +15,6 @@ from processes.ports import free_port
 from tests.harness.collector import Collector, facts
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.scripted import scripted_gateway
-from tests.harness.waiting import LONG_S
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 STEPS = {"placement wait", "engine request", "commit"}
@@ -28,7 +27,7 @@ async def collected() -> AsyncIterator[tuple[Collector, dict[str, Any]]]:
     async with serve(collector.app(), port):
         yield (
             collector,
-            {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents", "timeout_s": LONG_S},
+            {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents"},
         )
 
 
@@ -109,7 +108,7 @@ async def test_the_agent_decides_whether_its_call_is_traced_and_share_where_it_d
 async def test_without_its_collector_calls_are_answered_and_the_gateway_ends(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    away = {"endpoint": f"http://127.0.0.1:{free_port()}", "timeout_s": 0.5}
+    away = {"endpoint": f"http://127.0.0.1:{free_port()}"}
     async with run_gateway(settings_for(tiny_model, tmp_path, telemetry=away)) as gateway:
         await say(gateway, max_tokens=2)
 

@@ -151,7 +151,7 @@ async def test_nothing_is_sampled_while_an_engine_is_held_and_streams_stay_open(
     values = settings_for(tiny_model, tmp_path, server={"keep_alive_s": 0.05})
     async with run_gateway(values) as gateway:
         slot = gateway.slot
-        slot.state = "held"
+        slot.hold()
         _, headers = await gateway.open("task", mode="eval")
         body = {"model": "m", "messages": [USER], "stream": True, "max_tokens": 4}
         async with gateway.http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
@@ -175,7 +175,7 @@ async def test_more_calls_than_may_wait_are_refused_early(tiny_model: Path, tmp_
     values = settings_for(tiny_model, tmp_path, queue={"max_waiting": 2})
     async with run_gateway(values) as gateway:
         slot = gateway.slot
-        slot.state = "held"
+        slot.hold()
         _, headers = await gateway.open("task", mode="eval")
         waiting = [asyncio.create_task(gateway.chat(headers, max_tokens=2), name=f"{i}") for i in range(2)]
         await until(lambda: gateway.model.pool.waiting == 2, "two calls wait")

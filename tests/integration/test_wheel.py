@@ -20,7 +20,16 @@ from processes.ports import free_port
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gateway", "trainer", "scheduler", "processes", "migrations", "pyproject.toml", "README.md")
+SOURCES = (
+    "gateway",
+    "trainer",
+    "scheduler",
+    "processes",
+    "migrations",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 BUILT = ROOT / "gateway" / "console" / "dist" / "index.html"
 START_S = 120.0
 
@@ -79,20 +88,13 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_has_what_no_module_is(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
-    wanted = {
-        "migrations/script.py.mako",
-        "scheduler/timeline/page.html",
-        "scheduler/simulate/coefficients.toml",
-    }
+    wanted = {"migrations/script.py.mako"}
     wanted |= {
         f"migrations/versions/{path.name}" for path in (ROOT / "migrations" / "versions").glob("0*.py")
     }
     wanted |= {
         str(path.relative_to(ROOT))
         for path in (ROOT / "gateway" / "weights" / "plugin").glob("*.dist-info/*")
-    }
-    wanted |= {
-        str(path.relative_to(ROOT)) for path in (ROOT / "scheduler" / "simulate" / "scenarios").glob("*.toml")
     }
     if BUILT.exists():
         wanted |= {str(path.relative_to(ROOT)) for path in BUILT.parent.rglob("*") if path.is_file()}

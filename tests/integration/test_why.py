@@ -194,11 +194,10 @@ async def test_evaluation_and_the_unknown(gateway: RunningGateway) -> None:
     assert (error.value.status, error.value.code) == (404, "no_episode")
 
 
-@pytest.mark.parametrize("rule", ["staleflow", "verl", "areal"])
 async def test_late_tokens_are_flagged_and_the_rest_of_the_group_counts(
-    tiny_model: Path, tmp_path: Path, rule: str
+    tiny_model: Path, tmp_path: Path
 ) -> None:
-    staleness = {"batch": 1, "eta": 0, "min_members": 1, "late": "mask", "rule": rule}
+    staleness = {"batch": 1, "eta": 0, "min_members": 1, "late_groups": "mask"}
     async with run_gateway(settings_for(tiny_model, tmp_path, staleness=staleness)) as gateway:
         episode, headers = await gateway.open("a", group_id="a")
         assert (await gateway.chat(headers, max_tokens=5)).status_code == 200
@@ -211,8 +210,6 @@ async def test_late_tokens_are_flagged_and_the_rest_of_the_group_counts(
         assert turn.flags.tolist() == [TokenFlag.LATE] * 5
         await gateway.admin.ack(lease, "checkpoint")
         why = await gateway.admin.why(episode)
-        # Under the other rules a group has no batch that it could miss.
-        late = ["late"] if rule == "staleflow" else []
-        assert kinds(why) == ["admitted", *late, "rewarded", "occupied", "masked", "trained"]
+        assert kinds(why) == ["admitted", "late", "rewarded", "occupied", "masked", "trained"]
         assert why["masked_tokens"] == {"late": 5}
         assert why["verdict"] == "trained in batch 1 as version 2, but none of its tokens counted"

@@ -108,7 +108,7 @@ class Cluster:
         self.bus = MemoryBus(settings.bus, shared=True, clock=self.clock.monotonic)
         self.loop.run(self._start(engines, members, accounts=accounts), 1.0)
         self.loop.advance(_LINKED_S)
-        assert self.leader is not None, "nobody coordinates"
+        assert self.coordinator is not None, "nobody coordinates"
 
     async def _start(self, engines: int, members: int, *, accounts: bool) -> None:
         self.servers = [Server(f"http://e{i}", accounts=accounts) for i in range(engines)]
@@ -141,7 +141,7 @@ class Cluster:
             patch("gateway.rollout.engine_steps.connect", self._connect),
             patch("gateway.control.versions.read_weights", weights),
             patch("gateway.control.host.WallClock", Nanoseconds),
-            patch("gateway.control.following.WallClock", Nanoseconds),
+            patch("gateway.control.follower_placement.WallClock", Nanoseconds),
         ):
             yield
 
@@ -188,7 +188,7 @@ class Cluster:
         return process
 
     @property
-    def leader(self) -> Process | None:
+    def coordinator(self) -> Process | None:
         """The newest coordinator that is ready."""
         ready = [process for process in self.processes if process.control is not None]
         return max(ready, key=lambda process: process.fence, default=None)
@@ -204,19 +204,19 @@ class Cluster:
         """A driver opens an episode. None: it was refused."""
         self._keys += 1
         key, before = f"key-{self._keys}", list(self.open)
-        if (leader := self.leader) is not None:
-            leader.spawn(self._open(leader, key))
+        if (coordinator := self.coordinator) is not None:
+            coordinator.spawn(self._open(coordinator, key))
             self.loop.settle()
         return next((opened for name, opened in self.open.items() if name not in before), None)
 
-    async def _open(self, leader: Process, key: str) -> None:
-        assert leader.control is not None
+    async def _open(self, coordinator: Process, key: str) -> None:
+        assert coordinator.control is not None
         live = self.live_version()
         try:
             request = EpisodeRequest("t", None, 1, "eval", MODEL)
-            opened = await leader.control.episodes.open(request, 0.0, key)
+            opened = await coordinator.control.episodes.open(request, 0.0, key)
         except GatewayError as error:
-            self.refused("opening an episode", error, leader, "")
+            self.refused("opening an episode", error, coordinator, "")
             return
         if opened.version < live:
             self.wrongs.append(f"{opened.episode_id} has V = {opened.version}, and {live} was live")
@@ -225,23 +225,23 @@ class Cluster:
 
     def end_episode(self, episode_id: str) -> None:
         """A driver ends an episode."""
-        if (leader := self.leader) is not None:
+        if (coordinator := self.coordinator) is not None:
             del self.open[episode_id]
             self.over.add(episode_id)
-            leader.spawn(self._end(leader, episode_id))
+            coordinator.spawn(self._end(coordinator, episode_id))
 
-    async def _end(self, leader: Process, episode_id: str) -> None:
-        assert leader.control is not None and leader.hub is not None
-        links = {name for name, link in leader.hub._links.items() if episode_id in link.episodes}
+    async def _end(self, coordinator: Process, episode_id: str) -> None:
+        assert coordinator.control is not None and coordinator.hub is not None
+        links = {name for name, link in coordinator.hub._links.items() if episode_id in link.episodes}
         everybody = {(process.name, episode_id) for process in self.processes}
         self.untold |= everybody  # the coordinator may die before it knows
         try:
-            await leader.control.episodes.abandon(episode_id, "over")
+            await coordinator.control.episodes.abandon(episode_id, "over")
         except GatewayError as error:
-            self.refused(f"the end of {episode_id}", error, leader, "")
+            self.refused(f"the end of {episode_id}", error, coordinator, "")
             return
-        hub = leader.hub
-        told = {leader.name} | {name for name in links if hub is not None and name in hub._links}
+        hub = coordinator.hub
+        told = {coordinator.name} | {name for name in links if hub is not None and name in hub._links}
         self.untold -= {(name, episode_id) for name in told}
         for process in self.processes:
             late = [work for work in process.works if work.episode_id == episode_id and not work.recorded]
@@ -251,20 +251,20 @@ class Cluster:
 
     def publish(self) -> None:
         """The trainer publishes what is not live yet, or the next version."""
-        if (leader := self.leader) is not None:
-            leader.spawn(self._publish(leader))
+        if (coordinator := self.coordinator) is not None:
+            coordinator.spawn(self._publish(coordinator))
             self.loop.settle()
 
-    async def _publish(self, leader: Process) -> None:
-        versions = leader.services.leader.models.one(MODEL).versions
+    async def _publish(self, coordinator: Process) -> None:
+        versions = coordinator.services.coordinator.models.one(MODEL).versions
         assert isinstance(versions, Versions)
-        newest = leader.database.look(lambda c: statements.newest_version(c, MODEL))
+        newest = coordinator.database.look(lambda c: statements.newest_version(c, MODEL))
         assert newest is not None
         number = newest["version"] + (newest["state"] == "live")
         try:
             await versions.publish(number, Path(f"/nowhere/{number}"), 0.0)
         except GatewayError as error:
-            self.refused(f"publishing {number}", error, leader, "")
+            self.refused(f"publishing {number}", error, coordinator, "")
         else:
             self.tally.updates += 1
 
@@ -322,22 +322,29 @@ class Cluster:
 
     def begins(self, process: Process, engine: str) -> None:
         """A request leaves for an engine."""
-        leader = self.leader
-        if leader is None or leader.hub is None:
+        coordinator = self.coordinator
+        if coordinator is None or coordinator.hub is None:
             return
-        slot: Slot | None = leader.pool.slots.get(engine)
-        told = process is leader or process.name in leader.hub._links
-        if slot is not None and slot.state != "open" and told and (leader.fence, engine) in self.controlled:
+        slot: Slot | None = coordinator.pool.slots.get(engine)
+        told = process is coordinator or process.name in coordinator.hub._links
+        if (
+            slot is not None
+            and slot.state != "open"
+            and told
+            and (coordinator.fence, engine) in self.controlled
+        ):
             self.wrongs.append(f"{process.name} begins a run in {engine}, which is {slot.state}")
 
     def look(self) -> None:
         """After every step."""
-        if (leader := self.leader) is not None:
-            if leader.fence not in self._fences:
-                self._fences.add(leader.fence)
+        if (coordinator := self.coordinator) is not None:
+            if coordinator.fence not in self._fences:
+                self._fences.add(coordinator.fence)
                 self.tally.coordinators += 1
             opened = {
-                (leader.fence, slot.name) for slot in leader.pool.slots.values() if slot.state == "open"
+                (coordinator.fence, slot.name)
+                for slot in coordinator.pool.slots.values()
+                if slot.state == "open"
             }
             self.controlled -= opened
         assert not self.wrongs, self.wrongs

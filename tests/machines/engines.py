@@ -171,7 +171,7 @@ class Adapter:
     async def _do(self, work: Callable[[], None]) -> None:
         await self._server.do(work)
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         def pause() -> None:
             self._server.paused = True
             if not keep:

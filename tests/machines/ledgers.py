@@ -21,7 +21,7 @@ from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
 from gateway.store.sampled import Sampled
 from gateway.types import EpisodeOpened, EpisodeRequest
-from scheduler.policies import rules
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.harness.states import state_of
@@ -216,7 +216,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     def memory_is_what_is_stored(self) -> None:
         """With no write pending, the ledger equals a pure rule that was fed the committed events."""
-        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
+        pure = StaleFlow(LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
         for value in self.events():
             pure.apply(event_from_json(value))
         assert state_of(pure) == state_of(self.now.ledger.rule)

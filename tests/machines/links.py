@@ -27,14 +27,14 @@ FAULTS = st.sampled_from(["none", "cut", "cut", "stall", "coordinator", "coordin
 CALLS = st.tuples(st.integers(0, 3), st.sampled_from([3, 12, 40, 150]), st.sampled_from([False, False, True]))
 
 
-def settings_of(mode: str, order: str, patience_s: float, engines: int) -> Settings:
+def settings_of(mode: str, order: str, engines: int) -> Settings:
     urls = [f"http://e{i}" for i in range(engines)]
     engine = {"launch": "external", "urls": urls, "start_s": 60, "stall_s": 600}
     return Settings.parse(
         {
             "models": {"m": {"path": "/nowhere/0"}},
             "engine": engine,
-            "update": {"mode": mode, "order": order, "hold_s": 30, "patience_s": patience_s},
+            "update": {"mode": mode, "order": order},
             "queue": {"max_wait_s": 900},
             "store": {"url": "postgresql://nowhere/headgate"},
             "bus": {"url": "redis://nowhere"},
@@ -42,9 +42,9 @@ def settings_of(mode: str, order: str, patience_s: float, engines: int) -> Setti
                 "url": "http://nowhere",
                 "key": "the-key-of-the-cluster",
                 "lease_s": LEASE_S,
-                "ask_s": ASK_S,
+                "peer_timeout_s": ASK_S,
             },
-            "calls": {"max_failures": 100, "grace_s": GRACE_S},
+            "calls": {"grace_s": GRACE_S},
             "episodes": {"idle_s": 80_000, "total_s": 80_000},
         }
     )
@@ -58,15 +58,14 @@ class LinkMachine(RuleBasedStateMachine):
 
     @initialize(
         mode=st.sampled_from(["abort", "keep"]),
-        order=st.sampled_from(["rolling", "together", "pull"]),
+        order=st.sampled_from(["rolling", "pull"]),
         engines=st.integers(1, 2),
-        patience_s=st.sampled_from([0.0, 2.0]),
     )
-    def start(self, mode: str, order: str, engines: int, patience_s: float) -> None:
-        self.begin(mode, order, engines, patience_s, accounts=True)
+    def start(self, mode: str, order: str, engines: int) -> None:
+        self.begin(mode, order, engines, accounts=True)
 
-    def begin(self, mode: str, order: str, engines: int, patience_s: float, *, accounts: bool) -> None:
-        settings = settings_of(mode, order, patience_s, engines)
+    def begin(self, mode: str, order: str, engines: int, *, accounts: bool) -> None:
+        settings = settings_of(mode, order, engines)
         self.cluster = Cluster(settings, engines, 3, accounts=accounts, tally=self.tally)
 
     @property
@@ -92,7 +91,7 @@ class LinkMachine(RuleBasedStateMachine):
             process.spawn(process.call(episode, tokens, pinned=pinned))
             self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader and self.cluster.open)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator and self.cluster.open)
     @rule(which=st.integers(0, 5))
     def end_episode(self, which: int) -> None:
         self.c.end_episode(list(self.c.open)[which % len(self.c.open)])
@@ -112,7 +111,7 @@ class LinkMachine(RuleBasedStateMachine):
             work.come_back()
         self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator)
     @rule()
     def publish(self) -> None:
         self.c.publish()
@@ -162,7 +161,7 @@ class LinkMachine(RuleBasedStateMachine):
         self.advance(0.2)
         for server in self.c.servers:
             server.work_s = work
-        if self.c.leader is not None:
+        if self.c.coordinator is not None:
             self.publish()
         self.advance(moment / 20)
         if fault == "cut":
@@ -171,13 +170,13 @@ class LinkMachine(RuleBasedStateMachine):
             self.a_link_stands_still(which, True)
         elif fault == "engine":
             self.an_engine_dies(which, told=which % 2 == 0)
-        elif fault == "coordinator" and self.c.leader is not None:
+        elif fault == "coordinator" and self.c.coordinator is not None:
             self.the_coordinator_dies(min(ends[0], 4.0))
             self.another_follows()
         self.advance(later / 10)
         if leave == "client" and any(p.runs() for p in self.alive()):
             self.client_goes_away(which)
-        elif leave == "episode" and self.c.open and self.c.leader is not None:
+        elif leave == "episode" and self.c.open and self.c.coordinator is not None:
             self.end_episode(which)
 
     @rule(which=st.integers(0, 1), arrival=LAGS, stream=LAGS, work=LAGS)
@@ -190,9 +189,9 @@ class LinkMachine(RuleBasedStateMachine):
         self.c.faults = True
         server = self.c.servers[which % len(self.c.servers)]
         server.die()
-        if told and self.c.leader is not None and self.c.leader.control is not None:
+        if told and self.c.coordinator is not None and self.c.coordinator.control is not None:
             name = f"m-{self.c.servers.index(server)}"
-            self.c.loop.call_soon(self.c.leader.control.host.report_lost, "m", name, "its process ended")
+            self.c.loop.call_soon(self.c.coordinator.control.host.report_lost, "m", name, "its process ended")
         self.c.loop.settle()
 
     @rule(which=st.integers(0, 1))
@@ -205,7 +204,7 @@ class LinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster and sum(not p.dead for p in self.cluster.processes) > 2)
     @rule(which=st.integers(0, 3))
     def a_follower_dies(self, which: int) -> None:
-        followers = [p for p in self.alive() if p is not self.c.leader]
+        followers = [p for p in self.alive() if p is not self.c.coordinator]
         self.kill(followers[which % len(followers)])
 
     @precondition(lambda self: self.cluster and sum(not p.dead for p in self.cluster.processes) < 3)
@@ -214,21 +213,21 @@ class LinkMachine(RuleBasedStateMachine):
         self.c.add()
         self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator)
     @rule(after=st.sampled_from([0.0, 0.4, 4.0]))
     def the_coordinator_dies(self, after: float) -> None:
-        assert self.c.leader is not None
+        assert self.c.coordinator is not None
         for link in self.c.network.live():
             link.cut(after, 0.0)
-        self.kill(self.c.leader)
+        self.kill(self.c.coordinator)
 
-    @precondition(lambda self: self.cluster and not self.cluster.leader)
+    @precondition(lambda self: self.cluster and not self.cluster.coordinator)
     @rule()
     def another_follows(self) -> None:
         if not self.alive():
             self.c.add()
         for _ in range(60):
-            if self.c.leader is not None:
+            if self.c.coordinator is not None:
                 return
             self.advance(0.5)
         raise AssertionError("nobody has followed the coordinator")
@@ -241,16 +240,16 @@ class LinkMachine(RuleBasedStateMachine):
         self.alive()[which % len(self.alive())].stop()
         self.c.loop.settle()
 
-    @precondition(lambda self: self.cluster and self.cluster.leader)
+    @precondition(lambda self: self.cluster and self.cluster.coordinator)
     @rule(seconds=st.sampled_from([1.0, 4.0, 7.0, 12.0]))
     def the_coordinator_is_cut_off_from_its_store(self, seconds: float) -> None:
         """Cuts the coordinator off, perhaps for longer than its lease: then another one follows, and it must end."""
-        leader = self.c.leader
-        assert leader is not None
+        coordinator = self.c.coordinator
+        assert coordinator is not None
         self.c.faults = True
-        leader.database.cut_off(True)
+        coordinator.database.cut_off(True)
         self.advance(seconds)
-        leader.database.cut_off(False)
+        coordinator.database.cut_off(False)
         self.c.loop.settle()
 
     def kill(self, process: Any) -> None:
@@ -278,7 +277,7 @@ class LinkMachine(RuleBasedStateMachine):
 
     def it_heals(self) -> None:
         """The network and the engines are well again: everybody sees the same, and every call comes to its end."""
-        if self.c.leader is None:
+        if self.c.coordinator is None:
             self.another_follows()
         if not all(server.up for server in self.c.servers):
             self.advance(_START_S)
@@ -318,22 +317,22 @@ class LinkMachine(RuleBasedStateMachine):
 
     def all_see_the_same(self) -> bool:
         """Every engine is open, and every process knows it; calls have come to their end."""
-        leader = self.c.leader
-        if leader is None or any(process.runs() for process in self.alive()):
+        coordinator = self.c.coordinator
+        if coordinator is None or any(process.runs() for process in self.alive()):
             return False
-        shown = self.seen_by(leader)
-        followers = [process for process in self.alive() if process is not leader]
+        shown = self.seen_by(coordinator)
+        followers = [process for process in self.alive() if process is not coordinator]
         same = all(p.follower.linked.is_set() and self.seen_by(p) == shown for p in followers)
         return same and all(state == "open" for state, _, _ in shown.values())
 
     def check_what_is_seen(self) -> None:
         """The same, said in detail."""
-        leader = self.c.leader
-        assert leader is not None
-        shown = self.seen_by(leader)
-        assert all(state == "open" for state, _, _ in shown.values()), leader.pool.states()
+        coordinator = self.c.coordinator
+        assert coordinator is not None
+        shown = self.seen_by(coordinator)
+        assert all(state == "open" for state, _, _ in shown.values()), coordinator.pool.states()
         for process in self.alive():
-            if process is not leader:
+            if process is not coordinator:
                 assert process.follower.linked.is_set(), process.name
                 assert self.seen_by(process) == shown, process.name
             assert not process.runs(), [w.call.call_id for w in process.works if not w.recorded]
@@ -344,7 +343,7 @@ def links(mode: str, *, accounts: bool = True) -> Iterator[LinkMachine]:
     """Three processes and one engine; at the end all must heal."""
     machine = LinkMachine()
     try:
-        machine.begin(mode, "rolling", 1, 0.0, accounts=accounts)
+        machine.begin(mode, "rolling", 1, accounts=accounts)
         yield machine
         machine.nothing_is_wrong()
     finally:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gateway.api.context import DataPlane, Services
-from gateway.api.generation import _completion
+from gateway.api.generation import new_call, new_completion
 from gateway.bus.base import Bus
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.open_episode import OpenEpisode
@@ -26,7 +26,7 @@ from gateway.feed.events import EventFeed
 from gateway.peers.follower import Follower
 from gateway.peers.hub import Hub
 from gateway.peers.membership import Membership
-from gateway.peers.role import Leader
+from gateway.peers.role import Coordinator, CurrentRole
 from gateway.render.segmenter import Piece
 from gateway.render.tool_alarm import ToolAlarm
 from gateway.rollout.completion import Completion
@@ -34,10 +34,10 @@ from gateway.rollout.pool import EnginePool
 from gateway.rollout.replies import Replies, RequestKey
 from gateway.rollout.reply import Choices, Reader
 from gateway.sections import ClusterMember
-from gateway.services import hub_of, joined
+from gateway.services import hub_of, open_cluster_member
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
-from gateway.trajectories.recorder import Prompt, Recorder, TurnDetails
+from gateway.trajectories.recorder import Exclusivity, Prompt, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Sampling
 from tests.machines.engines import Adapter, Server
@@ -94,8 +94,8 @@ class ProcessDatabase(HandDatabase):
 class WatchedRecorder(Recorder):
     """Takes as long as the cluster says, and tells the cluster what was recorded."""
 
-    def __init__(self, process: Process) -> None:
-        super().__init__(process.database, cast(Any, None), MODEL, shared=True)
+    def __init__(self, process: Process, exclusivity: Exclusivity) -> None:
+        super().__init__(process.database, cast(Any, None), MODEL, exclusivity)
         self._process = process
 
     async def record(
@@ -161,7 +161,7 @@ class Work:
             async with choices:
                 async for news in choices:
                     got += [token for _, delivery in news for token in delivery.ids]
-                choices.delivered = True
+                choices.mark_delivered()
         except GatewayError as error:
             cluster.refused(f"{self.process.name}: {self.call.call_id}", error, self.process, self.episode_id)
         finally:
@@ -186,7 +186,7 @@ class Process:
         self.context: Context = copy_context()
         self.context.run(HERE.set, name)
         self.database = ProcessDatabase(cluster)
-        self.pool = EnginePool(MODEL, cluster.settings.queue, cluster.settings.update.patience_s)
+        self.pool = EnginePool(MODEL, cluster.settings.queue)
         self._services: Services | None = None
         """None: the process has just been started."""
         self._stop = asyncio.Event()
@@ -195,7 +195,8 @@ class Process:
     def _plane(self, bus: Bus) -> DataPlane:
         settings = self.cluster.settings
         models = Models(settings)
-        recorder = WatchedRecorder(self)
+        current_role = CurrentRole()
+        recorder = WatchedRecorder(self, current_role)
         given = settings.models[MODEL]
         assert given.path is not None
         models.local[MODEL] = ServedModel(MODEL, given.path, given, cast(Any, None), self.pool, recorder)
@@ -203,6 +204,7 @@ class Process:
             settings=settings,
             database=self.database,
             models=models,
+            current_role=current_role,
             replies=Replies(self.database),
             metrics=self.cluster.metrics,
             tool_alarm=ToolAlarm(self.cluster.metrics.tool_faults),
@@ -210,7 +212,7 @@ class Process:
             untrained=UntrainedNotice(),
             bus=bus,
             hub=hub_of(settings, models),
-            events=EventFeed(self.database, 1),
+            events=EventFeed(self.database),
             limits=Limits(settings, models.projects),
             lengths=None,
             tracing=NoTracing(),
@@ -219,7 +221,7 @@ class Process:
     async def _live(self) -> None:
         """Opens the parts in the order of `gateway.services.open_services`."""
         plane = self._plane(self.cluster.bus)
-        async with joined(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
+        async with open_cluster_member(plane, ClusterMember(self.url, "key"), self._lost) as self._services:
             await self._stop.wait()
         await plane.replies.close()
         self.database.die()
@@ -260,13 +262,13 @@ class Process:
     def hub(self) -> Hub | None:
         """The hub that followers link to."""
         links = None if self.dead or self._services is None else self._services.hub
-        return links if links is not None and links.leads else None
+        return links if links is not None and links.coordinates else None
 
     @property
-    def control(self) -> Leader | None:
+    def control(self) -> Coordinator | None:
         """The parts that only the coordinator has."""
         role = None if self.dead or self._services is None else self._services.role
-        return role if isinstance(role, Leader) else None
+        return role if isinstance(role, Coordinator) else None
 
     @property
     def follower(self) -> Follower:
@@ -288,7 +290,9 @@ class Process:
         """A client calls here, with the key of an episode."""
         try:
             callers = self.services.callers
-            live = await callers.standalone(await callers.identify(episode.key, ""))
+            caller = await callers.identify(episode.key, "")
+            assert caller.episode is not None
+            live = await callers.still_open(caller.episode, caller.attempt)
         except GatewayError as error:
             self.cluster.refused(f"{self.name}: a call of {episode.id}", error, self, episode.id)
         else:
@@ -298,20 +302,18 @@ class Process:
         """A call begins whose episode has just been found."""
         cluster = self.cluster
         cluster.calls += 1
-        name, made = f"c{cluster.calls}", list[Completion]()
+        name = f"c{cluster.calls}"
         key = RequestKey.of(live.id, name.encode(), "", 0)
         sampling = Sampling(max_tokens=tokens, seed=1 if pinned else None)
-
-        async def begin() -> Completion:
+        segment, replies = cast(Any, PlainSegmenter), self.services.replies
+        async with replies.claim(key, live.calls, segment) as claim:
             prompt = Prompt(np.zeros(PROMPT, np.int32), None)
-            details = TurnDetails("chat", True, {}, sampling, time.time())
-            details.request_key = key.stored
-            model, segment = self.services.models.local[MODEL], cast(Any, PlainSegmenter)
-            made.append(_completion(self.services, model, live, name, prompt, details, segment, {}))
-            return made[0]
-
-        reader = await self.services.replies.open(key, live.calls, begin, cast(Any, PlainSegmenter))
-        self.works.append(Work(self, live.id, reader, made[0]))
+            details = TurnDetails("chat", True, {}, sampling, time.time(), request_key=key.stored)
+            model = self.services.models.local[MODEL]
+            call = new_call(name, model, live, prompt, sampling)
+            made = new_completion(self.services, model, call, prompt, details, segment, headers={})
+            reader = await replies.start(claim, made)
+        self.works.append(Work(self, live.id, reader, made))
 
 
 class WatchedEngine(Adapter):
@@ -329,10 +331,10 @@ class WatchedEngine(Adapter):
             await asyncio.Event().wait()
         await super()._do(work)
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         """A coordinator that begins to change an engine has told everybody who is linked."""
         self.process.cluster.controlled.add((self.process.fence, self.name))
-        await super().pause(keep=keep, clear_cache=clear_cache)
+        await super().pause(keep=keep)
 
     async def frees_memory(self) -> bool:
         return False

@@ -24,7 +24,7 @@ from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow
 from gateway.store.sampled import Sampled
 from gateway.types import EpisodeRequest
-from scheduler.policies import rules
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import event_from_json
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.machines.ledgers import LIMITS, RULE, SETTINGS
@@ -119,7 +119,7 @@ class World:
 
     def members(self) -> dict[str, str]:
         """Returns each member's end, from the committed events alone."""
-        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
+        pure = StaleFlow(LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
         for value in self.database.look(lambda c: statements.events(c, "m"))[1:]:
             pure.apply(event_from_json(value))
         return {name: state for group in pure.groups() for name, state in group.members.items()}

@@ -10,15 +10,14 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.control.following import FollowerPlacement
-from gateway.control.placement import ControlPlacement
+from gateway.control.coordinator_placement import ControlPlacement
+from gateway.control.follower_placement import FollowerPlacement
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.errors import Unavailable
 from gateway.peers.hub import Hub
 from gateway.peers.messages import pack, table_from_json, unpack
+from gateway.rollout.plan_messages import Table
 from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
-from gateway.rollout.tables import Table
 from gateway.sections import QueueSettings
 from scheduler.program.calls import Held, Others, Plan, Queued
 from scheduler.program.placement import Placement
@@ -77,7 +76,7 @@ def test_what_arrives_is_not_taken_if_the_link_comes_back_in_the_middle_of_an_up
         hubs = alone(machine)
         machine.c.servers[0].work_s = 1.0
         machine.publish()
-        slot = next(iter(machine.c.leader.pool.slots.values()))  # type: ignore[union-attr]
+        slot = next(iter(machine.c.coordinator.pool.slots.values()))  # type: ignore[union-attr]
         while slot.settled:
             machine.advance(0.1)
         machine.c.network.hubs.update(hubs)
@@ -115,7 +114,7 @@ def test_an_episode_that_ended_while_there_was_no_link_ends_when_it_is_back() ->
 def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
     """Each link numbers its requests from 1: an end that was asked on the last one must not pass for another one's end."""
     with links("abort") as machine:
-        leader, follower = machine.alive()[0], machine.alive()[1]
+        coordinator, follower = machine.alive()[0], machine.alive()[1]
         for _ in range(2):
             opened = machine.c.open_episode()
             assert opened is not None
@@ -126,7 +125,7 @@ def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
             machine.advance(1.0)
             machine.end_episode(0)
             machine.advance(0.5)
-            assert list(leader.hub._links[follower.name]._asked) == [1]
+            assert list(coordinator.hub._links[follower.name]._asked) == [1]
         machine.advance(8.0)
         assert [work.recorded for work in follower.works] == [True, True]
 
@@ -136,7 +135,7 @@ def coordinator_next(machine: LinkMachine) -> Process:
     machine.kill(machine.alive()[2])
     machine.the_coordinator_dies(0.0)
     machine.another_follows()
-    process = machine.c.leader
+    process = machine.c.coordinator
     assert process is not None
     assert machine.alive() == [process]
     return process
@@ -180,15 +179,15 @@ def test_requests_of_followers_are_given_back_but_for_those_that_cannot_move() -
         machine.call(1, 150, False, True)
         machine.call(1, 150, True, False)
         machine.advance(0.5)
-        leader, follower = machine.alive()[0], machine.alive()[1]
-        (shown,) = leader.pool.slots.values()
+        coordinator, follower = machine.alive()[0], machine.alive()[1]
+        (shown,) = coordinator.pool.slots.values()
         (slot,) = follower.pool.slots.values()
         before = set(slot.runs)
         assert (slot.streams, slot.pinned) == (2, 1)
         pinned = {name for name, run in slot.runs.items() if run.pinned}
 
         async def give_back() -> None:
-            await leader.hub.give_back("m", shown)
+            await coordinator.hub.give_back("m", shown)
 
         machine.c.loop.run(give_back(), 5.0)
         machine.advance(0.2)
@@ -200,16 +199,16 @@ def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_c
         machine.call(1, 150, False, True)
         machine.call(1, 150, True, False)
         machine.advance(1.0)
-        leader = machine.alive()[0]
+        coordinator = machine.alive()[0]
         (name,) = machine.c.open
-        (slot,) = leader.pool.slots
-        found = [leader.hub.count_runs("m", slot)]
+        (slot,) = coordinator.pool.slots
+        found = [coordinator.hub.count_runs("m", slot)]
 
         async def end() -> None:
             del machine.c.open[name]
             machine.c.over.add(name)
-            await leader.control.episodes.abandon(name, "over")
-            found.append(leader.hub.count_runs("m", slot))
+            await coordinator.control.episodes.abandon(name, "over")
+            found.append(coordinator.hub.count_runs("m", slot))
 
         machine.c.loop.run(end(), 5.0)
         assert found == [(2, 1), (0, 0)]
@@ -248,7 +247,7 @@ def versions_side_by_side(*, tables: bool) -> Iterator[LinkMachine]:
     first_alone = patch.object(Placement, "_pull", _pull_once)
     try:
         with first_alone if tables else patch.object(ControlPlacement, "read_loads", _nothing):
-            machine.begin("abort", "pull", 2, 0.0, accounts=True)
+            machine.begin("abort", "pull", 2, accounts=True)
             assert machine.c.open_episode() is not None
             machine.publish()
             machine.advance(5.0)
@@ -298,7 +297,7 @@ def two_engines() -> Iterator[tuple[LinkMachine, Process, Process]]:
     """A coordinator and its followers, who have had their first table; answers the first of them."""
     machine = LinkMachine()
     try:
-        machine.begin("abort", "rolling", 2, 0.0, accounts=True)
+        machine.begin("abort", "rolling", 2, accounts=True)
         machine.advance(2.0)
         yield machine, machine.alive()[0], machine.alive()[1]
     finally:
@@ -319,12 +318,12 @@ def streams(process: Process) -> list[int]:
 
 
 def test_a_follower_places_its_calls_beside_those_of_every_other_process() -> None:
-    with two_engines() as (machine, leader, first):
+    with two_engines() as (machine, coordinator, first):
         second = machine.alive()[2]
-        calls_of(machine, leader, 1)
+        calls_of(machine, coordinator, 1)
         calls_of(machine, second, 2)
         machine.advance(2.5)
-        assert (streams(leader), streams(second)) == ([1, 0], [1, 1])
+        assert (streams(coordinator), streams(second)) == ([1, 0], [1, 1])
         calls_of(machine, first, 1)
         assert streams(first) == [0, 1], "it had none in either, and took the first"
 
@@ -334,21 +333,21 @@ def test_a_follower_goes_on_by_the_tables_of_the_next_coordinator() -> None:
         machine.the_coordinator_dies(0.0)
         machine.another_follows()
         machine.advance(5.0)
-        leader = machine.c.leader
-        assert leader is not None
-        (follower,) = [process for process in machine.alive() if process is not leader]
-        calls_of(machine, leader, 1)
+        coordinator = machine.c.coordinator
+        assert coordinator is not None
+        (follower,) = [process for process in machine.alive() if process is not coordinator]
+        calls_of(machine, coordinator, 1)
         machine.advance(2.5)
         calls_of(machine, follower, 1)
-        assert (streams(leader), streams(follower)) == ([1, 0], [0, 1])
+        assert (streams(coordinator), streams(follower)) == ([1, 0], [0, 1])
 
 
 def test_a_follower_chooses_alone_when_its_coordinators_program_has_stopped() -> None:
-    with two_engines() as (machine, leader, first):
-        calls_of(machine, leader, 1)
+    with two_engines() as (machine, coordinator, first):
+        calls_of(machine, coordinator, 1)
         machine.advance(2.5)
-        assert leader.control is not None
-        driver = leader.control.host._driver
+        assert coordinator.control is not None
+        driver = coordinator.control.host._driver
         assert driver is not None
         driver.cancel()
         machine.advance(2.5)
@@ -366,7 +365,7 @@ def served_by(machine: LinkMachine, process: Process) -> Opened:
 
 def is_alone(machine: LinkMachine, process: Process, name: str) -> bool:
     """True if a process takes it that it alone serves an episode."""
-    return bool(machine.c.loop.run(process.services.alone(name), 5.0))
+    return bool(machine.c.loop.run(process.services.current_role.serves_exclusively(name), 5.0))
 
 
 def test_a_process_serves_an_episode_alone_until_another_one_does() -> None:
@@ -386,7 +385,10 @@ def test_a_follower_that_the_coordinator_joins_is_alone_no_more_and_neither_is_t
         opened = served_by(machine, follower)
         (link,) = [link for link in machine.c.network.live() if link.follower == follower.name]
         link.down.lag_s = 1.0
-        asking = [machine.alive()[0].spawn(machine.alive()[0].services.alone(opened.id)) for _ in range(2)]
+        asking = [
+            machine.alive()[0].spawn(machine.alive()[0].services.current_role.serves_exclusively(opened.id))
+            for _ in range(2)
+        ]
         machine.advance(0.5)
         assert not any(task.done() for task in asking), "both wait until the follower knows"
         machine.advance(3.0)
@@ -435,23 +437,17 @@ async def test_who_does_not_do_what_it_is_asked_counts_as_gone() -> None:
     assert hub.describe() == []
 
 
-async def test_calls_of_a_process_of_an_older_build_are_counted_and_it_is_sent_no_table() -> None:
+async def test_a_table_has_the_calls_of_every_other_process_and_not_the_receivers_own() -> None:
     pool = EnginePool("m", QueueSettings(), 0.0)
-    for name, version in (("a", 3), ("b", 4)):
-        pool.slots[name] = Slot(name)
-        pool.slots[name].confirm(version)
-    hub, old = (
-        Hub({"m": pool}, {"m": "vllm"}, 0.05),
-        Silent(runs={"m": {"a": [2, 1], "b": [0, 0], "gone": [5, 0]}}),
-    )
-    new = Silent(name="q", plans=True, calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
-    serving = [asyncio.create_task(hub.serve(one)) for one in (old, new)]
+    hub = Hub({"m": pool}, {"m": "vllm"}, 0.05)
+    first = Silent(calls={"m": {"queued": [], "held": [["a", 3, 2]]}})
+    second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
+    serving = [asyncio.create_task(hub.serve(one)) for one in (first, second)]
     await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
     assert hub.others("m") == Others(3, (Queued(4, 1, 30),), (Held("a", 3, 2), Held("b", 4, 1)))
     hub.send_table("m", Table((), Plan(4)))
-    await until(lambda: len(new.sent) == 2, "one has a welcome and a table", every_s=0)
-    table = table_from_json(unpack(new.sent[1]))
+    await until(lambda: len(second.sent) == 2, "it has a welcome and a table", every_s=0)
+    table = table_from_json(unpack(second.sent[1]))
     assert table.others == Others(3, (), (Held("a", 3, 2),)), "its own are not in it"
-    assert len(old.sent) == 1
     hub.close()
     await asyncio.gather(*serving)

@@ -35,7 +35,7 @@ def main(
         int, typer.Option(min=1, max=VERSIONS - 1, help="Weight updates in each run; an engine dies in one.")
     ] = VERSIONS - 1,
     mode: Annotated[str, typer.Option(help="How engines are paused: `abort`, `keep` or `both`.")] = "both",
-    order: Annotated[str, typer.Option(help="`rolling`, `together`, `pull` or `all`.")] = "rolling",
+    order: Annotated[str, typer.Option(help="`rolling`, `pull` or `all`.")] = "rolling",
     transport: Annotated[
         str, typer.Option(help=f"How versions come to engines: {', '.join(TRANSPORTS)} or `all`.")
     ] = "filesystem",

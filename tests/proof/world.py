@@ -28,7 +28,7 @@ from tests.harness.transports import Way, served
 from tests.harness.vllm import vllm_settings
 from tests.proof.models import Family
 
-ORDERS = ("rolling", "together", "pull")
+ORDERS = ("rolling", "pull")
 _WAIT_S = {"fake": 600.0, "vllm": 600.0}
 """The longest that anything may take: an engine is restarted meanwhile, on a machine that may be busy."""
 _AFTER_FAILURE_S = 0.2
@@ -77,7 +77,7 @@ class Outcome:
 
 async def play(plan: Plan, family: Family, work: Path, say: Callable[[str], None]) -> Outcome:
     """Lets it happen. Raises TimeoutError (in a group), with what was waited for, if it does not go on."""
-    update = {"mode": plan.mode, "order": plan.order, "hold_s": HOLD_S}
+    update = {"mode": plan.mode, "order": plan.order, "pause_timeout_s": HOLD_S}
     async with served(plan.transport, work / "models" / "versions", work) as way:
         engine = _engines(plan, work) | way.engine
         values = settings_for(family.paths[0], work, engine=engine, update=update, weights=way.weights)
@@ -95,7 +95,7 @@ def _engines(plan: Plan, work: Path) -> dict[str, Any]:
     """Returns the `[engine]` table."""
     if plan.engine == "fake":
         return {"count": 2, "args": ["--delay-s", str(plan.delay_s)]}
-    patience = {"start_s": _WAIT_S["vllm"], "restart_window_s": 3 * _WAIT_S["vllm"]}
+    patience = {"start_s": _WAIT_S["vllm"]}
     return vllm_settings(work / "engine.log") | {"count": 2, **patience}
 
 

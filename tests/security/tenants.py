@@ -70,7 +70,6 @@ class Tenants:
             "group_id": "nobodys-group",
             "buffer": self.ann.names["buffer"],
             "version": self.ann.names["version"],
-            "completion_id": "chatcmpl-000000000000000000000002",
             "response_id": "resp_000000000000000000000000",
             "image": 64 * "0",
         }
@@ -148,7 +147,7 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
     opened = await admin(
         "POST", "/episodes", json={"task_id": f"task-of-{name}", "group_id": group, "model": model}
     )
-    chat = await say("/v1/chat/completions", model=model, messages=messages, max_tokens=4, store=True)
+    chat = await say("/v1/chat/completions", model=model, messages=messages, max_tokens=4)
     response = await say("/v1/responses", model=model, input=messages[0]["content"], max_output_tokens=16)
     await say("/v1/chat/completions", model="oracle", messages=messages)
     calls = (await admin("GET", f"/episodes/{opened['episode_id']}"))["calls"]
@@ -169,7 +168,6 @@ async def _fill(gateway: RunningGateway, name: str) -> Tenant:
         "group_id": group,
         "buffer": "0",
         "version": "0",
-        "completion_id": chat["id"],
         "response_id": response["id"],
         "image": image["hash"],
     }
@@ -180,7 +178,7 @@ async def _wait(gateway: RunningGateway, tenant: Tenant) -> asyncio.Task[Any]:
     """A call of the tenant's that waits for its engine."""
     pool = gateway.services.models.local[tenant.names["model"]].pool
     slot = pool.slots[tenant.names["engine"]]
-    slot.state = "held"
+    slot.hold()
     body = {"model": tenant.names["model"], "messages": [{"role": "user", "content": "wait"}]}
     task = asyncio.create_task(gateway.http.post("/v1/chat/completions", headers=tenant.headers, json=body))
     await until(lambda: bool(pool.calls), "the call waits")

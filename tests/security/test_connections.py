@@ -166,6 +166,25 @@ async def test_a_stream_to_http_1_0_has_no_chunks() -> None:
     assert b"transfer-encoding" not in head and b"connection: close" in head
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n",
+        b"GET http://localhost/ HTTP/1.0\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nhost: evil.example\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n",
+        b"GET / HTTP/1.1\r\nHost: \r\n",
+        b"GET / HTTP/1.1\r\n",
+        b"GET / HTTP/1.1\r\nHost:\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n",
+    ],
+)
+async def test_a_request_that_does_not_name_one_host_is_refused(head: bytes) -> None:
+    app = answering()
+    answer = await said(app, head + b"\r\n")
+    assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_host"' in answer
+    assert not app.asked.is_set()
+
+
 async def test_what_is_no_http_is_refused_as_json() -> None:
     answer = await said(answering(), b"\x16\x03\x01 hello\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400") and b'"code":"invalid_http"' in answer

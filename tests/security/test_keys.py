@@ -136,8 +136,8 @@ async def test_admin_keys_are_compared_in_constant_time(
     assert set(counts) == {3}
     for key in (agent_key_of("ann"), agent_key_of("bob"), "wrong", ROOT):
         compared.clear()
-        answer = await stage.gateway.http.get("/v1/chat/completions", headers=bearer(key))
-        assert answer.status_code == (401 if key in ("wrong", ROOT) else 200)
+        answer = await stage.gateway.http.get("/v1/responses/none", headers=bearer(key))
+        assert answer.status_code == (401 if key in ("wrong", ROOT) else 404)
         assert all(len(given) == len(known) == 32 for given, known in compared)
         # A key that no agent has may be an administrator's, which is a mistake with a sentence of its own.
         assert len(compared) == (5 if key in ("wrong", ROOT) else 2)
@@ -173,7 +173,6 @@ async def test_an_episodes_key_reaches_its_episode_alone(stage: Tenants) -> None
         ("POST", "/v1/responses/input_tokens", {"input": "hi"}),
         ("POST", "/v1/messages", {"model": "bob-policy", "messages": messages, "max_tokens": 4}),
         ("POST", "/v1/messages/count_tokens", {"model": "bob-policy", "messages": messages}),
-        ("GET", "/v1/chat/completions", None),
         ("GET", "/v1/models", None),
         ("GET", "/v1/models/bob-policy", None),
     ]
@@ -191,11 +190,6 @@ async def test_an_episodes_key_reaches_its_episode_alone(stage: Tenants) -> None
 async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
     http, ann, bob, nobody = stage.gateway.http, stage.ann, stage.bob, stage.nobody
     asks = [
-        ("GET", "/v1/chat/completions/{completion_id}", None),
-        ("GET", "/v1/chat/completions/{completion_id}/messages", None),
-        ("POST", "/v1/chat/completions/{completion_id}", {"metadata": {"a": "b"}}),
-        ("DELETE", "/v1/chat/completions/{completion_id}", None),
-        ("GET", "/v1/chat/completions?after={completion_id}", None),
         ("GET", "/v1/responses/{response_id}", None),
         ("GET", "/v1/responses/{response_id}/input_items", None),
         ("POST", "/v1/responses/{response_id}/cancel", {}),
@@ -213,15 +207,11 @@ async def test_stored_answers_are_their_episodes(stage: Tenants) -> None:
             for names in (ann.names, nobody):
                 given = body and {k: v.format(**names) if isinstance(v, str) else v for k, v in body.items()}
                 answer = await http.request(method, path.format(**names), headers=bearer(key), json=given)
-                shown = answer.text.replace(names["completion_id"], "ID").replace(names["response_id"], "ID")
+                shown = answer.text.replace(names["response_id"], "ID")
                 found.append((answer.status_code, shown))
             assert found[0] == found[1] and found[0][0] == 404, (path, found)
-    assert ann.names["completion_id"] in (await http.get("/v1/chat/completions", headers=ann.headers)).text
-    assert (
-        ann.names["completion_id"] not in (await http.get("/v1/chat/completions", headers=bob.headers)).text
-    )
-    for path in ("/v1/chat/completions/{completion_id}", "/v1/responses/{response_id}"):
-        assert (await http.get(path.format(**ann.names), headers=ann.headers)).status_code == 200
+    own = await http.get("/v1/responses/{response_id}".format(**ann.names), headers=ann.headers)
+    assert own.status_code == 200
 
 
 async def test_routes_of_agents_need_a_key(stage: Tenants) -> None:

@@ -66,7 +66,7 @@ async def given_back(gateway: RunningGateway) -> AsyncIterator[None]:
 
 
 def hold(gateway: RunningGateway) -> None:
-    gateway.slot.state = "held"
+    gateway.slot.hold()
 
 
 async def chat(gateway: RunningGateway, headers: dict[str, str], **body: Any) -> httpx.Response:

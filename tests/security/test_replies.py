@@ -62,7 +62,7 @@ async def test_each_reply_is_a_call(gateway: RunningGateway) -> None:
     _, headers = await gateway.open(mode="eval")
     assert len((await chat(gateway, headers, n=6)).json()["choices"]) == 6
     await idle(gateway)
-    gateway.slot.state = "held"
+    gateway.slot.hold()
     waiting = asyncio.create_task(chat(gateway, headers, n=5))
     await until(lambda: len(gateway.model.pool.calls) == 5, "five calls wait")
     assert gateway.services.limits.running == 5
@@ -96,7 +96,7 @@ async def test_a_request_that_could_never_wait_is_refused_and_one_that_cannot_no
     answer = await chat(gateway, headers, n=7)
     refused(answer, 400, "too_many_replies", "n")
     assert "[queue] max_waiting" in answer.json()["error"]["message"]
-    gateway.slot.state = "held"
+    gateway.slot.hold()
     waiting = asyncio.create_task(chat(gateway, headers, n=4))
     await until(lambda: len(gateway.model.pool.calls) == 4, "four calls wait")
     refused(await chat(gateway, other, n=3), 503, "queue_full")

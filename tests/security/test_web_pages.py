@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gateway.settings import Settings
 from gateway.web_pages import OwnNames
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.mirrors import serving
+from tests.harness.waiting import within
 from tests.security.tenants import routes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -81,6 +83,7 @@ async def test_the_console_and_programs_use_it_as_before(gateway: RunningGateway
         ({"host": "localhost:8000", "origin": "http://localhost:3000"}, False),
         ({"host": "localhost:8000", "origin": "null"}, False),
         ({"host": "localhost:8000", "origin": "http://headgate.example:8080"}, False),
+        ({"host": ""}, False),
         ({"host": "localhost.evil.example"}, False),
         ({"host": "127.0.0.1.nip.io"}, False),
         ({"host": "evil.example@localhost"}, False),
@@ -147,3 +150,10 @@ async def test_recorded_runs_and_mirrors_without_a_key_are_checked_too(tmp_path:
                 assert answer.status == 403
         async with http.get(f"{url}/versions") as answer:
             assert answer.status == 200
+        port = int(url.rpartition(":")[2])
+        for line, hosts in (("http://evil.example/versions", "Host: localhost"), ("/versions", "Host:")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {line} HTTP/1.1\r\n{hosts}\r\nConnection: close\r\n\r\n".encode())
+            async with within("the end of the connection"):
+                assert (await reader.read()).startswith(b"HTTP/1.1 400")
+            writer.close()

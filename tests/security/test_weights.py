@@ -46,7 +46,6 @@ ALLOWED: dict[tuple[str, str], str] = {
         "trainer/commands/warmstart.py",
         "import_module",
     ): "the examples that the configuration of the trainer names",
-    ("scheduler/reactor/forms.py", "exec"): "source that is made of declared types, never of values",
 }
 """Modules that may load code, and whose permission they need."""
 

@@ -30,7 +30,7 @@ def guides() -> Iterator[tuple[str, str, Path]]:
 @pytest.mark.parametrize(("name", "code", "test"), [pytest.param(*guide, id=guide[0]) for guide in guides()])
 def test_a_guide_names_what_the_test_runs(name: str, code: str, test: Path) -> None:
     tested = re.sub(r"\s+", " ", test.read_text())
-    classes = set(re.findall(r"\b(?:[A-Z]\w+|create\w+|setTracingDisabled)\b", code)) - NO_CLASSES
+    classes = set(re.findall(r"\b(?:[A-Z]\w+|create\w+|setTracingDisabled|completion)\b", code)) - NO_CLASSES
     assert classes
     assert not {found for found in classes if found not in tested}
     for argument, joined, value in re.findall(r'(\w+)"?(=|: )(URL|KEY|ROOT|root)\b', code):

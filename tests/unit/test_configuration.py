@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import ConfigError, Settings
+from lab.simulate.errors import ScenarioError
+from lab.simulate.scenario import Scenario
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.file import ClusterFile
-from scheduler.simulate.errors import ScenarioError
-from scheduler.simulate.scenario import Scenario
 from trainer.commands.warmstart import Recipe
 from trainer.errors import ConfigError as TrainerConfigError
 from trainer.settings import Settings as TrainerSettings

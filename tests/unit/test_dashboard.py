@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client import Counter, Histogram, ProcessCollector
 
-from gateway.api.figures import FIGURES, LABELS
+from gateway.api.live_metrics import LABELS, LIVE_METRICS
 from gateway.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -29,7 +29,7 @@ def metrics() -> dict[str, set[str]]:
         elif isinstance(metric, Histogram):
             for suffix, more in (("_bucket", {"le"}), ("_sum", set()), ("_count", set())):
                 found[metric._name + suffix] = set(metric._labelnames) | more
-    for name, figure in FIGURES.items():
+    for name, figure in LIVE_METRICS.items():
         found[f"headgate_{name}{'_total' if figure.kind == 'counter' else ''}"] = set(figure.labels)
     for family in ProcessCollector(registry=None).collect():
         found[family.name + ("_total" if family.type == "counter" else "")] = set()

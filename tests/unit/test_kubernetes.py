@@ -19,7 +19,7 @@ from scheduler.cluster import sharing
 from scheduler.cluster.errors import OutOfMemory
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.tags import Capacity, Seen, assign, check_counts, match
+from scheduler.cluster.tags import Capacity, DiscoveredNode, assign, check_counts, match
 from trainer.settings import Settings as TrainerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -160,25 +160,25 @@ def test_gateways_engines_and_trainer_without_ray_agree(monkeypatch: pytest.Monk
 def test_the_workers_labels_are_what_the_cluster_file_asks_for() -> None:
     file = ClusterFile.load(FOLDER / "cluster.toml")
     there = [
-        Seen(f"{group['groupName']}-{n}", group["labels"], Capacity(16, 1, 128))
+        DiscoveredNode(f"{group['groupName']}-{n}", group["labels"], Capacity(16, 1, 128))
         for group in CLUSTER["spec"]["workerGroupSpecs"]
         for n in range(group["replicas"])
     ]
-    there.append(Seen("head", {}, Capacity()))
+    there.append(DiscoveredNode("head", {}, Capacity()))
     nodes = match(file.wanted(), there, {})
     check_counts(file.wanted(), there, nodes)
     found = assign(nodes, file.engine_need, file.trainer_need)
-    assert {place.node.seen.id for place in found.engines} == {"sampler-0", "sampler-1", "learner-0"}
-    assert [place.node.seen.id for place in found.ranks] == ["learner-0"]
+    assert {place.node.discovered.id for place in found.engines} == {"sampler-0", "sampler-1", "learner-0"}
+    assert [place.node.discovered.id for place in found.ranks] == ["learner-0"]
     gateway = GatewayFile.read(FOLDER / "gateway.toml", None)
     assert file.trainer is not None
     here = file.model_copy(
         update={"trainer": file.trainer.model_copy(update={"config": FOLDER / "trainer.toml"})}
     )
-    (said,) = sharing.told(nodes, found, memory_of(here, gateway))
+    (said,) = sharing.shared_nodes(nodes, found, memory_of(here, gateway))
     assert said.startswith("learner: engine and trainer fit in turn: engine 73.6 + trainer 60.0 = 133.6 GiB")
     with pytest.raises(OutOfMemory, match="do not fit on one GPU"):
-        sharing.told(nodes, found, memory_of(here, replace(gateway, sleeps=False)))
+        sharing.shared_nodes(nodes, found, memory_of(here, replace(gateway, sleeps=False)))
 
 
 def test_the_files_are_what_each_part_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +231,7 @@ def test_policies_and_the_service_select_the_pods_that_there_are() -> None:
     assert JOB["spec"]["clusterSelector"] == {"ray.io/cluster": CLUSTER["metadata"]["name"]}
 
 
-def test_ray_is_the_one_that_headgate_pins() -> None:
-    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+def test_the_cluster_runs_the_ray_of_the_lock_file() -> None:
     version = CLUSTER["spec"]["rayVersion"]
-    assert project["optional-dependencies"]["ray"] == [f"ray=={version}"]
+    assert f"ray=={version}" in (DEPLOY.parent / "requirements" / "lock.txt").read_text().splitlines()
     assert f'"ray[default]=={version}"' in (FOLDER / "Dockerfile").read_text()

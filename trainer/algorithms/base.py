@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from scheduler.configuration import Section
 
-class AlgorithmSettings(BaseModel):
+
+class AlgorithmSettings(Section):
     """`[algorithm]`: `type` names the algorithm; the other keys are its own."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     type: str
     """The algorithm's name."""

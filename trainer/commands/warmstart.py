@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from rich.progress import Progress
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from scheduler.configuration import Unreadable, complaints, read_toml
+from scheduler.configuration import Section, Unreadable, complaints, read_toml
 from trainer.data import conversations
 from trainer.data.chat_template import CHATML_TEMPLATE
 from trainer.data.conversations import Example, Rows
@@ -51,10 +51,8 @@ _FIRST = 64
 """Conversations that the cache's key covers."""
 
 
-class Recipe(BaseModel):
+class Recipe(Section):
     """A warm start; the TOML file's keys. `data` is needed, the rest has defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     data: str = Field(pattern=r"^[\w.]+:\w+$")
     """`module:function`; called with a seed it yields conversations without end: pairs (question, answer), or objects with

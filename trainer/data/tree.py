@@ -34,7 +34,6 @@ UNTRAINED = (
     | TokenFlag.GREEDY
     | TokenFlag.CONSTRAINED
     | TokenFlag.TRUNCATED
-    | TokenFlag.STALE_KV
     | TokenFlag.UNCONFIRMED
     | TokenFlag.ORPHANED
     | TokenFlag.LATE

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from gateway.client import GatewayClient, GatewayRefused, GatewayUnreachable, RunStopped
 from processes.interrupts import run_interruptible
+from scheduler.configuration import Section
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import Evaluation, evaluate, tasks_of
-from trainer.sections.base import Section
 
 
 class Request(Section):

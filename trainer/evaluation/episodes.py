@@ -21,9 +21,9 @@ from gateway.client import Agent, EpisodeOutcome, EpisodeRunner, GatewayClient, 
 from gateway.client.agents import read_tasks
 from gateway.client.environment import EnvironmentAgent
 from gateway.types import EpisodeSampling
+from scheduler.configuration import Section
 from trainer.errors import ConfigError
 from trainer.evaluation.figures import figures
-from trainer.sections.base import Section
 from trainer.sections.eval import EvalSettings
 from trainer.sections.run import RolloutSettings
 

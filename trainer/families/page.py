@@ -9,7 +9,7 @@ from trainer.families.measure import Found
 
 _HEAD = """# Which models can be trained
 
-Measured with {versions}, on tiny random models of each family, on the CPU: made by `make models-matrix`, and made
+Measured with {versions}, on tiny random models of each family, on the CPU: made by `make report NAME=models`, and made
 again at every upgrade of transformers, peft or torch. `trainer families NAME ...` measures families alone.
 
 - **spans**, **rows**: whether a run with this `[model] attention` starts. `spans`, the default, computes prefixes that

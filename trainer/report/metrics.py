@@ -21,7 +21,7 @@ before the step), `step`, `checkpoint`, `evaluation` the wait for the end of one
 for the version before (all else of publishing is beside training), `ack`, `details` the writing of samples and tokens), and
 across them `idle` (waiting for a lease, for groups, for nodes or for an evaluation) and `compute` (forward, backward, optimizer).
 `idle_share` is idle over `seconds/total`, `blocked_share` publish over it. `spans` says when that was, as [name, start, end] in
-seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler timeline` reads it.
+seconds since 1970, with the name `idle` or `compute` where it is one of them: `scheduler plan --run` reads it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""The base of every table: typed, frozen, unknown keys refused."""
+"""The types that several tables share."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+from pydantic import AfterValidator
 
 
 def _names_a_function(value: str) -> str:
@@ -18,9 +16,3 @@ def _names_a_function(value: str) -> str:
 
 Agent = Annotated[str, AfterValidator(_names_a_function)]
 """An agent's name: `module:function` or `path/to/file.py:function`."""
-
-
-class Section(BaseModel):
-    """A table of the file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trainer.sections.base import Section
+from scheduler.configuration import Section
 
 
 class BatchSettings(Section):

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trainer.sections.base import Section
+from scheduler.configuration import Section
 
 
 class CreditSettings(Section):

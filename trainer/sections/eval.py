@@ -7,7 +7,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from trainer.sections.base import Agent, Seconds, Section
+from scheduler.configuration import Seconds, Section
+from trainer.sections.base import Agent
 
 SAMPLES = 1024
 

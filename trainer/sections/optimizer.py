@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.sections.base import Section
+from scheduler.configuration import Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

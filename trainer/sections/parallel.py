@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from trainer.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 RANKS = 4096
 

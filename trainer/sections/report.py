@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

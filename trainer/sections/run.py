@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from trainer.sections.base import Agent, Seconds, Section
+from scheduler.configuration import Seconds, Section
+from trainer.sections.base import Agent
 
 
 class RunSettings(Section):

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from trainer.sections.base import Seconds, Section
+from scheduler.configuration import Seconds, Section
 
 
 class CheckpointSettings(Section):

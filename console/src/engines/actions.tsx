@@ -1,4 +1,4 @@
-// What is asked before something is done to an engine or a call: what happens, to how many, and what comes after.
+// The question before something is done to an engine or a call: what happens, to how many, and what comes after.
 import { plural } from "../format";
 import { confirm } from "../parts/confirm";
 import type { Call, Engine } from "./types";

@@ -1,4 +1,4 @@
-// What the gateway tells of engines, nodes, calls and versions.
+// What the gateway reports about engines, nodes, calls and versions.
 
 export interface Engine {
   name: string;
@@ -81,17 +81,17 @@ export interface Update {
   failure: string;
 }
 
-/** The begin of a drawing: what was asked for, or the first thing that is known since. */
-export function beginOf(told: Timeline): number {
-  const spans = [...told.engines, ...told.nodes].flatMap((row) => row.spans.map((span) => span.from));
-  const first = Math.min(...spans, ...told.versions.map(({ live_at }) => live_at ?? Infinity));
-  return Number.isFinite(first) ? Math.max(told.from, first) : told.from;
+/** The start of a drawing: the requested one, or the first thing that is known since. */
+export function beginOf(timeline: Timeline): number {
+  const spans = [...timeline.engines, ...timeline.nodes].flatMap((row) => row.spans.map((span) => span.from));
+  const first = Math.min(...spans, ...timeline.versions.map(({ live_at }) => live_at ?? Infinity));
+  return Number.isFinite(first) ? Math.max(timeline.from, first) : timeline.from;
 }
 
 /** The end of a drawing: a recorded run of one moment has a width too. */
-export const endOf = (told: Timeline) => Math.max(told.to, beginOf(told) + 1);
+export const endOf = (timeline: Timeline) => Math.max(timeline.to, beginOf(timeline) + 1);
 
-/** A row for each engine of each version, and one for a version that no engine tells of. */
+/** A row for each engine of each version, and one for a version that no engine reports. */
 export function updatesOf(versions: readonly VersionRow[]): Update[] {
   return versions.flatMap(({ version, state, created_at, live_at, bad, report }): Update[] => {
     const own = { version, state, created_at, live_at, bad };

@@ -3,7 +3,7 @@
 import { useMemo } from "preact/hooks";
 import { Badge } from "../parts/badge";
 import { messagesOf, type Message } from "./messages";
-import type { Colouring } from "./scale";
+import type { Coloring } from "./scale";
 import type { TokenNode, TokenTable } from "./table";
 import { TokenView } from "./token-view";
 import { pathTo } from "./tree";
@@ -13,7 +13,7 @@ interface Props {
   table: TokenTable;
   /** The node at which the conversation ends. */
   leaf: number;
-  colouring: Colouring;
+  coloring: Coloring;
   current: number;
   point: (token: number, by: "pointer" | "keyboard") => void;
   target: { token: number } | null;
@@ -22,7 +22,7 @@ interface Props {
   label?: string;
 }
 
-export function Conversation({ table, leaf, colouring, current, point, target, replies = false, label = "Conversation" }: Props) {
+export function Conversation({ table, leaf, coloring, current, point, target, replies = false, label = "Conversation" }: Props) {
   const messages = useMemo(() => {
     const all = messagesOf(table, pathTo(table.nodes, leaf));
     const first = all.findIndex((message) => message.sampled > 0);
@@ -33,7 +33,7 @@ export function Conversation({ table, leaf, colouring, current, point, target, r
       label={label}
       table={table}
       sections={messages}
-      colouring={colouring}
+      coloring={coloring}
       head={(section) => <MessageHead table={table} message={messages[section]!} />}
       current={current}
       point={point}
@@ -56,12 +56,13 @@ function MessageHead({ table, message }: { table: TokenTable; message: Message }
 export function TurnWords({ table, node }: { table: TokenTable; node: TokenNode }) {
   const last = node.start + node.tokens - 1;
   const versions = node.tokens ? [table.versions[node.start]!, table.versions[last]!] : [];
-  const said = versions[0] === versions[1] ? `version ${versions[0]}` : `versions ${versions[0]} to ${versions[1]}`;
+  const sampledBy = versions[0] === versions[1] ? `version ${versions[0]}` : `versions ${versions[0]} to ${versions[1]}`;
+  const finish = node.finish_reason && `, ${node.finish_reason.replaceAll("_", " ")}`;
+  const words = `${count(node.tokens, "token")} of ${sampledBy}${finish}`;
   return (
     <>
-      <span class="quiet">
-        {count(node.tokens, "token")} of {said}
-        {node.finish_reason && `, ${node.finish_reason.replaceAll("_", " ")}`}
+      <span class="quiet" title={words}>
+        {words}
       </span>
       {node.finish_reason === "length" && <Badge tone="warn">cut at its limit</Badge>}
       {node.mask_reason && <Badge tone="warn">not trained: {node.mask_reason.replaceAll("_", " ")}</Badge>}

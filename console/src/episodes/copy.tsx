@@ -1,8 +1,8 @@
-/** A button that copies a text, and says that it did. */
+/** A button that copies a text, and confirms it. */
 
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { said } from "../api";
+import { messageOf } from "../api";
 
 interface Props {
   label: string;
@@ -11,23 +11,23 @@ interface Props {
 }
 
 export function CopyButton({ label, text, title }: Props) {
-  const told = useSignal("");
+  const notice = useSignal("");
   useEffect(() => {
-    if (!told.value) return;
-    const timer = setTimeout(() => (told.value = ""), 2_000);
+    if (!notice.value) return;
+    const timer = setTimeout(() => (notice.value = ""), 2_000);
     return () => clearTimeout(timer);
-  }, [told.value]);
+  }, [notice.value]);
   const copy = async () => {
     try {
       await write(await text());
-      told.value = "Copied";
+      notice.value = "Copied";
     } catch (error) {
-      told.value = said(error);
+      notice.value = messageOf(error);
     }
   };
   return (
     <button type="button" title={title} onClick={() => void copy()}>
-      <span aria-live="polite">{told.value || label}</span>
+      <span aria-live="polite">{notice.value || label}</span>
     </button>
   );
 }

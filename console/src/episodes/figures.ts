@@ -8,7 +8,7 @@ import { number } from "./words";
 export interface Figure {
   name: string;
   value: string;
-  /** More words, where the value alone says little. */
+  /** More words, where the value alone is not clear. */
   words?: string;
 }
 

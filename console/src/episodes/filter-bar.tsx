@@ -1,4 +1,4 @@
-/** The filters above the list. Text is taken over when its field is left or Enter is pressed, menus at once. */
+/** The filters above the list. Text is taken over when its field is left or Enter is pressed, menus immediately. */
 
 import { useSignal } from "@preact/signals";
 import { NO_FILTERS, rangeOf, searchOf, type Filters } from "./query";

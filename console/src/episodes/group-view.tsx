@@ -1,4 +1,4 @@
-/** The episodes of a group side by side, the best first: what they were asked is left out, for it is the same. */
+/** The episodes of a group side by side, the best first: their shared prompt is left out. */
 
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
@@ -9,26 +9,26 @@ import { Empty, Failure, Loading } from "../parts/notice";
 import { href } from "../router";
 import { Conversation } from "./conversation";
 import { stateTone, stateWords } from "./row";
-import { colouringOf, type Mode } from "./scale";
+import { coloringOf, type Mode } from "./scale";
 import { tableOf, type TokensAnswer, type TokenTable } from "./table";
 import type { EpisodePage, EpisodeRow } from "./types";
 import { longestOf } from "./tree";
 import { count, number } from "./words";
 
-/** Members whose tokens are fetched at once; more on demand. */
+/** Members whose tokens are fetched together; more on demand. */
 const FIRST = 4;
 
 interface Props {
   episode: Pick<EpisodeRow, "episode_id" | "group_id" | "model">;
   mode: Mode;
-  /** What is told of the group makes this another number. */
+  /** Changes with every event of the group. */
   changes: number;
   point: (token: number, of: TokenTable, by: "pointer" | "keyboard") => void;
 }
 
 export function GroupView({ episode, mode, changes, point }: Props) {
-  const asked = { group_id: episode.group_id, model: episode.model, calls: true, limit: 100 };
-  const group = useLoaded((signal) => get<EpisodePage>("/admin/v1/episodes", asked, signal), [episode.group_id, episode.model, changes]);
+  const query = { group_id: episode.group_id, model: episode.model, calls: true, limit: 100 };
+  const group = useLoaded((signal) => get<EpisodePage>("/admin/v1/episodes", query, signal), [episode.group_id, episode.model, changes]);
   const shown = useSignal(FIRST);
   const members = useMemo(() => sorted(group.value.value?.episodes ?? []), [group.value.value]);
   if (!group.value.value) return group.error.value ? <Failure text={group.error.value} /> : <Loading />;
@@ -39,7 +39,7 @@ export function GroupView({ episode, mode, changes, point }: Props) {
       <p>
         {count(members.length, "episode")} of the group{" "}
         <a href={href("episodes", { group: episode.group_id })}>{episode.group_id}</a>
-        {rewards.length > 0 && `, mean reward ${number(mean, 3)}`}. What all were asked is left out.
+        {rewards.length > 0 && `, mean reward ${number(mean, 3)}`}. The prompt that they share is left out.
       </p>
       <div class="members" role="region" aria-label="Members of the group" tabIndex={0}>
         {members.slice(0, shown.value).map((member) => (
@@ -73,7 +73,7 @@ function Member({ member, own, mode, changes, point }: MemberProps) {
   const path = `/admin/v1/episodes/${encodeURIComponent(member.episode_id)}/tokens`;
   const answer = useLoaded((signal) => get<TokensAnswer>(path, { model: member.model }, signal), [path, member.state, changes]);
   const table = useMemo(() => answer.value.value && tableOf(answer.value.value), [answer.value.value]);
-  const colouring = useMemo(() => table && colouringOf(table, mode), [table, mode]);
+  const coloring = useMemo(() => table && coloringOf(table, mode), [table, mode]);
   return (
     <section class={own ? "member panel own" : "member panel"} aria-label={`Episode ${member.episode_id}`}>
       <h2>
@@ -87,11 +87,11 @@ function Member({ member, own, mode, changes, point }: MemberProps) {
         </span>
       </p>
       <Failure text={answer.error.value} />
-      {table && colouring && (table.nodes.length ? (
+      {table && coloring && (table.nodes.length ? (
         <Conversation
           table={table}
           leaf={longestOf(table.nodes)}
-          colouring={colouring}
+          coloring={coloring}
           current={current.value}
           point={(token, by) => {
             current.value = token;

@@ -35,7 +35,7 @@ export function placeOf(histogram: Histogram, at: number): number {
   return wide > 0 ? Math.min(Math.max((at - (histogram.from ?? 0)) / wide, 0), 1) : 0;
 }
 
-/** The times that were brushed between two places, on the bounds of bins; null: the whole width, which is no choice. */
+/** The times that were brushed between two places, on the bounds of bins; null: the whole width, so there is no selection. */
 export function brushed(histogram: Histogram, one: number, other: number): { since: number | null; until: number | null } | null {
   const n = histogram.counts.length;
   const from = Math.min(Math.max(Math.floor(Math.min(one, other) * n), 0), n - 1);

@@ -2,7 +2,7 @@
 
 import type { TokensAnswer } from "./table";
 
-/** `more` has the nodes from `from` on: what a live episode said since. Numbers in it count from its own beginning. */
+/** `more` has the nodes from `from` on: the new nodes of a live episode. Numbers in it count from its own beginning. */
 export function joined(old: TokensAnswer, more: TokensAnswer, from: number): TokensAnswer {
   const kept = old.nodes.slice(0, from);
   const last = kept[kept.length - 1];

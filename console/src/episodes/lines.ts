@@ -24,7 +24,7 @@ export interface HeadLine {
   indent: number;
   /** The first token under it. */
   token: number;
-  /** Which section it begins; what is said of it is the view's. */
+  /** Which section it begins; its text belongs to the view. */
   section: number;
 }
 
@@ -33,13 +33,13 @@ export type Line = TextLine | HeadLine;
 export interface Section {
   segments: Segment[];
   indent: number;
-  /** Tokens that are not shown: the marks of the template, where a heading says the same. */
+  /** Tokens that are not shown: the marks of the template, where a heading repeats them. */
   hidden?: (token: number) => boolean;
 }
 
 const NEWLINE = "↵";
 const NO_TEXT = "·";
-/** A line is broken at a space, if one is in its last so many columns. */
+/** A line is broken at a space, if one is in its last few columns. */
 const LOOK_BACK = 18;
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/g;
@@ -181,13 +181,13 @@ export class Places {
     return this.lineOf.get(token) ?? -1;
   }
 
-  /** The token so many further on; the first or last one, if there are not so many. */
+  /** The token `by` further on; at most the first or last one. */
   step(token: number, by: number): number {
     const at = this.order.indexOf(token);
     return this.order[Math.min(Math.max(at + by, 0), this.order.length - 1)] ?? -1;
   }
 
-  /** The token under (`by` > 0) or above one, so many lines of text away. */
+  /** The token under (`by` > 0) or above one, `by` lines of text away. */
   vertical(token: number, by: number): number {
     let at = this.line(token);
     if (at < 0) return this.first;

@@ -1,11 +1,11 @@
 /** The list of episodes as the page knows it: its pinned length, the pages that came, and what happened since.
  *
- * Positions belong to one pin, so nothing moves under the reader while episodes are opened; `renew` takes a new pin. What is told of an
- * episode that is here (events) changes its row at once.
+ * Positions belong to one pin, so nothing moves under the reader while episodes are opened; `renew` takes a new pin. An event of an
+ * episode that is here changes its row immediately.
  */
 
 import { signal } from "@preact/signals";
-import { get, said } from "../api";
+import { get, messageOf } from "../api";
 import { is, type GatewayEvent } from "../live";
 import { Pages } from "./pages";
 import { apiParameters, type Filters } from "./query";
@@ -63,7 +63,7 @@ export class EpisodeList {
       this.changes.value++;
       this.seen(...this.sight);
     } catch (failure) {
-      if (!this.gone.signal.aborted) this.error.value = said(failure);
+      if (!this.gone.signal.aborted) this.error.value = messageOf(failure);
     } finally {
       this.renewing = false;
     }
@@ -82,14 +82,14 @@ export class EpisodeList {
         },
         (failure) => {
           pages.failed(page);
-          if (!this.gone.signal.aborted) this.error.value = said(failure);
+          if (!this.gone.signal.aborted) this.error.value = messageOf(failure);
         },
       );
     }
   }
 
   /** Takes in what happened. */
-  told(events: readonly GatewayEvent[]): void {
+  apply(events: readonly GatewayEvent[]): void {
     const about = new Map<string, Partial<EpisodeRow>>();
     let opened = 0;
     for (const event of events) {
@@ -111,8 +111,8 @@ export class EpisodeList {
 
   private ask(page: number, pin: string): Promise<EpisodePage> {
     // The length is counted once: with the pin it stays.
-    const asked = { ...Object.fromEntries(apiParameters(this.filters)), limit: PAGE, offset: page * PAGE, calls: true, total: pin === "", pin };
-    return get<EpisodePage>("/admin/v1/episodes", asked, this.gone.signal);
+    const query = { ...Object.fromEntries(apiParameters(this.filters)), limit: PAGE, offset: page * PAGE, calls: true, total: pin === "", pin };
+    return get<EpisodePage>("/admin/v1/episodes", query, this.gone.signal);
   }
 }
 

@@ -1,7 +1,7 @@
 /** A path of tokens as messages: who speaks where, read from the marks of the template. Pure.
  *
  * Marks count only where they are control tokens, so text that looks like one changes nothing. Every sampled token is shown, marks
- * too, because they are trained; of a prompt the marks are left out where the heading says the same. A template of no known marks
+ * too, because they are trained; of a prompt the marks are left out where the heading repeats them. A template of no known marks
  * gives a message for each piece of prompt and each turn.
  */
 
@@ -37,7 +37,7 @@ const SPEAKERS: Record<string, string> = {
   "[/INST]": "assistant",
 };
 const ENDS = new Set(["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>"]);
-/** A role's name takes at most so many tokens. */
+/** A role's name takes at most this many tokens. */
 const NAME = 24;
 
 export function messagesOf(table: TokenTable, path: readonly Segment[]): Message[] {

@@ -1,11 +1,11 @@
 /** Pages of a long list that lives on the server: which ones to ask for, and which to keep.
  *
- * Pure but for its own memory. The list's length is pinned by whoever makes it; rows that are not there yet are undefined.
+ * Pure but for its own memory. The list's length is pinned by the list that owns it; rows that are not there yet are undefined.
  */
 
 export class Pages<T> {
   private readonly pages = new Map<number, readonly T[]>();
-  private readonly asked = new Set<number>();
+  private readonly requested = new Set<number>();
 
   constructor(
     readonly size: number,
@@ -13,12 +13,12 @@ export class Pages<T> {
     readonly most = 40,
   ) {}
 
-  /** The pages for rows [from, to) that are neither there nor asked for; from now on they are asked for. */
+  /** The pages for rows [from, to) that are neither there nor requested; from now on they are requested. */
   missing(from: number, to: number): number[] {
     const found: number[] = [];
     for (let page = Math.floor(from / this.size); page * this.size < to; page++) {
-      if (!this.pages.has(page) && !this.asked.has(page)) {
-        this.asked.add(page);
+      if (!this.pages.has(page) && !this.requested.has(page)) {
+        this.requested.add(page);
         found.push(page);
       }
     }
@@ -26,7 +26,7 @@ export class Pages<T> {
   }
 
   put(page: number, rows: readonly T[]): void {
-    this.asked.delete(page);
+    this.requested.delete(page);
     this.pages.delete(page);
     this.pages.set(page, rows);
     for (const old of this.pages.keys()) {
@@ -35,9 +35,9 @@ export class Pages<T> {
     }
   }
 
-  /** An answer did not come: the page may be asked for again. */
+  /** An answer did not come: the page may be requested again. */
   failed(page: number): void {
-    this.asked.delete(page);
+    this.requested.delete(page);
   }
 
   row(index: number): T | undefined {

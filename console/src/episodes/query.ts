@@ -56,7 +56,7 @@ export function searchOf(filters: Filters): string {
   return search.toString();
 }
 
-/** A closed range of numbers; undefined: no bound. Null: the text is no range. */
+/** A closed range of numbers; undefined: no bound. Null: the text is not a range. */
 export function rangeOf(text: string): { min?: number; max?: number } | null {
   const trimmed = text.trim();
   if (trimmed === "") return {};
@@ -99,7 +99,7 @@ export function apiParameters(filters: Filters): URLSearchParams {
 
 /** What is filtered, for a line of words above the list. */
 export function described(filters: Filters): string[] {
-  const said: string[] = WORDS.filter((name) => filters[name] !== "").map((name) => `${name} ${filters[name]}`);
-  if (filters.since !== null || filters.until !== null) said.push("a part of the time");
-  return said;
+  const parts: string[] = WORDS.filter((name) => filters[name] !== "").map((name) => `${name} ${filters[name]}`);
+  if (filters.since !== null || filters.until !== null) parts.push("a part of the time");
+  return parts;
 }

@@ -1,4 +1,4 @@
-/** What the episode's page knows: the episode, its tokens and why it ended so; asked for again as it speaks. */
+/** What the episode's page knows: the episode, its tokens and why it ended so; fetched again as it changes. */
 
 import { useSignal, type ReadonlySignal } from "@preact/signals";
 import { useMemo, useRef } from "preact/hooks";
@@ -18,7 +18,7 @@ export interface EpisodeRecord {
   table: TokenTable | null;
   why: Loaded<Why>;
   running: RunningCall[];
-  /** Another number whenever something was told of the episode or its group. */
+  /** Another number with every event of the episode or its group. */
   changes: ReadonlySignal<number>;
 }
 
@@ -58,8 +58,8 @@ export function useRecord(id: string, model: string): EpisodeRecord {
   return { episode, tokens, table, why, running, changes };
 }
 
-/** The tokens, asked for once the episode is known: until then it is not known whether they can still grow, and each change would ask
- * anew. Of an episode that runs, only what came since is asked for; when it closes, all of it with the trainer's figures. */
+/** The tokens, fetched once the episode is known: until then it is not known whether they can still grow, and each change would fetch
+ * them again. Of an episode that runs, only what came since is fetched; when it closes, all of it with the trainer's figures. */
 function useTokens(id: string, model: string, turns: number | null, live: boolean): Loaded<TokensAnswer | null> {
   const known = useRef<{ model: string; answer: TokensAnswer } | null>(null);
   return useLoaded<TokensAnswer | null>(

@@ -1,7 +1,7 @@
-/** What colours a token: a choice of figure becomes one of a few classes, and a legend that says what each means.
+/** What colors a token: a choice of figure becomes one of a few classes, and a legend with the meaning of each.
  *
  * Pure. Classes are names in the style sheet (`s0`..`s6` in order, `d0`..`d6` about a middle, `c0`..`c7` apart), so that light and
- * dark are the style sheet's, and a view changes its colours without new elements. An empty class has no colour.
+ * dark are the style sheet's, and a view changes its colors without new elements. An empty class has no color.
  */
 
 import { FLAGS, flagsOf, maskOf, nodeAt, type TokenTable } from "./table";
@@ -39,7 +39,7 @@ export interface LegendEntry {
   count: number;
 }
 
-export interface Colouring {
+export interface Coloring {
   mode: Mode;
   /** The class of a token. */
   cls: (token: number) => string;
@@ -70,9 +70,9 @@ export function surprise(logprob: number): number {
   return at;
 }
 
-export function colouringOf(table: TokenTable, mode: Mode): Colouring {
+export function coloringOf(table: TokenTable, mode: Mode): Coloring {
   const trained = table.trained;
-  const computed = (column: Float32Array | undefined, kind: "s" | "d", bounds: readonly number[]): Colouring => {
+  const computed = (column: Float32Array | undefined, kind: "s" | "d", bounds: readonly number[]): Coloring => {
     if (!column) return { mode, cls: () => "", legend: [], nothing: table.untrainedWhy };
     const cls = (token: number) => (Number.isNaN(column[token]!) ? "" : `${kind}${classOf(column[token]!, bounds)}`);
     return counted(table, { mode, cls, legend: ranges(kind, bounds), nothing: "" });
@@ -99,11 +99,11 @@ export function colouringOf(table: TokenTable, mode: Mode): Colouring {
   }
 }
 
-function byVersion(table: TokenTable): Colouring {
+function byVersion(table: TokenTable): Coloring {
   const versions = [...new Set(table.versions)].filter((v) => v >= 0).sort((a, b) => a - b);
   const place = new Map(versions.map((version, i) => [version, `c${i % CATEGORIES}`]));
   const cls = (token: number) => place.get(table.versions[token]!) ?? "";
-  // More versions than colours: a colour stands for several, and the legend names them all.
+  // More versions than colors: a color stands for several, and the legend names them all.
   const legend: LegendEntry[] = [];
   for (const version of versions) {
     const entry = legend.find((one) => one.cls === place.get(version));
@@ -113,7 +113,7 @@ function byVersion(table: TokenTable): Colouring {
   return counted(table, { mode: "version", cls, legend, nothing: versions.length ? "" : "nothing was sampled" });
 }
 
-function byWord(table: TokenTable, mode: Mode, word: (token: number) => string): Colouring {
+function byWord(table: TokenTable, mode: Mode, word: (token: number) => string): Coloring {
   const classes = new Map<string, string>();
   for (let token = 0; token < table.ids.length; token++) {
     const found = word(token);
@@ -127,14 +127,14 @@ function byWord(table: TokenTable, mode: Mode, word: (token: number) => string):
   return { mode, cls: (token) => classes.get(word(token)) ?? "", legend, nothing };
 }
 
-function counted(table: TokenTable, colouring: Colouring): Colouring {
+function counted(table: TokenTable, coloring: Coloring): Coloring {
   const counts = new Map<string, number>();
   for (let token = 0; token < table.ids.length; token++) {
-    const cls = colouring.cls(token);
+    const cls = coloring.cls(token);
     counts.set(cls, (counts.get(cls) ?? 0) + 1);
   }
-  for (const entry of colouring.legend) entry.count = counts.get(entry.cls) ?? 0;
-  return colouring;
+  for (const entry of coloring.legend) entry.count = counts.get(entry.cls) ?? 0;
+  return coloring;
 }
 
 function ranges(kind: "s" | "d", bounds: readonly number[]): LegendEntry[] {

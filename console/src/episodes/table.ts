@@ -131,10 +131,9 @@ export const FLAGS: readonly (readonly [bit: number, name: string, words: string
   [1, "constrained", "a grammar, a forced tool, a bias or a penalty shaped the choice"],
   [2, "truncated", "top-p, top-k or min-p cut the distribution"],
   [4, "greedy", "temperature 0: it was not drawn at all"],
-  [8, "stale_kv", "part of its context was computed by older weights"],
   [16, "invalid_logprob", "the engine gave no usable log-probability"],
   [32, "unconfirmed", "two versions may have sampled it"],
-  [64, "orphaned", "its version is no ancestor of the newest"],
+  [64, "orphaned", "its version is not an ancestor of the newest"],
   [128, "late", "it is older than the bound allows in its batch"],
 ];
 
@@ -142,7 +141,7 @@ export function flagsOf(bits: number): string[] {
   return FLAGS.filter(([bit]) => bits & bit).map(([, name]) => name);
 }
 
-/** Why a token is not trained, as far as the record says; empty: it is, or may be. */
+/** Why a token is not trained, as far as the record shows; empty: it is, or may be. */
 export function maskOf(table: TokenTable, token: number): string {
   return table.maskReasons[table.mask[token]!] ?? "";
 }

@@ -52,7 +52,7 @@ export function TimelineView({ episode, table, now }: Props) {
         <div class="lanes" role="img" aria-label={summary}>
           {ticksOf(timeline.seconds).map((tick) => (
             <div key={tick} class="tick" style={{ left: place(tick) }}>
-              <span>{tick > timeline.seconds * 0.95 ? "" : tick ? seconds(tick) : "0"}</span>
+              <span>{tick > timeline.seconds * 0.88 ? "" : tick ? seconds(tick) : "0"}</span>
             </div>
           ))}
           {Array.from({ length: timeline.lanes }, (_, lane) => (
@@ -86,6 +86,7 @@ function Refused({ calls }: { calls: RefusedCall[] }) {
       <h2>Refused calls</h2>
       <Table
         caption="Refused calls"
+        stacked
         rows={calls}
         id={(call) => `${call.at} ${call.message}`}
         columns={[
@@ -101,9 +102,12 @@ function Refused({ calls }: { calls: RefusedCall[] }) {
   );
 }
 
+/** The tokens of a reply that arrived in less time arrived together, and have no rate. */
+const SHORTEST_S = 0.005;
+
 function columns(episode: EpisodeAnswer, table: TokenTable | null, apart: boolean): Column<Call>[] {
   const first = (call: Call) => (call.first_token_s === null ? null : call.first_token_s - (call.queued_s ?? 0));
-  const rate = (call: Call) => call.completion_tokens / Math.max(call.seconds - (call.first_token_s ?? 0), 1e-6);
+  const sampling = (call: Call) => call.seconds - (call.first_token_s ?? 0);
   const node = (call: Call) => (call.model === table?.model ? table?.nodes[call.node] : undefined);
   const several = new Set(episode.calls.map((call) => call.model)).size > 1;
   return [
@@ -123,7 +127,7 @@ function columns(episode: EpisodeAnswer, table: TokenTable | null, apart: boolea
     { head: "in all", number: true, cell: (call) => seconds(call.seconds) },
     { head: "tokens in", number: true, cell: (call) => call.prompt_tokens.toLocaleString("en-US") },
     { head: "out", number: true, cell: (call) => call.completion_tokens.toLocaleString("en-US") },
-    { head: "tokens/s", number: true, cell: (call) => (call.completion_tokens > 1 ? number(rate(call), 3) : "–") },
+    { head: "tokens/s", number: true, cell: (call) => (sampling(call) < SHORTEST_S ? "–" : number(call.completion_tokens / sampling(call), 3)) },
     { head: "pauses", number: true, cell: (call) => call.pauses || "" },
     {
       head: "ended",

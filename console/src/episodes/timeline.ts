@@ -11,7 +11,7 @@ export interface CallTimes {
   received_at: number;
   /** Seconds until an engine had it; null: not known, then waiting is part of prefill. */
   queued_s: number | null;
-  /** Seconds until its first token; null: it sampled none, or an upstream model answered at once. */
+  /** Seconds until its first token; null: it sampled none, or an upstream model answered immediately. */
   first_token_s: number | null;
   seconds: number;
   /** The turn's conversation, for the agent's time between calls; null: none. */

@@ -1,16 +1,16 @@
 /** One line of tokens. It is drawn again only when its own look changes, so scrolling draws the lines that come into sight alone.
  *
- * Tokens of one colour that stand together are one run of text: few elements, and text that can be selected as it stands.
+ * Tokens of one color that stand together are one run of text: few elements, and text that can be selected as it stands.
  */
 
 import { Component } from "preact";
 import type { TextLine } from "./lines";
-import type { Colouring } from "./scale";
+import type { Coloring } from "./scale";
 
 interface Props {
   index: number;
   line: TextLine;
-  colouring: Colouring;
+  coloring: Coloring;
   /** The token that is pointed at; -1: it is on another line. */
   current: number;
   height: number;
@@ -38,12 +38,12 @@ export function runsOf(line: TextLine, clsOf: (token: number) => string): Run[] 
 export class TokenLine extends Component<Props> {
   override shouldComponentUpdate(next: Readonly<Props>): boolean {
     const now = this.props;
-    return next.line !== now.line || next.colouring !== now.colouring || next.current !== now.current || next.index !== now.index;
+    return next.line !== now.line || next.coloring !== now.coloring || next.current !== now.current || next.index !== now.index;
   }
 
-  override render({ index, line, colouring, current, height, isPrompt }: Props) {
+  override render({ index, line, coloring, current, height, isPrompt }: Props) {
     const clsOf = (token: number) => {
-      const cls = isPrompt(token) ? "prompt" : colouring.cls(token);
+      const cls = isPrompt(token) ? "prompt" : coloring.cls(token);
       return token === current ? `${cls} now` : cls;
     };
     return (

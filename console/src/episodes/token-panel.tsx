@@ -99,6 +99,6 @@ const KEYS = [
   ["← →", "token by token"],
   ["↑ ↓", "line by line"],
   ["[ ]", "the turn before, the next one"],
-  ["p n", "where the colour changes"],
+  ["p n", "where the color changes"],
   ["Home End", "the first, the last token"],
 ] as const;

@@ -3,7 +3,7 @@
 import { useMemo } from "preact/hooks";
 import type { Section } from "./lines";
 import { TurnWords } from "./conversation";
-import type { Colouring } from "./scale";
+import type { Coloring } from "./scale";
 import type { TokenNode, TokenTable } from "./table";
 import { TokenView } from "./token-view";
 import { barsOf, branchesOf } from "./tree";
@@ -11,7 +11,7 @@ import { count } from "./words";
 
 interface Props {
   table: TokenTable;
-  colouring: Colouring;
+  coloring: Coloring;
   current: number;
   point: (token: number, by: "pointer" | "keyboard") => void;
   target: { token: number } | null;
@@ -19,7 +19,7 @@ interface Props {
   jump: (token: number) => void;
 }
 
-export function TokenTree({ table, colouring, current, point, target, jump }: Props) {
+export function TokenTree({ table, coloring, current, point, target, jump }: Props) {
   const branches = useMemo(() => branchesOf(table.nodes), [table]);
   const sections = useMemo(
     () => branches.map(({ node, indent }): Section => ({ indent, segments: [segmentOf(table.nodes[node]!)] })),
@@ -32,7 +32,7 @@ export function TokenTree({ table, colouring, current, point, target, jump }: Pr
         label="Token tree"
         table={table}
         sections={sections}
-        colouring={colouring}
+        coloring={coloring}
         head={(section) => <NodeHead table={table} node={table.nodes[branches[section]!.node]!} />}
         current={current}
         point={point}

@@ -1,13 +1,13 @@
-/** Tokens of any number, coloured: a window of lines, one handler for the pointer, arrows for the keyboard.
+/** Tokens of any number, colored: a window of lines, one handler for the pointer, arrows for the keyboard.
  *
- * Owns which lines are in sight. What is pointed at belongs to whoever shows its figures (`point`).
+ * Owns which lines are in sight. What is pointed at belongs to the view that shows its figures (`point`).
  */
 
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { linesOf, Places, type Section } from "./lines";
 import { windowOf } from "./pages";
-import type { Colouring } from "./scale";
+import type { Coloring } from "./scale";
 import { nodeAt, type TokenTable } from "./table";
 import { TokenLine, tokenAt } from "./token-line";
 
@@ -19,7 +19,7 @@ interface Props {
   label: string;
   table: TokenTable;
   sections: readonly Section[];
-  colouring: Colouring;
+  coloring: Coloring;
   /** The heading of a section. */
   head: (section: number) => ComponentChildren;
   /** The token whose figures are shown; -1: none. */
@@ -30,7 +30,7 @@ interface Props {
   class?: string;
 }
 
-export function TokenView({ label, table, sections, colouring, head, current, point, target, class: cls = "" }: Props) {
+export function TokenView({ label, table, sections, coloring, head, current, point, target, class: cls = "" }: Props) {
   const box = useRef<HTMLDivElement>(null);
   const [columns, setColumns] = useState(0);
   const [[from, to], setSight] = useState<[number, number]>([0, 60]);
@@ -79,7 +79,7 @@ export function TokenView({ label, table, sections, colouring, head, current, po
     if (event.altKey || event.metaKey) return;
     const here = places.line(current) < 0 ? places.first : current;
     const page = Math.max(Math.floor(box.current!.clientHeight / LINE) - 2, 1);
-    const next = stepOf(event, { places, here, page, begun: places.line(current) >= 0, turnOf, marked: (token) => colouring.cls(token) });
+    const next = stepOf(event, { places, here, page, begun: places.line(current) >= 0, turnOf, marked: (token) => coloring.cls(token) });
     if (next === null || next < 0) return;
     event.preventDefault();
     point(next, "keyboard");
@@ -94,7 +94,7 @@ export function TokenView({ label, table, sections, colouring, head, current, po
   return (
     <div
       ref={box}
-      class={`token-view ${colouring.mode} ${cls}`}
+      class={`token-view ${coloring.mode} ${cls}`}
       role="application"
       aria-label={label}
       aria-roledescription="tokens"
@@ -114,7 +114,7 @@ export function TokenView({ label, table, sections, colouring, head, current, po
                 </div>
               );
             const near = Math.abs(index - currentLine) < 40 && line.pieces.some((piece) => piece.token === current);
-            return <TokenLine key={index} index={index} line={line} colouring={colouring} current={near ? current : -1} height={LINE} isPrompt={isPrompt} />;
+            return <TokenLine key={index} index={index} line={line} coloring={coloring} current={near ? current : -1} height={LINE} isPrompt={isPrompt} />;
           })}
         </div>
       </div>

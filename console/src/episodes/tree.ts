@@ -58,7 +58,7 @@ export function branchesOf(nodes: readonly TokenNode[]): Branch[] {
     found.push(here);
     const next = children.get(here.node) ?? [];
     const line = next.length ? straightOn(reach, nodes, here.node, next) : -1;
-    // The way straight on comes last, so that short branches stand beside where they left.
+    // The way straight on comes last, so that short branches are next to where they leave.
     if (line >= 0) stack.push({ node: line, indent: here.indent });
     for (const node of next.filter((n) => n !== line).reverse()) stack.push({ node, indent: here.indent + 1 });
   }

@@ -7,7 +7,7 @@ import { bars, spent, type Row } from "./rows";
 const HEIGHT = 22;
 const NAMES = 150;
 
-/** Colour by state or role; those of one meaning share it. */
+/** Color by state or role; those of one meaning share it. */
 const CLASSES: Record<string, string> = {
   open: "work",
   rollout: "work",
@@ -44,7 +44,7 @@ export function Gantt({ rows, from, to, versions }: Props) {
   const x = (at: number) => NAMES + (wide * (at - from)) / (to - from);
   const height = (rows.length + 1) * HEIGHT + 18;
   const marks = versions.filter(({ at }) => at >= from && at <= to);
-  const labelled = Math.max(1, Math.ceil((marks.length * 40) / wide));
+  const labeled = Math.max(1, Math.ceil((marks.length * 40) / wide));
   return (
     <div ref={box} class="gantt">
       <svg width={width} height={height} role="img" aria-label={`Timeline from ${clock(from)} to ${clock(to)}; the table below has the same figures`}>
@@ -54,7 +54,7 @@ export function Gantt({ rows, from, to, versions }: Props) {
         {marks.map(({ version, at }, i) => (
           <g key={version}>
             <line x1={x(at)} x2={x(at)} y1={HEIGHT - 4} y2={height - 18} class="gantt-mark" />
-            {i % labelled === 0 && (
+            {i % labeled === 0 && (
               <text x={x(at)} y={14} class="gantt-tick">
                 {version}
               </text>
@@ -83,13 +83,13 @@ export function Gantt({ rows, from, to, versions }: Props) {
             ))}
           </g>
         ))}
-        {[0, 0.25, 0.5, 0.75, 1].map((part) => (
+        {(wide < 320 ? [0, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => (
           <text key={part} x={NAMES + part * wide} y={height - 3} class="gantt-tick" text-anchor={part === 0 ? "start" : part === 1 ? "end" : "middle"}>
             {clock(from + part * (to - from))}
           </text>
         ))}
       </svg>
-      <ul class="legend" aria-label="Colours">
+      <ul class="legend" aria-label="Colors">
         {[
           ["work", "open, rollout"],
           ["train", "train"],

@@ -16,25 +16,25 @@ export interface Row {
   spans: Span[];
 }
 
-interface Told {
+interface Timeline {
   engines: { name: string; node?: string | null; spans: { state: string; version: number | null; reason: string; from: number; to: number | null }[] }[];
   nodes: { name: string; spans: { role: string; reason: string; from: number; to: number | null }[] }[];
 }
 
 /** Nodes with their engines below them, then engines without a node. */
-export function rowsOf(told: Told): Row[] {
-  const engine = (one: Told["engines"][number]): Row => ({
+export function rowsOf(timeline: Timeline): Row[] {
+  const engine = (one: Timeline["engines"][number]): Row => ({
     name: one.name,
     kind: "engine",
     spans: one.spans.map(({ state, ...rest }) => ({ what: state, ...rest })),
   });
-  const nodes = new Set(told.nodes.map((node) => node.name));
-  const below = (name: string) => told.engines.filter((one) => one.node === name).map(engine);
-  const rows = told.nodes.flatMap((node): Row[] => [
+  const nodes = new Set(timeline.nodes.map((node) => node.name));
+  const below = (name: string) => timeline.engines.filter((one) => one.node === name).map(engine);
+  const rows = timeline.nodes.flatMap((node): Row[] => [
     { name: node.name, kind: "node", spans: node.spans.map(({ role, ...rest }) => ({ what: role, version: null, ...rest })) },
     ...below(node.name),
   ]);
-  return [...rows, ...told.engines.filter((one) => !one.node || !nodes.has(one.node)).map(engine)];
+  return [...rows, ...timeline.engines.filter((one) => !one.node || !nodes.has(one.node)).map(engine)];
 }
 
 export interface Bar extends Span {

@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 
 export type Tone = "plain" | "good" | "warn" | "bad" | "info";
 
-/** A word in a coloured field. The word says it all: colour alone tells nothing. */
+/** A word in a colored field. The word has the whole meaning; the color repeats it. */
 export function Badge({ tone = "plain", children, title }: { tone?: Tone; children: ComponentChildren; title?: string }) {
   return (
     <span class={`badge ${tone}`} title={title}>

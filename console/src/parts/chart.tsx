@@ -9,7 +9,7 @@ export interface Line {
   /** As many as `x`; null: nothing is known there. */
   values: readonly (number | null)[];
   /** A CSS variable of theme.css: "--series-1". */
-  colour: string;
+  color: string;
   dashed?: boolean;
   /** Points alone, without lines between them. */
   points?: boolean;
@@ -27,7 +27,7 @@ export interface ChartProps {
   marks?: readonly Mark[];
   /** A range of y in which all is well. */
   band?: readonly [number, number];
-  /** The name of x, where it is no time: "step". */
+  /** The name of x, where it is not time: "step". */
   xLabel?: string;
   /** Seconds since 1970 instead of numbers. */
   time?: boolean;
@@ -37,11 +37,11 @@ export interface ChartProps {
   /** Charts with the same name show the same x under the pointer. */
   sync?: string;
   format?: (value: number) => string;
-  /** Told what was brushed; null: the brush was lifted by a double click. */
+  /** Called with the brushed range; null: the brush was lifted by a double click. */
   brushed?: (range: [number, number] | null) => void;
 }
 
-const colour = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const color = (name: string) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 /** A number in few characters: 0.00012, 1.25, 12k. */
 export function short(value: number | null | undefined): string {
@@ -53,7 +53,7 @@ export function short(value: number | null | undefined): string {
   return String(+value.toPrecision(size >= 100 ? 4 : 3));
 }
 
-/** The wells of a dark page need other colours than those of a light one: counts each change. */
+/** The wells of a dark page need other colors than those of a light one: counts each change. */
 function useScheme(): number {
   const [count, add] = useState(0);
   useEffect(() => {
@@ -74,18 +74,18 @@ function drawn(props: ChartProps): uPlot.Plugin {
         const { left, top, width, height } = plot.bbox;
         const from = Math.max(top, Math.min(high, low));
         const to = Math.min(top + height, Math.max(high, low));
-        plot.ctx.fillStyle = colour("--band");
+        plot.ctx.fillStyle = color("--band");
         if (to > from) plot.ctx.fillRect(left, from, width, to - from);
       },
       draw: (plot) => {
         const { ctx, bbox } = plot;
         ctx.save();
-        ctx.strokeStyle = colour("--mark");
+        ctx.strokeStyle = color("--mark");
         ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
         let before = -Infinity;
         for (const mark of props.marks ?? []) {
           const x = Math.round(plot.valToPos(mark.x, "x", true)) + 0.5;
-          // Marks closer than this would be a grey field.
+          // Marks closer than this would be a gray field.
           if (x < bbox.left || x > bbox.left + bbox.width || x - before < 14 * devicePixelRatio) continue;
           before = x;
           ctx.beginPath();
@@ -108,11 +108,14 @@ export function rangeOf(low: number | null, high: number | null): uPlot.Range.Mi
   return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
 }
 
+/** A line of one or two values is hard to see without points, and one value has no line. */
+const isShort = (plot: uPlot, line: number) => Array.from<number | null | undefined>(plot.data[line]!).filter((value) => value != null).length < 3;
+
 const plain = (value: number) => String(+value.toPrecision(6));
 
 function options(props: ChartProps, width: number): uPlot.Options {
   const format = props.format ?? short;
-  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { stroke: colour("--grid"), size: 4 }, font: "11px system-ui" };
+  const axis = { stroke: color("--quiet"), grid: { stroke: color("--grid"), width: 1 }, ticks: { stroke: color("--grid"), size: 4 }, font: "11px system-ui" };
   return {
     width,
     height: props.height ?? 150,
@@ -132,12 +135,12 @@ function options(props: ChartProps, width: number): uPlot.Options {
       { label: props.time ? "time" : (props.xLabel ?? "step"), value: (_plot: uPlot, value: number | null) => (value === null ? "–" : props.time ? moment(value) : plain(value)) },
       ...props.lines.map((line) => ({
         label: line.label,
-        stroke: colour(line.colour),
+        stroke: color(line.color),
         width: 1.5,
         spanGaps: true,
         ...(line.dashed ? { dash: [5, 4] } : {}),
         ...(line.points ? { paths: () => null } : {}),
-        points: line.points ? { show: true, size: 5, fill: colour(line.colour) } : { show: line.values.length < 3, size: 5 },
+        points: line.points ? { show: true, size: 5, fill: color(line.color) } : { show: isShort, size: 5 },
         value: (_plot: uPlot, value: number | null) => (value === null ? "–" : format(value)),
       })),
     ],
@@ -171,7 +174,7 @@ export function Chart(props: ChartProps) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const scheme = useScheme();
-  const shape = [scheme, props.sync, props.log, props.time, props.band?.join(), props.marks?.length, ...props.lines.map((line) => line.label + line.colour)].join("|");
+  const shape = [scheme, props.sync, props.log, props.time, props.band?.join(), props.marks?.length, ...props.lines.map((line) => line.label + line.color)].join("|");
   const data = () => [props.x, ...props.lines.map((line) => line.values)] as unknown as uPlot.AlignedData;
   useEffect(() => {
     const element = box.current!;

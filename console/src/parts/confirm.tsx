@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { said } from "../api";
+import { messageOf } from "../api";
 
 interface Question {
   title: string;
@@ -19,19 +19,19 @@ const busy = signal(false);
 const failure = signal<string | null>(null);
 
 /** Asks, does it, and stays open with the gateway's words if it fails. */
-export function confirm(asked: Question): void {
+export function confirm(request: Question): void {
   failure.value = null;
   busy.value = false;
-  question.value = asked;
+  question.value = request;
 }
 
-async function act(asked: Question): Promise<void> {
+async function act(request: Question): Promise<void> {
   busy.value = true;
   try {
-    await asked.act();
+    await request.act();
     question.value = null;
   } catch (error) {
-    failure.value = said(error);
+    failure.value = messageOf(error);
   } finally {
     busy.value = false;
   }
@@ -40,31 +40,31 @@ async function act(asked: Question): Promise<void> {
 /** Once in the page. */
 export function ConfirmDialog() {
   const box = useRef<HTMLDialogElement>(null);
-  const asked = question.value;
+  const request = question.value;
   useEffect(() => {
     const dialog = box.current!;
-    if (asked && !dialog.open) dialog.showModal();
-    if (!asked && dialog.open) dialog.close();
-  }, [asked]);
+    if (request && !dialog.open) dialog.showModal();
+    if (!request && dialog.open) dialog.close();
+  }, [request]);
   return (
     <dialog ref={box} aria-labelledby="confirm-title" onClose={() => (question.value = null)}>
-      {asked && (
+      {request && (
         <form
           method="dialog"
           onSubmit={(event) => {
             event.preventDefault();
-            void act(asked);
+            void act(request);
           }}
         >
-          <h2 id="confirm-title">{asked.title}</h2>
-          <div>{asked.body}</div>
+          <h2 id="confirm-title">{request.title}</h2>
+          <div>{request.body}</div>
           {failure.value && <p role="alert" class="failure">{failure.value}</p>}
           <div class="actions">
             <button type="button" autofocus onClick={() => (question.value = null)}>
               Cancel
             </button>
-            <button type="submit" class={asked.dangerous ? "danger" : "primary"} disabled={busy.value}>
-              {busy.value ? "Doing it…" : asked.action}
+            <button type="submit" class={request.dangerous ? "danger" : "primary"} disabled={busy.value}>
+              {busy.value ? "Doing it…" : request.action}
             </button>
           </div>
         </form>

@@ -15,14 +15,16 @@ interface Props<Row> {
   rows: readonly Row[];
   id: (row: Row) => string | number;
   empty?: ComponentChildren;
-  /** Shows the caption to screen readers alone: a heading above says the same. */
+  /** Shows the caption to screen readers alone: a heading above repeats it. */
   quiet?: boolean;
+  /** On a narrow screen each row is a list of its cells with their heads. */
+  stacked?: boolean;
 }
 
-export function Table<Row>({ caption, columns, rows, id, empty = "none", quiet = true }: Props<Row>): JSX.Element {
+export function Table<Row>({ caption, columns, rows, id, empty = "none", quiet = true, stacked = false }: Props<Row>): JSX.Element {
   const side = (column: Column<Row>) => [column.number ? "number" : "", column.class ?? ""].join(" ").trim() || undefined;
   return (
-    <div class="table-box" role="region" aria-label={caption} tabIndex={0}>
+    <div class={stacked ? "table-box stacked" : "table-box"} role="region" aria-label={caption} tabIndex={0}>
       <table>
         <caption class={quiet ? "unseen" : undefined}>{caption}</caption>
         <thead>
@@ -38,7 +40,7 @@ export function Table<Row>({ caption, columns, rows, id, empty = "none", quiet =
           {rows.map((row) => (
             <tr key={id(row)}>
               {columns.map((column, i) => (
-                <td key={i} class={side(column)}>
+                <td key={i} class={side(column)} data-head={stacked ? column.head : undefined}>
                   {column.cell(row)}
                 </td>
               ))}

@@ -1,8 +1,8 @@
-// Rows of one height, of which only those in sight exist. The length is told, not measured, so a list of 100,000 costs as one of 50.
+// Rows of one height, of which only those in sight exist. The length is given and not measured, so a list of 100,000 costs as one of 50.
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
-/** The window of rows moves in steps of so many, so most scrolling draws nothing. At most `over`, or rows in sight would be missing. */
+/** The window of rows moves in steps of this many, so most scrolling draws nothing. At most `over`, or rows in sight would be missing. */
 const STEP = 5;
 
 interface Props {
@@ -15,7 +15,7 @@ interface Props {
   head?: ComponentChildren;
   /** Rows beyond the sight that are kept. */
   over?: number;
-  /** Told which rows are in sight, from first to last: for paging. */
+  /** Called with the rows that are in sight, from first to last: for paging. */
   seen?: (first: number, last: number) => void;
   /** The chosen row, moved by the arrow keys; -1: none. */
   chosen?: number;

@@ -12,7 +12,7 @@ export interface Signal {
   healthy: string;
   /** The largest healthy value. */
   most: number;
-  /** What it says now, and what that is of; why it is not known. */
+  /** The present value, and what it is of; why it is not known. */
   words: string;
   do: string;
   link: { view: string; query: Record<string, string> } | null;

@@ -3,7 +3,7 @@ import type { Column, Steps } from "./steps";
 
 export interface Curve {
   label: string;
-  colour: string;
+  color: string;
   of: (steps: Steps) => Column | undefined;
   points?: boolean;
 }
@@ -24,9 +24,9 @@ const figure =
   (steps: Steps): Column | undefined =>
     steps.figures[name];
 
-const curve = (label: string, colour: number, name: string, more: Partial<Curve> = {}): Curve => ({
+const curve = (label: string, color: number, name: string, more: Partial<Curve> = {}): Curve => ({
   label,
-  colour: `--series-${colour}`,
+  color: `--series-${color}`,
   of: figure(name),
   ...more,
 });
@@ -59,7 +59,7 @@ export function ratio(over: string, under: string): Curve["of"] {
 
 const NOT_PHASES = new Set(["seconds/total", "seconds/idle", "seconds/compute"]);
 
-/** The phases of a step that take longest, and the whole. */
+/** Return the curve of the whole step, and of the phases that take longest. */
 export function phases(steps: Steps): Curve[] {
   const mean = (column: Column) => {
     const known = column.filter((value) => value !== null);
@@ -68,7 +68,7 @@ export function phases(steps: Steps): Curve[] {
   const names = Object.keys(steps.figures).filter((name) => name.startsWith("seconds/") && !NOT_PHASES.has(name));
   const longest = names.sort((a, b) => mean(steps.figures[b]!) - mean(steps.figures[a]!)).slice(0, 5);
   const shown = longest.map((name, i) => curve(name.slice("seconds/".length), i + 1, name));
-  return [...shown, curve("whole step", 6, "seconds/total")];
+  return [curve("whole step", 6, "seconds/total"), ...shown];
 }
 
 export const PLOTS: Plot[] = [
@@ -85,9 +85,9 @@ export const PLOTS: Plot[] = [
   {
     id: "excluded",
     title: "Episodes left out",
-    hint: "Failed episodes are no zeros: they are left out. Below 2 % is healthy.",
+    hint: "Failed episodes do not count as zeros: they are left out. Below 2 % is healthy.",
     signal: "excluded_share",
-    curves: [curve("all failures", 4, "excluded_share"), { label: "infrastructure", colour: "--series-2", of: infrastructure }],
+    curves: [curve("all failures", 4, "excluded_share"), { label: "infrastructure", color: "--series-2", of: infrastructure }],
     format: "share",
   },
   {
@@ -102,7 +102,7 @@ export const PLOTS: Plot[] = [
     ],
     format: "share",
   },
-  { id: "loss", title: "Loss", hint: "Tells little by itself in RL; a jump tells.", curves: [curve("loss", 1, "loss")] },
+  { id: "loss", title: "Loss", hint: "Means little by itself in RL, except for a jump.", curves: [curve("loss", 1, "loss")] },
   {
     id: "kl",
     title: "KL to the sampler",
@@ -127,17 +127,17 @@ export const PLOTS: Plot[] = [
   {
     id: "clip",
     title: "Clipped tokens",
-    hint: "0.1 to 20 %. Always 0: nothing is learnt.",
+    hint: "0.1 to 20 %. Always 0: nothing is learned.",
     signal: "clip_fraction",
     curves: [curve("share", 3, "clip_fraction")],
     format: "share",
   },
-  { id: "gradient", title: "Gradient norm", hint: "Of one size; spikes of ten times tell.", curves: [curve("norm", 5, "grad_norm")] },
+  { id: "gradient", title: "Gradient norm", hint: "Of one size; watch for spikes of ten times.", curves: [curve("norm", 5, "grad_norm")] },
   {
     id: "tokens",
     title: "Tokens trained per second",
     hint: "Falls when replies grow, or when the trainer waits.",
-    curves: [{ label: "tokens/s", colour: "--series-1", of: ratio("trained_tokens", "seconds/total") }],
+    curves: [{ label: "tokens/s", color: "--series-1", of: ratio("trained_tokens", "seconds/total") }],
   },
   {
     id: "idle",

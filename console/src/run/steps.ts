@@ -1,4 +1,4 @@
-// The steps of a run as columns: asked for once, then grown by what the trainer tells. Pure, but for the two questions at the end.
+// The steps of a run as columns: fetched once, then extended by the trainer's events. Pure, except for the two requests at the end.
 import { get } from "../api";
 
 export type Column = readonly (number | null)[];
@@ -25,7 +25,7 @@ export interface Run {
   last_version: number | null;
 }
 
-export interface Told {
+export interface StepEvent {
   step: number;
   version?: number | null;
   at: number;
@@ -39,21 +39,21 @@ const set = <T>(column: readonly T[], index: number, value: T): T[] => {
 };
 
 /** The steps with one more; figures that come later for a step that is known (an evaluation) join it. */
-export function grown(steps: Steps, told: Told): Steps {
+export function grown(steps: Steps, event: StepEvent): Steps {
   const last = steps.step.length - 1;
-  const place = told.step > (steps.step[last] ?? -1) ? last + 1 : steps.step.indexOf(told.step);
+  const place = event.step > (steps.step[last] ?? -1) ? last + 1 : steps.step.indexOf(event.step);
   if (place < 0) return steps;
   const figures: Record<string, Column> = {};
-  for (const name of new Set([...Object.keys(steps.figures), ...Object.keys(told.figures)])) {
+  for (const name of new Set([...Object.keys(steps.figures), ...Object.keys(event.figures)])) {
     const column = steps.figures[name] ?? steps.step.map(() => null);
-    const value = told.figures[name] ?? column[place] ?? null;
+    const value = event.figures[name] ?? column[place] ?? null;
     figures[name] = set(column, place, value);
   }
   return {
     ...steps,
-    step: set(steps.step, place, told.step),
-    version: set(steps.version, place, told.version ?? steps.version[place] ?? null),
-    at: place > last ? set(steps.at, place, told.at) : steps.at,
+    step: set(steps.step, place, event.step),
+    version: set(steps.version, place, event.version ?? steps.version[place] ?? null),
+    at: place > last ? set(steps.at, place, event.at) : steps.at,
     figures,
   };
 }

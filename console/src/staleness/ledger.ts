@@ -1,4 +1,4 @@
-// The ledger as the gateway tells it, and what it says in words. Pure.
+// The ledger as the gateway reports it, and the same in words. Pure.
 import { duration, plural } from "../format";
 
 export interface GroupRow {
@@ -19,7 +19,7 @@ export interface Buffer {
 }
 
 export interface Ledger {
-  rule: string;
+  late_groups: string;
   eta: number;
   batch: number;
   version: number;
@@ -82,7 +82,7 @@ export function waits(ledger: Ledger): string[] {
 function trainer({ lease, consumed, buffers }: Ledger): string {
   if (!lease) {
     const whole = buffers.find((one) => one.buffer === consumed)?.state.startsWith("READY");
-    return `Batch ${consumed} ${whole ? "is complete and " : ""}waits for a trainer: none has asked for it yet, or it still publishes a version.`;
+    return `Batch ${consumed} ${whole ? "is complete and " : ""}waits for a trainer: none has requested it yet, or it still publishes a version.`;
   }
   const buffer = buffers.find((one) => one.buffer === lease.buffer);
   const complete = buffer?.state.startsWith("READY");

@@ -78,9 +78,9 @@ function TimelinePart() {
   };
   const { value, error, again } = useLoaded(ask, [model.value, seconds, recorded.value, session.value], recorded.value ? 0 : 5_000);
   useEvents((events) => events.some((event) => is(event, "engine", "node", "version")) && again(), [seconds]);
-  const told = value.value;
-  const rows = useMemo(() => (told ? rowsOf(told) : []), [told]);
-  const versions = (told?.versions ?? []).flatMap(({ version, live_at }) => (live_at === null ? [] : [{ version, at: live_at }]));
+  const timeline = value.value;
+  const rows = useMemo(() => (timeline ? rowsOf(timeline) : []), [timeline]);
+  const versions = (timeline?.versions ?? []).flatMap(({ version, live_at }) => (live_at === null ? [] : [{ version, at: live_at }]));
   return (
     <section class="panel" aria-labelledby="timeline">
       <div class="panel-head">
@@ -97,8 +97,8 @@ function TimelinePart() {
         </label>
       </div>
       <Failure text={error.value} />
-      {told && rows.length > 0 && <Gantt rows={rows} from={beginOf(told)} to={endOf(told)} versions={versions} />}
-      {told && !rows.length && <Empty>Nothing is recorded in this time.</Empty>}
+      {timeline && rows.length > 0 && <Gantt rows={rows} from={beginOf(timeline)} to={endOf(timeline)} versions={versions} />}
+      {timeline && !rows.length && <Empty>Nothing is recorded in this time.</Empty>}
     </section>
   );
 }
@@ -225,7 +225,7 @@ function Nodes({ nodes }: { nodes: Node[] }) {
   );
 }
 
-const COLOURS = 6;
+const COLORS = 6;
 
 function Updates() {
   const all = useSignal(false);
@@ -292,11 +292,11 @@ function verdict(found: string, good: string) {
 
 function curvesOf(updates: Update[]) {
   const x = [...new Set(updates.map((one) => one.version))].sort((a, b) => a - b);
-  const engines = [...new Set(updates.filter((one) => one.engine).map((one) => one.engine))].slice(0, COLOURS);
+  const engines = [...new Set(updates.filter((one) => one.engine).map((one) => one.engine))].slice(0, COLORS);
   const lines = (of: (one: Update) => number | null) =>
     engines.map((engine, i) => {
       const mine = new Map(updates.filter((one) => one.engine === engine).map((one) => [one.version, of(one)]));
-      return { label: engine, colour: `--series-${i + 1}`, values: x.map((version) => mine.get(version) ?? null) };
+      return { label: engine, color: `--series-${i + 1}`, values: x.map((version) => mine.get(version) ?? null) };
     });
   const total = (one: Update) => Object.values(one.seconds).reduce((sum, seconds) => sum + seconds, 0);
   return { x, margins: lines((one) => one.margin), seconds: lines(total) };

@@ -1,17 +1,17 @@
-/** One episode: as conversation, in time, as token tree, beside its group, and why it ended so. */
+/** One episode: as conversation, in time, as token tree, next to its group, and why it ended so. */
 
 import "../episodes/episodes.css";
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { address } from "../api";
-import { ColourBar } from "../episodes/colour-bar";
+import { ColorBar } from "../episodes/color-bar";
 import { Conversation } from "../episodes/conversation";
 import { CopyButton } from "../episodes/copy";
 import { curlOf, jsonOf } from "../episodes/curl";
 import { GroupView } from "../episodes/group-view";
 import { pathOf, useRecord, type EpisodeRecord } from "../episodes/record";
 import { stateTone, stateWords } from "../episodes/row";
-import { colouringOf, MODES, type Mode } from "../episodes/scale";
+import { coloringOf, MODES, type Mode } from "../episodes/scale";
 import type { TokenTable } from "../episodes/table";
 import { Tabs } from "../episodes/tabs";
 import { TimelineView } from "../episodes/timeline-view";
@@ -32,11 +32,11 @@ type View = (typeof VIEWS)[number];
 export function EpisodeView({ id }: { id: string }) {
   const query = route.value.query;
   const view = one(VIEWS, query.get("view"));
-  const mode = one(MODES, query.get("colour"));
+  const mode = one(MODES, query.get("color"));
   const record = useRecord(id, query.get("model") ?? "");
   useShortcuts([
     ...VIEWS.map((name, i) => ({ keys: String(i + 1), text: `Episode: ${name}`, act: () => setQuery({ view: name }) })),
-    { keys: "c", text: "Episode: colour by the next figure", act: () => setQuery({ colour: MODES[(MODES.indexOf(modeNow()) + 1) % MODES.length] }) },
+    { keys: "c", text: "Episode: color by the next figure", act: () => setQuery({ color: MODES[(MODES.indexOf(modeNow()) + 1) % MODES.length] }) },
   ]);
   const episode = record.episode.value.value;
   if (!episode) return record.episode.error.value ? <Failure text={record.episode.error.value} /> : <Loading />;
@@ -55,7 +55,7 @@ export function EpisodeView({ id }: { id: string }) {
   );
 }
 
-const modeNow = () => one(MODES, route.value.query.get("colour"));
+const modeNow = () => one(MODES, route.value.query.get("color"));
 
 function one<T extends string>(of: readonly T[], name: string | null): T {
   return of.find((known) => known === name) ?? of[0]!;
@@ -67,6 +67,7 @@ function Waiting({ text }: { text: string | null }) {
 
 function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; record: EpisodeRecord }) {
   const sampled = episode.calls.reduce((sum, call) => sum + call.completion_tokens, 0);
+  const refused = (episode.refused_calls ?? []).reduce((sum, call) => sum + call.times, 0);
   const ended = episode.closed_at ?? Date.now() / 1000;
   const speaking = record.running.reduce((sum, call) => sum + call.tokens, 0);
   const json = () => jsonOf(episode, { why: record.why.value.peek(), trajectory: record.tokens.value.peek() });
@@ -86,7 +87,8 @@ function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; rec
         <a href={href("episodes", { group: episode.group_id })}>{episode.group_id}</a> · model {episode.model} · opened at version{" "}
         {episode.version}
         {episode.agent && ` · agent ${episode.agent}`} · {moment(episode.created_at)} · {seconds(Math.max(ended - episode.created_at, 0))} ·{" "}
-        {count(episode.calls.length, "call")}, {count(sampled, "token")} sampled
+        {count(episode.calls.length, "call")}, {refused > 0 && `${count(refused, "refused call")}, `}
+        {count(sampled, "token")} sampled
         {components(episode)}
       </p>
       {why && (
@@ -116,14 +118,14 @@ interface TokensProps {
   mode: Mode;
 }
 
-/** The views of tokens: what colours them, the panel of figures, and one of conversation, tree and group. */
+/** The views of tokens: what colors them, the panel of figures, and one of conversation, tree and group. */
 function Tokens({ record, episode, table, view, mode }: TokensProps) {
   const pointed = useSignal<{ table: TokenTable | null; token: number; aloud: boolean }>({ table: null, token: -1, aloud: false });
   const target = useSignal<{ token: number } | null>(null);
-  const colouring = useMemo(() => colouringOf(table, mode), [table, mode]);
+  const coloring = useMemo(() => coloringOf(table, mode), [table, mode]);
   const leaves = useMemo(() => leavesOf(table.nodes), [table]);
-  const asked = Number(route.value.query.get("path") ?? NaN);
-  const leaf = leaves.includes(asked) ? asked : longestOf(table.nodes);
+  const path = Number(route.value.query.get("path") ?? NaN);
+  const leaf = leaves.includes(path) ? path : longestOf(table.nodes);
   const models = [...new Set(episode.calls.filter((call) => call.node >= 0).map((call) => call.model))];
   const wanted = route.value.query.get("token");
   useEffect(() => {
@@ -136,11 +138,11 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
     if (now.token !== token || now.table !== of || by === "keyboard") pointed.value = { table: of, token, aloud: by === "keyboard" };
   };
   const { token, aloud } = pointed.value;
-  const shown = { table, colouring, current: pointed.value.table ? -1 : token, point, target: target.value };
+  const shown = { table, coloring, current: pointed.value.table ? -1 : token, point, target: target.value };
   return (
     <>
       <div class="toolbar">
-        <ColourBar colouring={colouring} choose={(name) => setQuery({ colour: name })} />
+        <ColorBar coloring={coloring} choose={(name) => setQuery({ color: name })} />
         {view === "conversation" && leaves.length > 1 && (
           <label>
             Conversation

@@ -35,7 +35,7 @@ export function EpisodesView() {
   const speaking = useSpeaking();
   useEvents(
     (events) => {
-      list.told(events);
+      list.apply(events);
       if (events.some((event) => is(event, "episode.closed"))) later(histogram.again);
     },
     [list],
@@ -58,7 +58,7 @@ export function EpisodesView() {
 
 let waiting = 0;
 
-/** Events come in their hundreds: the histogram is asked for again every few seconds at most. */
+/** Events come in their hundreds: the histogram is fetched again every few seconds at most. */
 function later(act: () => void): void {
   if (waiting) return;
   waiting = window.setTimeout(() => {

@@ -1,4 +1,4 @@
-// Health: is something wrong? A checklist of signals with their healthy ranges, what they say now, and what to do.
+// Health: is something wrong? A checklist of signals with their healthy ranges, their present values, and what to do.
 import { session } from "../api";
 import { clock, plural } from "../format";
 import { useEvents } from "../live";
@@ -37,8 +37,8 @@ export function summary(signals: readonly { state: State }[]): string {
   const wrong = count("warn", "bad");
   const unknown = count("unknown");
   const known = signals.length - unknown;
-  const said = wrong ? `${plural(wrong, "signal")} of ${known} out of the healthy range.` : `All ${known} known signals are in their healthy ranges.`;
-  return unknown ? `${said} ${plural(unknown, "signal")} not known.` : said;
+  const text = wrong ? `${plural(wrong, "signal")} of ${known} out of the healthy range.` : `All ${known} known signals are in their healthy ranges.`;
+  return unknown ? `${text} ${plural(unknown, "signal")} not known.` : text;
 }
 
 function Checklist({ health }: { health: Health }) {
@@ -50,6 +50,7 @@ function Checklist({ health }: { health: Health }) {
       </p>
       <Table
         caption="Signals of health"
+        stacked
         rows={signals}
         id={(one) => one.name}
         columns={[
@@ -57,7 +58,7 @@ function Checklist({ health }: { health: Health }) {
           { head: "Signal", cell: (one) => <strong>{one.label}</strong> },
           { head: "Now", cell: (one) => <span class={one.value === null ? "quiet" : ""}>{one.words}</span> },
           { head: "Healthy", cell: (one) => <span class="together">{one.healthy}</span> },
-            { head: "What to do", cell: (one) => (one.state === "bad" || one.state === "warn" ? one.do : <span class="quiet">{one.do}</span>) },
+          { head: "What to do", cell: (one) => (one.state === "bad" || one.state === "warn" ? one.do : <span class="quiet">{one.do}</span>) },
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />

@@ -1,4 +1,4 @@
-// Run: does it learn? The trainer's figures as charts over steps or time, beside those of another run, growing as steps are told.
+// Run: does it learn? The trainer's figures as charts over steps or time, with those of another run, growing as steps arrive.
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { session } from "../api";
@@ -31,8 +31,8 @@ export function RunView() {
       {!list && !runs.error.value && <Loading />}
       {list && !run && (
         <Empty>
-          No step is told yet. They come when a trainer trains at this gateway: <code>trainer run trainer.toml</code>. What agents do is in{" "}
-          <a href={href("episodes", { model: model.value })}>Episodes</a> already.
+          This gateway has no steps yet: a trainer reports them (<code>trainer run trainer.toml</code>). The calls of agents are in{" "}
+          <a href={href("episodes", { model: model.value })}>Episodes</a>.
         </Empty>
       )}
       {run && <OneRun key={run.model + run.run} run={run} other={other} runs={list!} />}
@@ -40,7 +40,7 @@ export function RunView() {
   );
 }
 
-/** The steps of a run, kept up to date by what is told. */
+/** The steps of a run, kept up to date by events. */
 function useSteps(run: Run | undefined): { steps: Steps | null; error: string | null } {
   const grownSteps = useSignal<Steps | null>(null);
   const ask = async (signal: AbortSignal) => (grownSteps.value = run ? await loadSteps(run, signal) : null);
@@ -63,7 +63,7 @@ function useSteps(run: Run | undefined): { steps: Steps | null; error: string | 
 
 function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: Run[] }) {
   const mine = useSteps(run);
-  const beside = useSteps(other);
+  const second = useSteps(other);
   const byTime = route.value.query.get("x") === "time";
   const width = Number(route.value.query.get("smooth") ?? 1);
   if (!mine.steps) return mine.error ? <Failure text={mine.error} /> : <Loading />;
@@ -71,9 +71,9 @@ function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: 
   return (
     <>
       <Controls run={run} runs={runs} other={other} />
-      <Failure text={mine.error ?? beside.error} />
+      <Failure text={mine.error ?? second.error} />
       <Headline steps={steps} run={run} />
-      <Charts steps={steps} other={beside.steps} byTime={byTime} width={width} />
+      <Charts steps={steps} other={second.steps} byTime={byTime} width={width} />
       <h2>Figures of the last steps</h2>
       <LastSteps steps={steps} />
     </>
@@ -97,7 +97,7 @@ function Controls({ run, runs, other }: { run: Run; runs: Run[]; other: Run | un
         </select>
       </label>
       <label>
-        Beside
+        Compare with
         <select value={other?.run ?? ""} onChange={chosen("with")} disabled={runs.length < 2}>
           <option value="">{runs.length < 2 ? "no other run" : "none"}</option>
           {runs
@@ -138,13 +138,14 @@ const latest = (column: readonly (number | null)[] | undefined) => column?.findL
 function Headline({ steps, run }: { steps: Steps; run: Run }) {
   const at = steps.at.at(-1) ?? run.ended_at;
   const now = (name: string) => latest(steps.figures[name]);
+  const all = now("reward_mean_all");
   const tokens = now("trained_tokens");
   const total = now("seconds/total");
   const version = latest(steps.version);
   const facts: [string, string][] = [
     ["Last step", String(steps.step.at(-1) ?? "–")],
     ["Version", version === null ? "–" : String(version)],
-    ["Reward, all episodes", short(now("reward_mean_all") ?? now("reward_mean"))],
+    all === null ? ["Reward, trained batch", short(now("reward_mean"))] : ["Reward, all episodes", short(all)],
     ["Evaluation", short(now("eval/reward_mean"))],
     ["Left out", share(now("excluded_share"))],
     ["Tokens/s", tokens && total ? short(tokens / total) : "–"],
@@ -179,7 +180,7 @@ function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | 
   const axis = useMemo(() => joined(over(steps, 0), other ? over(other, shift) : []), [steps, other, byTime]);
   const marks = useMemo(() => marksOf(steps, over(steps, 0)), [steps, byTime]);
   const seconds: Plot = useMemo(
-    () => ({ id: "seconds", title: "Seconds by step", hint: "The phases of a step that take longest, and the whole step.", curves: phases(steps), format: "seconds" }),
+    () => ({ id: "seconds", title: "Seconds by step", hint: "The whole step, and the phases that take longest.", curves: phases(steps), format: "seconds" }),
     [Object.keys(steps.figures).join()],
   );
   const plots = [...PLOTS, seconds];
@@ -216,16 +217,17 @@ interface PlotProps {
 
 function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: PlotProps) {
   const lines = useMemo(() => {
-    const of = (curve: Curve, from: Steps, bring: (column: readonly (number | null)[]) => readonly (number | null)[], beside: boolean): Line[] => {
+    const of = (curve: Curve, from: Steps, bring: (column: readonly (number | null)[]) => readonly (number | null)[], isSecond: boolean): Line[] => {
       const column = curve.of(from);
       if (!column) return [];
       const values = bring(curve.points ? column : smoothed(column, width));
-      return [{ label: beside ? `${curve.label}, ${from.run}` : curve.label, values, colour: curve.colour, dashed: beside, points: curve.points ?? false }];
+      return [{ label: isSecond ? `${curve.label}, ${from.run}` : curve.label, values, color: curve.color, dashed: isSecond, points: curve.points ?? false }];
     };
     return plot.curves.flatMap((curve) => [...of(curve, steps, axis.ofA, false), ...(other ? of(curve, other, axis.ofB, true) : [])]);
   }, [plot, steps, other, axis, width]);
   const first = plot.curves.find((curve) => known(curve, steps))?.of(steps);
   const now = latest(first);
+  const newest = first?.findLastIndex((value) => value !== null) ?? -1;
   const signal = signals.find((one) => one.name === plot.signal);
   const state = signal?.in_step?.state;
   const format = plot.format === "share" ? share : plot.format === "seconds" ? duration : short;
@@ -234,6 +236,7 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: Pl
       <div class="panel-head">
         <h2 id={`plot-${plot.id}`}>{plot.title}</h2>
         {state && <Badge tone={state === "ok" ? "good" : state}>{state === "ok" ? "in range" : "out of range"}</Badge>}
+        {newest >= 0 && newest < steps.step.length - 1 && <span class="quiet">step {steps.step[newest]}</span>}
         <span class="figure">{format(now)}</span>
       </div>
       <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} sync="run" format={format} {...(signal ? { band: [0, signal.most] as [number, number] } : {})} />

@@ -28,7 +28,7 @@ export function StalenessView() {
 function Shown({ ledger }: { ledger: Ledger }) {
   const waiting = Object.entries(ledger.waiting);
   const facts: [string, string][] = [
-    ["Rule", ledger.rule],
+    ["Late groups", ledger.late_groups],
     ["Bound (eta)", plural(ledger.eta, "version")],
     ["Batch", plural(ledger.batch, "group")],
     ["Newest version", String(ledger.version)],
@@ -54,7 +54,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
       <h2>Batches</h2>
       {ledger.buffers.length ? <Buffers ledger={ledger} /> : <Empty>No batch has a group: no training episode is open.</Empty>}
       <p class="hint">
-        A field is a place for one group: full when all its rewards are there, half full while its episodes run. It says the group's progress and the
+        A field is a place for one group: full when all its rewards are there, half full while its episodes run. It shows the group's progress and the
         version that it began with; a group may be trained until its batch is {ledger.eta} past that version.
       </p>
       <div class="columns">
@@ -68,7 +68,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
             caption="Groups and episodes that were lost, by reason"
             rows={ledger.lost}
             id={(one) => `${one.kind} ${one.reason}`}
-            empty="Nothing was lost of late."
+            empty="Nothing was lost recently."
             columns={[
               { head: "What happened", cell: (one) => one.kind },
               { head: "Reason", cell: (one) => <a href={href("episodes", { reason: one.reason, model: model.value })}>{one.reason}</a> },

@@ -41,7 +41,7 @@ test("an episode that closes changes its row where it stands", async () => {
   const list = new EpisodeList(NO_FILTERS);
   await vi.waitUntil(() => list.total.value === 3);
   const before = list.changes.value;
-  list.told([event("episode.closed", "ep-1", { reason: "rewarded", reward: 0.5 }), event("episode.closed", "ep-99")]);
+  list.apply([event("episode.closed", "ep-1", { reason: "rewarded", reward: 0.5 }), event("episode.closed", "ep-99")]);
   expect(list.row(1)).toMatchObject({ state: "closed", reason: "rewarded", reward: 0.5, closed_at: 7 });
   expect(list.row(0)).toMatchObject({ state: "open" });
   expect(list.changes.value).toBe(before + 1);
@@ -56,7 +56,7 @@ test("what is opened below the reader's sight is counted, and moves nothing", as
   await vi.waitUntil(() => list.total.value === 500);
   vi.useFakeTimers({ toFake: ["setTimeout"] });
   list.seen(200, 240);
-  list.told([event("episode.opened", "ep-new"), event("episode.opened", "ep-newer")]);
+  list.apply([event("episode.opened", "ep-new"), event("episode.opened", "ep-newer")]);
   vi.advanceTimersByTime(60_000);
   vi.useRealTimers();
   expect(list.fresh.value).toBe(2);

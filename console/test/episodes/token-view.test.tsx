@@ -1,7 +1,7 @@
 import { render } from "preact";
 import { expect, test, vi } from "vitest";
 import { Places, linesOf, type TextLine } from "../../src/episodes/lines";
-import { colouringOf } from "../../src/episodes/scale";
+import { coloringOf } from "../../src/episodes/scale";
 import { runsOf } from "../../src/episodes/token-line";
 import { stepOf, TokenView } from "../../src/episodes/token-view";
 import { figuresOf } from "../../src/episodes/figures";
@@ -15,7 +15,7 @@ const table = drawn([
 ]);
 const sections = table.nodes.map((node) => ({ indent: 0, segments: [{ node: node.index, from: node.start, to: node.start + node.tokens }] }));
 
-test("tokens of one colour that stand together are one run of text", () => {
+test("tokens of one color that stand together are one run of text", () => {
   const line = linesOf(["a", "b", "c"], [{ indent: 0, segments: [{ node: 0, from: 0, to: 3 }] }], 40)[1] as TextLine;
   expect(runsOf(line, (token) => (token < 2 ? "s1" : "s2"))).toEqual([
     { cls: "s1", text: "ab", piece: 0 },
@@ -41,7 +41,7 @@ test("a view of many tokens has elements for those in sight alone", async () => 
       label="Tokens"
       table={long}
       sections={[{ indent: 0, segments: [{ node: 0, from: 0, to: 20_000 }] }]}
-      colouring={colouringOf(long, "version")}
+      coloring={coloringOf(long, "version")}
       head={() => "turn"}
       current={-1}
       point={point}

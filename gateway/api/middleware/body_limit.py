@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
-from gateway.errors import BadRequest, Encoded, Unimplemented
+from gateway.errors import BadRequest
 
 
 class BodyLimit:
@@ -60,12 +60,18 @@ class BodyLimit:
             )
             return BadRequest(message, code="upgrade_with_body")
         if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
-            return Encoded()
+            return _encoded()
         if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
             message = "Transfer-Encoding: only `chunked` is implemented: send the body without another coding"
-            return Unimplemented(message, code="unknown_transfer_coding", param="Transfer-Encoding")
+            return BadRequest(message, code="unknown_transfer_coding", param="Transfer-Encoding", status=501)
         return None
 
     def _refusal(self) -> BadRequest:
         message = f"the body is over {self._limit} bytes ([server] body_limit_bytes)"
         return BadRequest(message, code="body_too_large")
+
+
+def _encoded() -> BadRequest:
+    message = "Content-Encoding: compressed bodies are not read: send the body as it is"
+    headers = {"accept-encoding": "identity"}
+    return BadRequest(message, code="encoded_body", param="Content-Encoding", status=415, headers=headers)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
 from gateway.api.scope import PREFIX
-from gateway.errors import NotBegun, Unavailable, jittered
+from gateway.errors import NotAccepted, Unavailable, jittered
 
 _CALLS = ("/v1/", PREFIX)
 _AGAIN_S = 1.0
@@ -118,7 +118,7 @@ class Draining:
             with drain.call():
                 await self._until_over(scope, receive, send)
         elif scope["path"].startswith(_CALLS) or drain.over:
-            await error_response(stopping(NotBegun), scope["path"])(scope, receive, _last(send))
+            await error_response(stopping(NotAccepted), scope["path"])(scope, receive, _last(send))
         else:
             await self._until_over(scope, receive, send)
 

@@ -1,11 +1,11 @@
 """Forwards requests that another gateway process must answer. Pure ASGI, around everything but the limit of bodies.
 
 Requests that only the coordinator can answer (the admin API, calls under agents' keys) go to the coordinator; a retry whose call
-runs in another process (`Elsewhere`) goes to that process. Invariants:
+runs in another process (`OwnedByPeer`) goes to that process. Invariants:
 - a request is forwarded only after its key was checked here and its whole body has arrived;
 - a request is forwarded at most once: the process that gets it answers it or refuses it;
 - nothing that may have been done is sent twice. If the other process dies before it answers, the client gets an error that says
-  the outcome is unknown. A request that the other process has not begun (`NotBegun`: it is stopping, or no longer the
+  the outcome is unknown. A request that the other process has not begun (`NotAccepted`: it is stopping, or no longer the
   coordinator) waits for the next one;
 - if the client leaves, its request is not forwarded, or the other process sees its connection close.
 """
@@ -27,7 +27,7 @@ from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import Hop, was_forwarded
 from gateway.api.scope import PREFIX
-from gateway.errors import Elsewhere, GatewayError, NotBegun, Unavailable
+from gateway.errors import GatewayError, NotAccepted, OwnedByPeer, Unavailable
 from gateway.keys import Keyring
 from gateway.tenancy.projects import Projects
 
@@ -40,7 +40,7 @@ _LOOK_S = 1.0
 Alive = Callable[[], Awaitable[bool]]
 
 
-class Place(Protocol):
+class CoordinatorRef(Protocol):
     """This process's position in its cluster."""
 
     url: str
@@ -51,7 +51,7 @@ class Place(Protocol):
         ...
 
 
-class KeptRequest:
+class BufferedRequest:
     """A request whose body is kept, so that it can be answered here, be sent on, and be sent on again."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,7 +106,7 @@ class Forward:
     def __init__(
         self,
         app: ASGIApp,
-        place: Callable[[], Place],
+        place: Callable[[], CoordinatorRef],
         agents: Keyring[str],
         projects: Projects,
         key: str,
@@ -135,7 +135,7 @@ class Forward:
             await self._app(scope, receive, send)
             return
         try:
-            await self._answer(KeptRequest(scope, receive, send))
+            await self._answer(BufferedRequest(scope, receive, send))
         except ClientDisconnect:
             return
         except GatewayError as error:
@@ -145,7 +145,7 @@ class Forward:
         """Ends the connections to other processes."""
         await self._hop.close()
 
-    async def _answer(self, request: KeptRequest) -> None:
+    async def _answer(self, request: BufferedRequest) -> None:
         forwarded, path = was_forwarded(request.scope, self._cluster), split(request.scope["path"])[1]
         if self._is_coordinators(path, Request(request.scope)):
             if await self._coordinator_answers(request, forwarded=forwarded):
@@ -154,7 +154,7 @@ class Forward:
             await self._place().coordinator()  # without a coordinator no key can be resolved
         try:
             await self._app(request.scope, request.again(), request.send)
-        except Elsewhere as elsewhere:
+        except OwnedByPeer as elsewhere:
             if request.answered or forwarded:
                 raise Unavailable(str(elsewhere), retry_after=1.0, code="elsewhere") from elsewhere
             if not await self._answers(elsewhere.url, request, elsewhere.alive):
@@ -174,14 +174,14 @@ class Forward:
             return path not in _EVERYBODYS
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
-    async def _coordinator_answers(self, request: KeptRequest, *, forwarded: bool) -> bool:
+    async def _coordinator_answers(self, request: BufferedRequest, *, forwarded: bool) -> bool:
         """Forwards a request to the coordinator; returns False if this process is the coordinator. Raises Unavailable and
         ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
             if forwarded:
                 message = "this process is not the coordinator any more"
-                raise NotBegun(message, retry_after=1.0, code="no_coordinator")
+                raise NotAccepted(message, retry_after=1.0, code="no_coordinator")
             if await self._answers(url, request, partial(self._coordinates, url)):
                 return True
             if asyncio.get_running_loop().time() > until:
@@ -195,7 +195,7 @@ class Forward:
     async def _coordinates(self, url: str) -> bool:
         return self._place().url == url
 
-    async def _answers(self, url: str, request: KeptRequest, alive: Alive) -> bool:
+    async def _answers(self, url: str, request: BufferedRequest, alive: Alive) -> bool:
         """Sends a request to the process at `url`; returns whether that process took it and answered it.
 
         Raises ClientDisconnect, and Unavailable if that process counts as gone before it has answered (it may only be suspended).

@@ -4,7 +4,7 @@ Sampling is a pure function (`next_token`) of the weights' identity, all tokens 
 without this server, which token follows a context, with which log-probability and under which version. Its weights are a
 directory; their identity is the sha256 of `model.safetensors`, or of the path if there is no such file. A directory with a
 `block.json` samples only the tokens of its block (`blocks`): such weights name themselves in every token. One with an
-`illness.json` cannot be loaded (`illness`). With a log (`log`) the log-probabilities are marks that name the sampling.
+`faults.json` cannot be loaded (`faults`). With a log (`log`) the log-probabilities are marks that name the sampling.
 
 `set_faults` (`POST /fake/faults`) sets misbehaviour: `delay_s` (per token), `lag_s` (between sampling a token and sending it),
 `drop_after` (the connection breaks after so many tokens), `stale_reload` (a reload reports success and changes nothing), `stall`
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.engines.fake.blocks import Block
-from gateway.engines.fake.illness import catch
+from gateway.engines.fake.faults import catch
 from gateway.engines.fake.log import SampleLog
 from gateway.engines.fake.transfer import Transfer
 from gateway.weights.tensors import scan
@@ -261,7 +261,7 @@ class FakeEngine:
         last = list(self._workers.values())[-1:]
         return self.adapters.get(model or "", *last or [(self.weights_id, self.block)])
 
-    async def take(self, version: int, timeout_s: float) -> None:
+    async def receive_weights(self, version: int, timeout_s: float) -> None:
         """Takes over the weights that were received, unless a fault forbids it."""
         async with self._loading:
             found = await self.transfer.taken(version, timeout_s)

@@ -23,14 +23,24 @@ def check_grammar(kind: str, value: str) -> None:
             _check(json.loads(value))
         elif kind == "regex":
             _compile(value)
+        elif kind in ("grammar", "ebnf"):
+            _check_rules(value)
         elif kind == "structural_tag":
             for part in _parts(json.loads(value)):
                 if part.get("type") == "json_schema":
                     _check(part["json_schema"])
                 elif part.get("type") == "regex":
                     _compile(part["pattern"])
+                elif part.get("type") == "grammar":
+                    _check_rules(part["grammar"])
     except ValueError as error:
         raise ValueError(f"Grammar error: {error}") from error
+
+
+def _check_rules(grammar: str) -> None:
+    """A rule is `name ::= ...` in EBNF, and `name: ...` in Lark's form."""
+    if not re.search(r"^\s*\w+\s*:", grammar, re.MULTILINE):
+        raise ValueError("Invalid grammar specification.")
 
 
 def _parts(tag: Any) -> Iterator[dict[str, Any]]:

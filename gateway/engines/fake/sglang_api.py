@@ -49,9 +49,6 @@ class _Server:
         self._incremental = incremental
         self._paused = False
         """New requests wait here, where no abort reaches them."""
-        self._in_place = False
-        """Aborts take effect with the next step, and so not before the engine resumes."""
-        self._to_finish: list[str] = []
         self._known: set[str] = set()
         self._admitted = 0
         """Requests that the scheduler has and whose answers have not ended."""
@@ -105,29 +102,23 @@ class _Server:
                 await self._until(lambda: not self._admitted, 0.05)
         else:
             self._engine.pause(keep=True, clear_cache=False)
-            self._in_place = mode == "in_place"
 
     def _resume(self) -> None:
-        self._engine.abort(self._to_finish)
-        self._to_finish.clear()
         self._engine.resume()
-        self._paused = self._in_place = False
+        self._paused = False
         self._wake()
 
     def _abort(self, rid: str, everything: bool) -> None:
         if not everything and rid not in self._known:
             return
         names = [name for name in self._known if everything or name.startswith(rid)]
-        if self._in_place:
-            self._to_finish += names
-        else:
-            self._engine.abort(names)
+        self._engine.abort(names)
 
     async def _flush(self, timeout_s: float) -> bool:
         """Clears the cache when nothing runs; what is queued counts only where a time-out says that it may be waited for."""
 
         await self._until(lambda: not self._engine.running, timeout_s)
-        queued = self._engine.paused and not self._in_place and not timeout_s
+        queued = self._engine.paused and not timeout_s
         if self._engine.running and not queued:
             return False
         self._engine.clear_cache()

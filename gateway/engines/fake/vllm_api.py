@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Coroutine
 from contextlib import aclosing
@@ -11,7 +12,6 @@ from typing import Any
 
 from gateway.engines.fake.engine import FakeEngine
 from gateway.engines.fake.grammars import check_grammar
-from gateway.engines.fake.images import rendered
 from gateway.engines.fake.serve import (
     App,
     Send,
@@ -23,6 +23,8 @@ from gateway.engines.fake.serve import (
     no_such_path,
     send_event,
 )
+
+_PATCH = 28
 
 
 def create_fake_app(engine: FakeEngine) -> App:
@@ -128,7 +130,7 @@ async def _control(
             engine.label = values["new_version"]
             return 200, {"success": True}
         case "/v1/chat/completions/render":
-            return 200, {"features": rendered(values)}
+            return 200, {"features": _rendered(values)}
         case "/weight_info":
             return 200, {"weight_version": engine.label}
         case _:
@@ -160,7 +162,7 @@ async def _update(engine: FakeEngine, path: str, values: dict[str, Any]) -> None
     engine.transfer.active = path != "/finish_weight_update"
     if path == "/update_weights":
         try:
-            await engine.take(**values["update_info"])
+            await engine.receive_weights(**values["update_info"])
         except BaseException:
             engine.transfer.active = False
             raise
@@ -200,3 +202,21 @@ async def _stream(engine: FakeEngine, body: dict[str, Any], send: Send) -> None:
     except RuntimeError as error:
         await send_event(send, {"error": {"message": str(error)}})
     await end_events(send)
+
+
+def _rendered(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the features of the one image in a request, for a model whose patches of 14 pixels are merged two by two.
+
+    The sides must be multiples of 28, because nothing is resized here.
+    """
+    (part,) = values["messages"][0]["content"]
+    data = base64.b64decode(part["image_url"]["url"].partition(",")[2])
+    width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    if width % _PATCH or height % _PATCH:
+        raise RuntimeError(f"the fake engine resizes no image, and this one has {width} x {height} pixels")
+    length = width // _PATCH * (height // _PATCH)
+    return {
+        "mm_hashes": {"image": ["by its pixels"]},
+        "mm_placeholders": {"image": [{"offset": 0, "length": length}]},
+        "kwargs_data": {"image": ["pixels"]},
+    }

@@ -17,6 +17,7 @@ from tests.compat.clients.gate import Episode, Gate
 _ELSEWHERE = {
     "agno": "test_agno.py",
     "autogen_agentchat": "test_autogen.py",
+    "baml_py": "test_baml.py",
     "crewai": "test_crewai.py",
     "dspy": "test_dspy.py",
     "google.adk": "test_google_adk.py",
@@ -25,6 +26,7 @@ _ELSEWHERE = {
     "instructor": "test_instructor.py",
     "langchain_tests": "test_langchain.py",
     "langgraph": "test_langgraph.py",
+    "litellm": "test_litellm.py",
     "llama_index": "test_llama_index.py",
     "llm": "test_llm.py",
     "magentic": "test_magentic.py",

@@ -61,6 +61,11 @@ CALLS: dict[str, list[tuple[str, dict[str, object]]]] = {
         ("editor", {"path": f"{HERE}/sums.py", **TEXTS}),
         ("run_commands", {"commands": ["cat sums.py"]}),
     ],
+    "continue": [
+        ("Read", {"filepath": "sums.py"}),
+        ("Edit", {"file_path": "sums.py", **OLD_NEW}),
+        ("Bash", {"command": "cat sums.py"}),
+    ],
 }
 """The tools that the model calls, in its turns before the last."""
 

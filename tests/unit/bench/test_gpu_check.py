@@ -1,4 +1,4 @@
-"""`make gpu-check` without a GPU: it refuses in one paragraph, and all else runs with the same code in a tiny shape."""
+"""`make bench NAME=gpu` without a GPU: it refuses in one paragraph, and all else runs with the same code in a tiny shape."""
 
 from __future__ import annotations
 

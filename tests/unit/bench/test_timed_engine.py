@@ -11,7 +11,7 @@ import pytest
 
 from bench.round_robin import in_turn
 from bench.routing import ARMS, Setup
-from bench.rules import Load
+from bench.slow_trainer import Load
 from bench.timed_engine import Costs, TimedEngine
 from gateway.settings import Settings
 from scheduler.policies.placement import Choice, Engines
@@ -73,14 +73,13 @@ def test_in_turn_means_every_engine_that_may_whatever_runs_there() -> None:
 
 @pytest.mark.parametrize("launch", ["fake", "vllm"])
 @pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_of_the_routing_bench_is_a_gateway_that_there_can_be(arm: str, launch: str) -> None:
-    load = Load(2, 8, 4, 16, 0.0, 0.0, 32, 1.0, 1)
+def test_the_settings_of_every_arm_are_valid(arm: str, launch: str) -> None:
+    load = Load(2, 8, 4, 16, 0.0, 32, 1.0, 1)
     setup = Setup(launch, 2, 20.0, 1, 2, 2, load)
     tables = tomllib.loads(setup.tables(arm, ["http://127.0.0.1:1", "http://127.0.0.1:2"]))
     settings = Settings.parse({"models": {"bench": {"path": "/m"}}, **tables})
     assert settings.engine.launch == ("external" if launch == "fake" else "vllm")
     assert settings.routing.rule == ("gain" if "gain" in arm else "cached")
-    orders = [order for order in ("pull", "together") if order in arm]
-    assert settings.update.order == (orders[0] if orders else "rolling")
-    assert settings.routing.admit == ("engine" if arm.endswith("_v") else "newest")
-    assert (settings.routing.k4 == 0.0044 * 20) == (launch == "fake")
+    assert settings.update.order == ("pull" if "pull" in arm else "rolling")
+    assert settings.routing.group_version == ("engine" if arm.endswith("_v") else "newest")
+    assert (settings.routing.engine_prior.s_per_step == 0.0044 * 20) == (launch == "fake")

@@ -15,7 +15,7 @@ from bench.targets import GatewayTarget, Prompts
 from bench.update import Plan, Run, Update
 
 ROOT = Path(__file__).parents[3]
-PLAN = Plan("fake", "keep", "rolling", 2, 1, 1.0, 1.0, 0.1, Path("python"))
+PLAN = Plan("fake", "keep", 2, 1, 1.0, 1.0, 0.1, Path("python"))
 
 
 def run_bench(*options: str) -> subprocess.CompletedProcess[str]:

@@ -27,5 +27,5 @@ async def taken_by_b(bus: Bus) -> Log:
     await bus.write(A, [BEGUN])
     await bus.leave(A)
     log = await only(bus)
-    assert await bus.take(log, B)
+    assert await bus.take_over(log, B)
     return log

@@ -16,17 +16,17 @@ from tests.unit.bus.conftest import Connect
 
 
 async def test_a_process_is_alive_until_it_leaves(connect: Connect) -> None:
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     assert await bus.address_of("a") is None
     await bus.announce(A)
     await bus.announce(C)
-    assert [await connect(alive_s=60).address_of(p) for p in "abc"] == ["http://a", None, ""]
+    assert [await connect(heartbeat_ttl_s=60).address_of(p) for p in "abc"] == ["http://a", None, ""]
     await bus.leave(A)
     assert await bus.address_of("a") is None
 
 
 async def test_a_process_that_says_nothing_is_alive_no_more(connect: Connect) -> None:
-    bus = connect(alive_s=0.5)
+    bus = connect(heartbeat_ttl_s=0.5)
     await bus.announce(A)
 
     async def gone() -> bool:
@@ -36,11 +36,11 @@ async def test_a_process_that_says_nothing_is_alive_no_more(connect: Connect) ->
 
 
 async def test_a_log_is_read_as_it_was_written(connect: Connect) -> None:
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     assert await bus.find("place") == []
     assert await bus.write(A, [BEGUN, replace(BEGUN, call="other", place="elsewhere")]) == ["written"] * 2
     assert await bus.write(A, [goes_on(4, b"\xff\x00"), goes_on(6, b"")]) == ["written"] * 2
-    log = await only(connect(alive_s=60))
+    log = await only(connect(heartbeat_ttl_s=60))
     assert (log.call, log.owner, log.epoch, log.url) == ("call", "a", 1, "http://a"), "writing announces"
     assert (log.head, log.state, log.body) == (b"\x00head", b"6", b"\x00\x01\x02\x03\xff\x00")
     assert 0 <= log.age_s < 60
@@ -86,20 +86,20 @@ async def test_a_log_is_forgotten_after_a_while(connect: Connect) -> None:
 
 
 async def test_the_log_of_a_process_that_is_alive_cannot_be_taken(connect: Connect) -> None:
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     await bus.write(A, [BEGUN])
-    assert not await bus.take(await only(bus), B)
+    assert not await bus.take_over(await only(bus), B)
     assert (await only(bus)).owner == "a"
     assert await bus.write(A, [goes_on(4, b"z")]) == ["written"]
 
 
 async def test_who_takes_a_log_owns_it_alone(connect: Connect) -> None:
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     await bus.write(A, [BEGUN])
     await bus.leave(A)
     found = await only(bus)
     assert found.url is None
-    assert await bus.take(found, B)
+    assert await bus.take_over(found, B)
     taken = await only(bus)
     assert (taken.owner, taken.epoch, taken.url, taken.body) == ("b", 2, "http://b", BEGUN.body)
     for late in (goes_on(4, b"late"), BEGUN, goes_on(0, b"", over=True)):
@@ -109,25 +109,25 @@ async def test_who_takes_a_log_owns_it_alone(connect: Connect) -> None:
 
 
 async def test_of_many_who_take_a_log_one_gets_it(connect: Connect) -> None:
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     for number in range(20):
         await bus.write(A, [replace(BEGUN, call=f"call-{number}", place=str(number))])
     await bus.leave(A)
     for number in range(20):
         log = await only(bus, str(number))
         takers = [Process(f"{number}-{i}") for i in range(5)]
-        won = await asyncio.gather(*(bus.take(log, taker) for taker in takers))
+        won = await asyncio.gather(*(bus.take_over(log, taker) for taker in takers))
         assert sum(won) == 1
         for taker in takers:
             await bus.leave(taker)
-        assert not await bus.take(log, B), "it is not as it was found, though its owner is gone again"
+        assert not await bus.take_over(log, B), "it is not as it was found, though its owner is gone again"
 
 
 async def test_a_log_that_is_gone_cannot_be_taken(connect: Connect) -> None:
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     log = await taken_by_b(bus)
     await bus.write(B, [goes_on(0, b"", epoch=2, over=True)])
-    assert not await bus.take(log, C)
+    assert not await bus.take_over(log, C)
 
 
 @pytest.mark.parametrize("place", [BEGUN.place, ""])
@@ -135,7 +135,7 @@ async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(
     connect: Connect, place: str
 ) -> None:
     """Whoever drops what it took names no place."""
-    bus = connect(alive_s=60)
+    bus = connect(heartbeat_ttl_s=60)
     await taken_by_b(bus)
     last = await only(bus)
     over = replace(goes_on(0, b"", epoch=2, over=True), place=place)
@@ -144,7 +144,7 @@ async def test_who_slept_until_a_log_that_was_taken_was_over_hears_of_it(
         assert await bus.write(A, [late]) == ["taken"]
     assert await bus.find("place") == []
     await bus.leave(B)
-    assert not await bus.take(last, C), "nothing is left to go on with"
+    assert not await bus.take_over(last, C), "nothing is left to go on with"
 
 
 async def test_it_is_forgotten_in_the_end_that_a_log_was_taken(connect: Connect) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from gateway.bus.base import Entry, Outcome, Process
 from gateway.bus.memory import MemoryBus
-from gateway.errors import BusAway, Unavailable
-from gateway.rollout.handover import Handover, Track
-from gateway.rollout.logged import LoggedCall
+from gateway.errors import BusUnavailable, Unavailable
+from gateway.rollout.call_log import LoggedCall
+from gateway.rollout.handover import CallLog, Handover
 from gateway.sections import BusSettings
 from gateway.trajectories.recorder import TurnDetails
 from gateway.trajectories.turn import Turn
@@ -26,7 +26,7 @@ from tests.harness.waiting import until
 PLACE = "ep", "request"
 PROMPT = np.asarray([1, 2, 3], np.int32)
 DETAILS = TurnDetails("chat", True, {}, Sampling(max_tokens=100), 12.5, None, request_key="name" + "body")
-SETTINGS = BusSettings(alive_s=60, log_every_s=1, log_s=60)
+SETTINGS = BusSettings(heartbeat_ttl_s=60, log_s=60)
 """Nothing is over but when a test says so."""
 
 
@@ -51,7 +51,7 @@ class Bus(MemoryBus):
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
         if self.away:
-            raise BusAway("it is away")
+            raise BusUnavailable("it is away")
         if self.during is not None:
             during, self.during = self.during, None
             during()
@@ -64,17 +64,17 @@ class Call:
     def __init__(self) -> None:
         self.turn = Turn("call", engine="e")
         self.turn.begin_run(0)
-        self.gathered = self.shown = 0
+        self.staged = self.shown = 0
         self.superseded = 0
 
     def say(self, *ids: int) -> None:
         self.turn.append(list(ids), [-0.5] * len(ids))
 
-    def gather(self) -> None:
-        self.gathered = len(self.turn.ids)
+    def stage(self) -> None:
+        self.staged = len(self.turn.ids)
 
-    def show(self) -> None:
-        self.shown = self.gathered
+    def flush(self) -> None:
+        self.shown = self.staged
 
     async def supersede(self) -> None:
         self.superseded += 1
@@ -104,7 +104,7 @@ async def two(bus: Bus) -> AsyncIterator[Handover]:
     await made.close()
 
 
-async def followed(handover: Handover, call: Call, details: TurnDetails = DETAILS) -> Track:
+async def followed(handover: Handover, call: Call, details: TurnDetails = DETAILS) -> CallLog:
     """A call that is logged."""
     track = handover.follow(PLACE, call, call.turn, PROMPT, details)
     await handover.flush()
@@ -120,7 +120,7 @@ async def taken(one: Handover, two: Handover, bus: Bus) -> LoggedCall:
     """The process `one` counts as gone, and `two` takes its call."""
     await bus.leave(one.process)
     found = await logged(two)
-    assert two.can_take(found) and await two.take(found)
+    assert two.can_take_over(found) and await two.take_over(found)
     return found
 
 
@@ -128,12 +128,12 @@ async def test_what_is_shown_was_logged_before(one: Handover, bus: Bus) -> None:
     call = Call()
     track = await followed(one, call)
     call.say(1, 2)
-    assert track.mark() and call.shown == 0
+    assert track.mark_dirty() and call.shown == 0
     bus.during = lambda: call.say(3)
     await one.flush()
     assert call.shown == 2
     call.say(4)
-    assert track.mark()
+    assert track.mark_dirty()
     await one.flush()
     assert call.shown == 4
     assert (await logged(one)).turn.ids == [1, 2, 3, 4]
@@ -150,11 +150,11 @@ async def test_a_process_that_stood_still_while_its_call_was_taken_shows_no_more
     async def write(process: Process, entries: Sequence[Entry]) -> list[Outcome]:
         bus.write = Bus.write.__get__(bus)  # type: ignore[method-assign]
         found.append(await taken(one, two, bus))
-        raise BusAway("it stood still", stood_still=True)
+        raise BusUnavailable("it stood still", stood_still=True)
 
     bus.write = write  # type: ignore[method-assign]
     call.say(1, 2)
-    track.mark()
+    track.mark_dirty()
     assert await one.flush()
     assert (call.shown, track.taken, len(found)) == (0, True, 1)
 
@@ -163,11 +163,11 @@ async def test_a_log_that_was_lost_is_written_anew(one: Handover, bus: Bus) -> N
     call = Call()
     track = await followed(one, call)
     call.say(1, 2)
-    track.mark()
+    track.mark_dirty()
     await one.flush()
     bus.flush()
     call.say(3)
-    track.mark()
+    track.mark_dirty()
     await one.flush()
     await one.flush()
     assert (await logged(one)).turn.ids == [1, 2, 3]
@@ -178,7 +178,7 @@ async def test_a_bus_that_is_away_holds_nothing_up_and_hears_of_it_later(one: Ha
     track = await followed(one, call)
     bus.away = True
     call.say(1, 2)
-    track.mark()
+    track.mark_dirty()
     assert not await one.flush()
     assert call.shown == 2
     bus.away = False
@@ -193,16 +193,16 @@ async def test_a_call_that_was_taken_over_is_neither_shown_nor_recorded_any_more
     call = Call()
     track = await followed(one, call)
     call.say(1)
-    track.mark()
+    track.mark_dirty()
     await one.flush()
     await taken(one, two, bus)
     call.say(2)
-    track.mark()
+    track.mark_dirty()
     await one.flush()
     assert call.shown == 1
     await until(lambda: call.superseded == 1, "the call hears of it")
     with pytest.raises(Unavailable, match="another gateway process"):
-        await track.confirm()
+        await track.assert_owner()
     track.end()
     await one.flush()
     assert (await logged(two)).log.owner == "two"
@@ -215,7 +215,7 @@ async def test_who_slept_until_its_call_was_over_elsewhere_shows_no_more_of_it(
     track = await followed(one, call)
     await two.drop(await taken(one, two, bus))
     call.say(1, 2)
-    track.mark()
+    track.mark_dirty()
     assert await one.flush() and await one.flush()
     assert (call.shown, track.taken) == (0, True)
 
@@ -227,7 +227,7 @@ async def test_who_slept_asks_before_it_records(one: Handover, two: Handover, bu
     slept = Handover(bus, one.process, SETTINGS)  # which has not been told for long that it is alive
     track = slept.follow(PLACE, call, call.turn, PROMPT, DETAILS)
     with pytest.raises(Unavailable, match="another gateway process"):
-        await track.confirm()
+        await track.assert_owner()
 
 
 async def test_who_takes_a_call_over_goes_on_with_its_log(one: Handover, two: Handover, bus: Bus) -> None:
@@ -241,7 +241,7 @@ async def test_who_takes_a_call_over_goes_on_with_its_log(one: Handover, two: Ha
     again.turn.begin_run(0)
     track = two.follow(PLACE, again, again.turn, PROMPT, DETAILS, found.log.epoch + 1)
     again.say(3)
-    track.mark()
+    track.mark_dirty()
     await two.flush()
     log = await logged(two)
     assert (log.turn.ids, log.log.owner, log.log.epoch) == ([1, 2, 3], "two", 2)
@@ -250,8 +250,8 @@ async def test_who_takes_a_call_over_goes_on_with_its_log(one: Handover, two: Ha
 async def test_nothing_is_taken_from_the_living(one: Handover, two: Handover) -> None:
     await followed(one, Call())
     found = await logged(two)
-    assert not two.can_take(found)
-    assert not await two.take(found)
+    assert not two.can_take_over(found)
+    assert not await two.take_over(found)
     assert (await logged(two)).log.owner == "one"
 
 
@@ -262,11 +262,11 @@ async def test_a_call_whose_sampler_has_a_state_is_found_and_never_taken(
     pinned = replace(DETAILS, used=Sampling(max_tokens=100, seed=1))
     track = await followed(one, call, pinned)
     call.say(1)
-    assert not track.mark()  # so it is shown at once
+    assert not track.mark_dirty()  # so it is shown at once
     await bus.leave(one.process)
     found = await logged(two)
     assert found.request_key == "namebody"
-    assert not two.can_take(found)
+    assert not two.can_take_over(found)
 
 
 async def test_a_stream_that_may_have_shown_more_than_was_logged_is_begun_anew(
@@ -276,11 +276,11 @@ async def test_a_stream_that_may_have_shown_more_than_was_logged_is_begun_anew(
     await bus.leave(one.process)
     bus.now, bus.unbroken = 10.0, 5.0
     found = await logged(two)
-    assert not two.can_take(found)
+    assert not two.can_take_over(found)
     assert found.details is not None
-    assert two.can_take(replace(found, details=replace(found.details, stream=False)))
+    assert two.can_take_over(replace(found, details=replace(found.details, stream=False)))
     bus.unbroken = 20.0
-    assert two.can_take(found)
+    assert two.can_take_over(found)
 
 
 async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_stays(
@@ -289,7 +289,7 @@ async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_
     track = await followed(one, Call())
     track.end()
     await one.flush()
-    assert await one.find(PLACE) == [] and one._tracks == {}
+    assert await one.find(PLACE) == [] and one._logs == {}
     left = Call()
     left.say(1)
     track = await followed(one, left)
@@ -297,7 +297,7 @@ async def test_the_log_of_a_call_that_is_over_goes_and_that_of_one_that_is_left_
     track.end()
     await one.close()
     found = await logged(two)
-    assert found.turn.ids == [1] and two.can_take(found)
+    assert found.turn.ids == [1] and two.can_take_over(found)
 
 
 async def test_a_call_that_was_taken_and_is_not_gone_on_with_is_dropped(
@@ -325,7 +325,7 @@ async def test_new_tokens_are_logged_and_shown_without_waiting_for_the_next_beat
     call = Call()
     track = await followed(one, call)
     call.say(1)
-    track.mark()
+    track.mark_dirty()
     await until(lambda: call.shown == 1, "the token is shown")
 
 

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from gateway.bus.base import Bus
 from gateway.bus.opening import open_bus
-from gateway.errors import BusAway
+from gateway.errors import BusUnavailable
 from gateway.sections import BusSettings
 from tests.harness.servers import RedisServer, redis_server
 from tests.harness.waiting import turns, until, within
@@ -41,7 +41,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def back(bus: Bus) -> bool:
     try:
         await bus.announce(A)
-    except BusAway:
+    except BusUnavailable:
         return False
     return True
 
@@ -80,13 +80,13 @@ async def test_an_outage_is_told_once_and_costs_little(
     else:
         server.pause(True)
         monkeypatch.setattr(bus, "_settings", HURRIED)
-    with pytest.raises(BusAway):
+    with pytest.raises(BusUnavailable):
         await bus.write(A, [BEGUN])
     async with within(
         "500 operations have failed at once", 200.0
     ):  # each for itself would take 500 times `timeout_s`
         for _ in range(500):
-            with pytest.raises(BusAway):
+            with pytest.raises(BusUnavailable):
                 await bus.find("place")
     monkeypatch.undo()
     assert bus.unbroken_s < 60
@@ -110,7 +110,7 @@ async def test_a_pause_of_this_process_is_no_outage_of_the_bus(
         clock = itertools.count(0.0, 1.6)  # not much beyond the limit: others may count it as dead by then
         patched.setattr(bus, "_settings", HURRIED.model_copy(update={"timeout_s": 1.0}))
         patched.setattr("gateway.bus.redis.time", SimpleNamespace(monotonic=lambda: next(clock)))
-        with pytest.raises(BusAway) as error:
+        with pytest.raises(BusUnavailable) as error:
             await bus.write(A, [BEGUN])
     server.pause(False)
     assert error.value.stood_still and warnings(caplog) == []

@@ -13,7 +13,7 @@ from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.launch import DEVICES, Job, visible
 from scheduler.cluster.machine import LocalLauncher
 from scheduler.cluster.preflight import examine
-from scheduler.cluster.tags import NODE_LABEL, Capacity, Group, Node, Place, Seen
+from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode, Group, Node, Placement
 
 ROOT = Path(__file__).parents[3]
 GATEWAY = '[gateway]\nconfig = "gateway.toml"\n'
@@ -39,20 +39,20 @@ def load(folder: Path, text: str) -> ClusterFile:
         (GATEWAY + '[nodes.a]\ntags = ["under score!"]', "nodes.a.tags.0"),
         (GATEWAY + '[nodes.a]\ncpus = -1', "nodes.a.cpus"),
         (GATEWAY + NODE + '[cluster]\nlauncher = "slurm"', "cluster.launcher: Input should be 'local' or 'ray'"),
-        (GATEWAY + NODE + '[[groups]]\nname = "g"\ntags = ["rollout"]', "[[groups]] are of a Ray cluster"),
+        (GATEWAY + NODE + '[[groups]]\nname = "g"\ntags = ["rollout"]', "[[groups]] need a Ray cluster"),
         (GATEWAY + '[nodes.a]\ntags = ["rollout"]\nlabels = {x = "y"}', "[nodes.a] labels: only the nodes of a Ray"),
         (RAY + GATEWAY + "[nodes.a]\n", "[nodes.a]: tags or labels are needed"),
         (RAY + GATEWAY + NODE + "cpus = 4", "[nodes.a] cpus, gpus, memory_gb: Ray knows them"),
         (RAY + GATEWAY + NODE + '[[groups]]\nname = "a"\ntags = ["x"]', "[[groups]]: a would mean two"),
         (RAY + GATEWAY + '[[groups]]\nname = "a"\ntags = ["x"]\ncount = 3\nmost = 2', "most = 2 is less than count"),
-        (GATEWAY + NODE + "spare = true", "[nodes.a] spare: nothing would ever use it without [elastic]"),
+        (GATEWAY + NODE + "spare = true", "[nodes.a] spare: only [elastic] uses spare nodes"),
         (GATEWAY + '[nodes.a]\ntags = ["train"]\nspare = true\n[elastic]\n', "[nodes.a] spare: it has no engines"),
-        (GATEWAY + NODE + '[trainer]\ncommand = ["x"]\n[elastic]\n', "[elastic] needs a trainer that says how long"),
+        (GATEWAY + NODE + '[trainer]\ncommand = ["x"]\n[elastic]\n', "[elastic] needs a trainer that reports its busy time"),
         (GATEWAY + NODE + "[elastic]\nranks = 2", "[elastic] ranks: [trainer] is needed"),
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\nranks = 4\n[elastic]\nranks = 2', "with no more ranks than that"),
         (GATEWAY + '[nodes.a]\ntags = ["train"]\nengine_gpus = 2', "a: engine_gpus: it has no engines"),
-        (GATEWAY + NODE + 'engine_gpus = 2\n[engine]\ncommand = ["x"]', "[engine] command must hand on {gpus}"),
-        (GATEWAY + NODE + "engine_gpus = 2\n[elastic]\n", "[elastic] takes all engines for equally fast"),
+        (GATEWAY + NODE + 'engine_gpus = 2\n[engine]\ncommand = ["x"]', "[engine] command must contain {gpus}"),
+        (GATEWAY + NODE + "engine_gpus = 2\n[elastic]\n", "[elastic] assumes that all engines are equally fast"),
         (GATEWAY + NODE + "[trainer]\nranks = 2", "exactly one of `config` and `command` is needed"),
         (GATEWAY + NODE + '[trainer]\nconfig = "t.toml"\ncommand = ["x"]', "exactly one of `config` and `command`"),
     ],
@@ -71,7 +71,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
         ('launch = "fake"\ncount = 2', r"\[engine\] count = 0 is needed"),
         (
             'launch = "external"\nurl = "http://127.0.0.1:1"',
-            r"\[engine\] launch: 'external' does not say how",
+            r"\[engine\] launch: 'external' has no command for",
         ),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_is_read_of_the_gateways_file(tmp_path: Path) -> None:
     )
     found = GatewayFile.read(path, "judge", {"HEADGATE_ADMIN_KEY": "k"})
     assert (found.admin_url, found.key, found.model) == ("http://127.0.0.1:9001", "own", "judge")
-    with pytest.raises(BadFile, match="no model 'other'; there are: judge, demo"):
+    with pytest.raises(BadFile, match="no model 'other'; known models: judge, demo"):
         GatewayFile.read(path, "other", {})
     path.write_text(path.read_text().replace('"0.0.0.0"', '"fd00::7"'))
     assert GatewayFile.read(path, None, {}).url == "http://[fd00::7]:9000"
@@ -143,11 +143,9 @@ def test_nodes_have_a_number_of_their_own_only_where_it_counts(
 
 @pytest.mark.parametrize(
     ("server", "said"),
-    [("", "which means this machine wherever they are"), ('[server]\npublic_url = "http://head:8000"\n', "")],
+    [("", "which works only on this machine"), ('[server]\npublic_url = "http://head:8000"\n', "")],
 )
-def test_what_is_named_and_not_there_is_said_before_anything_starts(
-    tmp_path: Path, server: str, said: str
-) -> None:
+def test_missing_files_are_reported_before_anything_starts(tmp_path: Path, server: str, said: str) -> None:
     path, model = tmp_path / "gateway.toml", tmp_path / "model"
     text = f'{server}[models.demo]\npath = "{model}"\n[engine]\ncount = 0\npython = "{{python}}"\n'
     file = load(tmp_path, RAY + GATEWAY + NODE)
@@ -155,7 +153,7 @@ def test_what_is_named_and_not_there_is_said_before_anything_starts(
     with pytest.raises(BadFile, match="'no-such-python': no such program"):
         examine(file, GatewayFile.read(path, None, {}))
     path.write_text(text.format(python=sys.executable))
-    with pytest.raises(BadFile, match="no checkpoint is there"):
+    with pytest.raises(BadFile, match="no checkpoint exists there"):
         examine(file, GatewayFile.read(path, None, {}))
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -164,8 +162,8 @@ def test_what_is_named_and_not_there_is_said_before_anything_starts(
 
 
 def test_ranks_of_a_node_see_all_its_gpus_in_the_order_of_their_local_numbers() -> None:
-    one, two = (Node(name, GROUP, Seen(name, {}, Capacity(8, 4, 64))) for name in "ab")
-    jobs = [Job(Place(f"t-{i}", node, n), (), {}, True, Capacity()) for i, (node, n) in
+    one, two = (Node(name, GROUP, DiscoveredNode(name, {}, Capacity(8, 4, 64))) for name in "ab")
+    jobs = [Job(Placement(f"t-{i}", node, n), (), {}, True, Capacity()) for i, (node, n) in
             enumerate([(one, 0), (one, 1), (two, 0), (two, 1)])]  # fmt: skip
     assert visible(jobs, [["3"], ["1"], ["0"], []]) == [
         {DEVICES: "3,1"}, {DEVICES: "3,1"}, {DEVICES: "0"}, {}
@@ -195,7 +193,7 @@ def test_an_admin_api_without_a_host_of_its_own_has_the_servers(tmp_path: Path) 
     found = GatewayFile.read(path, None, {})
     assert (found.url, found.admin_url) == ("http://10.0.0.7:8000", "http://10.0.0.7:9001")
     path.write_text(text.replace("[admin]", "port = 0\n[admin]"))
-    with pytest.raises(BadFile, match=r"\[server\] port = 0 leaves the cluster no way"):
+    with pytest.raises(BadFile, match=r"\[server\] port = 0: the cluster needs a fixed port"):
         GatewayFile.read(path, None, {})
 
 
@@ -274,7 +272,7 @@ async def test_the_nodes_of_a_machine_have_what_it_has_unless_they_say_less(tmp_
         GATEWAY
         + '[nodes.a]\ntags = ["rollout"]\ngpus = 2\ncpus = 1.5\n[nodes.b]\ntags = ["rollout"]\ngpus = 1\n'
     )
-    first, second = await LocalLauncher(load(tmp_path, text)).seen()
+    first, second = await LocalLauncher(load(tmp_path, text)).discover()
     assert (first.id, first.capacity.cpus, first.capacity.gpus) == ("a", 1.5, 2)
     assert second.capacity.cpus >= 1
     assert second.capacity.memory_gb > 0

@@ -67,7 +67,7 @@ def test_a_check_says_how_engine_and_trainer_fit(tmp_path: Path, capsys: pytest.
         capsys.readouterr().out
     )
     check(tmp_path, trainer="")
-    assert "say [trainer] gpu_memory_gb" in capsys.readouterr().out
+    assert "set [trainer] gpu_memory_gb" in capsys.readouterr().out
     check(tmp_path, node="")
     assert "a: no gpu_memory_gb is given" in capsys.readouterr().out
 
@@ -91,5 +91,5 @@ def test_a_check_refuses_what_would_run_out_of_memory(
 
 
 def test_a_share_that_is_no_number_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="--gpu-memory-utilization half is no number"):
+    with pytest.raises(BadFile, match="--gpu-memory-utilization half is not a number"):
         check(tmp_path, gateway='args = ["--gpu-memory-utilization", "half"]')

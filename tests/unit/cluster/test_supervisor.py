@@ -18,7 +18,7 @@ from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running
 from scheduler.cluster.ranks import Ranks
 from scheduler.cluster.supervisor import Supervisor
-from scheduler.cluster.tags import Capacity, Seen
+from scheduler.cluster.tags import Capacity, DiscoveredNode
 from tests.harness.waiting import result_of, turns, until
 from tests.unit.cluster.processes import Process
 
@@ -29,17 +29,17 @@ BOTH = '[nodes.a]\ntags = ["rollout", "train"]\n'
 TRAINER = '[trainer]\ncommand = ["train"]\n'
 
 
-class Told(Process):
-    """Tells when it is stopped."""
+class StopRecorder(Process):
+    """Records when it is stopped."""
 
     def __init__(self, job: Job, stopped: list[str]) -> None:
-        super().__init__(job.place.name)
+        super().__init__(job.placement.name)
         self.job = job
-        self._told = stopped
+        self._stopped = stopped
 
     async def stop(self, grace_s: float) -> None:
         if not self.stopped:
-            self._told.append(self.name if grace_s else f"{self.name} at once")
+            self._stopped.append(self.name if grace_s else f"{self.name} at once")
         await super().stop(grace_s)
 
 
@@ -47,20 +47,20 @@ class Machines:
     """A launcher whose nodes are the test's."""
 
     def __init__(self) -> None:
-        self.nodes: list[Seen] = []
-        self.started: list[Told] = []
+        self.nodes: list[DiscoveredNode] = []
+        self.started: list[StopRecorder] = []
         self.stopped: list[str] = []
         self.lost: set[str] = set()
         """Places at which nothing can be started."""
         self.closed = False
 
     def add(self, name: str, *tags: str) -> None:
-        self.nodes.append(Seen(name, dict.fromkeys(tags, "true"), Capacity(8, 0, 64)))
+        self.nodes.append(DiscoveredNode(name, dict.fromkeys(tags, "true"), Capacity(8, 0, 64)))
 
     def remove(self, *names: str) -> None:
         self.nodes = [node for node in self.nodes if node.id not in names]
 
-    def at(self, place: str) -> list[Told]:
+    def at(self, place: str) -> list[StopRecorder]:
         """All that was ever started there."""
         return [process for process in self.started if process.name == place]
 
@@ -70,13 +70,13 @@ class Machines:
     async def close(self) -> None:
         self.closed = True
 
-    async def seen(self) -> list[Seen]:
+    async def discover(self) -> list[DiscoveredNode]:
         return list(self.nodes)
 
     async def start(self, jobs: Sequence[Job]) -> list[Running]:
-        if gone := [job.place.name for job in jobs if job.place.name in self.lost]:
+        if gone := [job.placement.name for job in jobs if job.placement.name in self.lost]:
             raise NodeLost(f"{gone} is lost")
-        new = [Told(job, self.stopped) for job in jobs]
+        new = [StopRecorder(job, self.stopped) for job in jobs]
         self.started += new
         return list(new)
 
@@ -92,7 +92,7 @@ class Cluster:
         )
         (folder / "config.json").write_text("{}")
         path = folder / "cluster.toml"
-        head = '[cluster]\nlauncher = "ray"\nlook_s = 0.05\nrestarts = 0\n[ray]\nwait_s = 0.1\n'
+        head = '[cluster]\nlauncher = "ray"\npoll_interval_s = 0.05\nrestarts = 0\n[ray]\nwait_s = 0.1\n'
         path.write_text(f'{head}[gateway]\nconfig = "{gateway}"\n{text}')
         self.machines = Machines()
         for name, tags in nodes.items():
@@ -123,8 +123,8 @@ class Cluster:
         return [place.name for place in self.supervisor._assignment.engines]
 
     async def tend(self, http: httpx.AsyncClient) -> None:
-        await self.supervisor._look()
-        await self.supervisor._tend_engines(http)
+        await self.supervisor._refresh_nodes()
+        await self.supervisor._update_engines(http)
 
     def http(self) -> httpx.AsyncClient:
         """A client for the engines' health checks."""
@@ -138,7 +138,7 @@ class Cluster:
         async def start() -> Sequence[Running]:
             place = self.supervisor._assignment.engines[0]
             job = Job(place, (), {}, True, Capacity())
-            self.gateway = Told(job, self.machines.stopped)
+            self.gateway = StopRecorder(job, self.machines.stopped)
             self.gateway.name = "gateway"
             return [self.gateway]
 
@@ -157,26 +157,26 @@ async def ended() -> AsyncIterator[list[Supervisor]]:
 async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, GROUP + LEARNER + TRAINER, x=["rollout"], y=["rollout"], t=["train"])
     supervisor = cluster.supervisor
-    await supervisor._placed_first()
+    await supervisor._wait_for_nodes()
     assert cluster.engines == ["s-x-0", "s-y-0"]
     cluster.machines.remove("y", "t")
     for _ in range(3):
-        await supervisor._look()
+        await supervisor._refresh_nodes()
     assert cluster.engines == ["s-x-0"]
     assert cluster.said[0] == "s-y, t left"
-    assert sum("what is left goes on" in said for said in cluster.said) == 1
+    assert sum("the other processes continue" in said for said in cluster.said) == 1
     table = supervisor._file.trainer
     assert table is not None
-    with pytest.raises(Unsatisfied, match="node t is gone, and no other is for the trainer"):
+    with pytest.raises(Unsatisfied, match="node t has left, and no other node can run the trainer"):
         await cluster.ranks.start()
     cluster.machines.add("u", "train")
     cluster.machines.add("z", "rollout")
-    await supervisor._look()
+    await supervisor._refresh_nodes()
     assert cluster.engines == ["s-x-0", "s-z-0"]
     assert "s-z, t joined" in cluster.said
-    assert [place.node.seen.id for place in supervisor._assignment.ranks] == ["u"]
+    assert [place.node.discovered.id for place in supervisor._assignment.ranks] == ["u"]
     before = len(cluster.said)
-    await supervisor._look()
+    await supervisor._refresh_nodes()
     assert len(cluster.said) == before, "nothing is new"
 
 
@@ -186,7 +186,7 @@ async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
     cluster = Cluster(tmp_path, ONE, x=["rollout"])
     ended.append(cluster.supervisor)
     async with cluster.http() as http:
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
         await cluster.tend(http)
@@ -195,7 +195,7 @@ async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
         await cluster.tend(http)
         await until(lambda: len(cluster.machines.at("a-0")) == 2, "a-0 has two")
         first, second = cluster.machines.at("a-0")
-        assert (first.job.place.node.seen.id, second.job.place.node.seen.id) == ("x", "y")
+        assert (first.job.placement.node.discovered.id, second.job.placement.node.discovered.id) == ("x", "y")
         assert (first.stopped, second.stopped) == (True, False)
 
 
@@ -204,9 +204,9 @@ async def test_only_an_engine_that_is_well_is_told_of(tmp_path: Path, ended: lis
     ended.append(cluster.supervisor)
     cluster.well = False
     async with cluster.http() as http:
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
-        engine = cluster.supervisor._engines["a-0"].kept
+        engine = cluster.supervisor._engines["a-0"].process
         await until(lambda: len(engine.running) == 1, "the engine runs")
         assert cluster.supervisor._addresses() == {}
         cluster.well = True
@@ -222,7 +222,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
     ended.append(cluster.supervisor)
     cluster.machines.lost = {"s-x-0"}
     async with cluster.http() as http:
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         engines = cluster.supervisor._engines
         await asyncio.wait({engines["s-x-0"].task}, timeout=60)
@@ -231,7 +231,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
         await until(lambda: len(cluster.machines.at("s-y-0")) == 1, "s-y-0 has an engine")
         cluster.machines.at("s-y-0")[0].ended.set_result(Ended(1, ""))
         await asyncio.wait({engines["s-y-0"].task}, timeout=60)
-        with pytest.raises(GivenUp, match="every engine is given up"):
+        with pytest.raises(GivenUp, match="all engines failed permanently"):
             await cluster.tend(http)
 
 
@@ -239,7 +239,7 @@ async def test_what_ranks_are_told_is_torchruns(tmp_path: Path) -> None:
     text = '[[groups]]\nname = "t"\ntags = ["train"]\ncount = 2\nmost = 2\n' + ONE
     trainer = 'ranks = 3\ncpus = 4\nenv = { MINE = "yes", MASTER_PORT = "5" }\n'
     cluster = Cluster(tmp_path, text + TRAINER + trainer, x=["rollout"], t1=["train"], t2=["train"])
-    await cluster.supervisor._placed_first()
+    await cluster.supervisor._wait_for_nodes()
     assert cluster.supervisor._file.trainer is not None
     await cluster.ranks.start()
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")
@@ -261,7 +261,7 @@ async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_ran
     cluster = Cluster(tmp_path, text + TRAINER + "[engine]\ncpus = 2\n", x=["rollout", "train"], t=["train"])
     ended.append(cluster.supervisor)
     async with cluster.http() as http:
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         await until(lambda: len(cluster.machines.at("a-0")) == 1, "a-0 has an engine")
         (engine,) = cluster.machines.at("a-0")
@@ -278,10 +278,10 @@ async def test_an_engine_is_told_over_how_many_gpus_of_its_node_it_is_spread(
     cluster = Cluster(tmp_path, text)
     ended.append(cluster.supervisor)
     cluster.machines.nodes = [
-        Seen(zone, {"rollout": "true", "zone": zone}, Capacity(8, 4, 64)) for zone in "ab"
+        DiscoveredNode(zone, {"rollout": "true", "zone": zone}, Capacity(8, 4, 64)) for zone in "ab"
     ]
     async with cluster.http() as http:
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         await until(lambda: len(cluster.machines.started) == 2, "both engines are started")
     jobs = {process.name: process.job for process in cluster.machines.started}
@@ -342,22 +342,22 @@ class Elastic(Gateway):
             await self.cluster.tend(self.http)
 
     async def rescale(self) -> None:
-        growth = self.cluster.supervisor._growth
-        assert growth is not None
-        await self.cluster.supervisor._rescale(self, growth)  # type: ignore[arg-type]
+        autoscaler = self.cluster.supervisor._autoscaler
+        assert autoscaler is not None
+        await self.cluster.supervisor._rescale(self, autoscaler)  # type: ignore[arg-type]
 
 
 async def grown(cluster: Cluster, http: httpx.AsyncClient, **busy: float) -> Elastic:
     """Of two nodes the second is spare, and used; its engine is to be given back."""
     gateway = Elastic(cluster, http)
-    await cluster.supervisor._placed_first()
+    await cluster.supervisor._wait_for_nodes()
     await cluster.tend(http)
     assert cluster.engines == ["s-x-0"]
     await gateway.steps()
     await gateway.steps()
     assert cluster.engines == ["s-x-0", "s-y-0"]
     for engine in cluster.supervisor._engines.values():
-        await result_of(engine.kept.up.wait(), "the engine is up")
+        await result_of(engine.process.up.wait(), "the engine is up")
     await gateway.steps(**busy)
     assert any("s-y is given back" in said for said in cluster.said)
     return gateway
@@ -372,7 +372,7 @@ async def test_the_trainer_goes_on_with_a_node_more_and_without_it_when_that_is_
     ended.append(cluster.supervisor)
     async with cluster.http() as http:
         gateway = Elastic(cluster, http)
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         assert cluster.supervisor._claimed == {"t"}
         await gateway.steps(busy_s=1e6)
@@ -416,7 +416,7 @@ async def test_no_step_counts_until_the_engine_of_a_new_node_has_been_ready(
     ended.append(cluster.supervisor)
     async with cluster.http() as http:
         gateway = Elastic(cluster, http)
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         for starting, nodes in (("s-y-0", 1), ("s-y-0", 2), ("s-y-0", 2), ("", 3)):
             gateway.starting = starting
@@ -440,7 +440,7 @@ async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(
 
 async def test_a_trainer_that_does_not_say_how_long_it_was_busy_is_named_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
-    await cluster.supervisor._placed_first()
+    await cluster.supervisor._wait_for_nodes()
     async with cluster.http() as http:
         gateway = Elastic(cluster, http)
         for version in range(5):
@@ -450,7 +450,7 @@ async def test_a_trainer_that_does_not_say_how_long_it_was_busy_is_named_once(tm
             gateway.status_now = told
             await gateway.rescale()
     (said,) = [said for said in cluster.said if "busy_s" in said]
-    assert "it did not of batch 1" in said
+    assert "such as that of batch 1" in said
 
 
 async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
@@ -460,10 +460,10 @@ async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
     ended.append(cluster.supervisor)
     cluster.well, gateway = False, Gateway()
     async with cluster.http() as http:
-        await cluster.supervisor._placed_first()
+        await cluster.supervisor._wait_for_nodes()
         tasks = [
             asyncio.create_task(cluster.ranks.run(), name="trainer"),
-            asyncio.create_task(cluster.supervisor._tend(gateway, http), name="tend"),  # type: ignore[arg-type]
+            asyncio.create_task(cluster.supervisor._poll(gateway, http), name="tend"),  # type: ignore[arg-type]
         ]
         await until(lambda: len(gateway.told) >= 3, "the gateway was told")
         await turns(50)
@@ -495,7 +495,7 @@ async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
     await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
     cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
     assert await result_of(running, "the supervisor ends") == 0
-    assert cluster.said[-1] == "the trainer is done"
+    assert cluster.said[-1] == "the trainer has ended"
 
 
 async def test_a_second_signal_ends_everything_at_once(
@@ -504,15 +504,15 @@ async def test_a_second_signal_ends_everything_at_once(
     cluster, never, stop = (
         Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"]),
         asyncio.Event(),
-        Told.stop,
+        StopRecorder.stop,
     )
 
-    async def stubborn(self: Told, grace_s: float) -> None:
+    async def stubborn(self: StopRecorder, grace_s: float) -> None:
         if self.name == "trainer-0":
             await never.wait()
         await stop(self, grace_s)
 
-    monkeypatch.setattr(Told, "stop", stubborn)
+    monkeypatch.setattr(StopRecorder, "stop", stubborn)
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.started) == 2 and cluster.gateway is not None, "all run")
@@ -535,9 +535,7 @@ async def test_where_something_listens_already_nothing_is_started(tmp_path: Path
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", cluster.port):
-        with pytest.raises(
-            ClusterError, match=f"something listens at http://127.0.0.1:{cluster.port} already"
-        ):
+        with pytest.raises(ClusterError, match=f"another server listens at http://127.0.0.1:{cluster.port}"):
             await cluster.supervisor.run()
     assert cluster.machines.started == []
     assert cluster.gateway is None

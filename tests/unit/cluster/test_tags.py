@@ -10,10 +10,10 @@ from scheduler.cluster.errors import Unsatisfied
 from scheduler.cluster.tags import (
     NODE_LABEL,
     Capacity,
+    DiscoveredNode,
     Group,
     Need,
     Node,
-    Seen,
     assign,
     beyond,
     check_counts,
@@ -31,12 +31,12 @@ def node(name: str, *tags: str, engines: int | None = None, **has: float) -> Nod
     """A node of its own group."""
     count = int("rollout" in tags) if engines is None else engines
     capacity = Capacity(has.get("cpus", 8), int(has.get("gpus", 0)), has.get("memory_gb", 64))
-    return Node(name, Group(name, tags, engines=count), Seen(name, {}, capacity))
+    return Node(name, Group(name, tags, engines=count), DiscoveredNode(name, {}, capacity))
 
 
-def seen(*names: str, **labels: str) -> list[Seen]:
+def nodes_with(*names: str, **labels: str) -> list[DiscoveredNode]:
     """Nodes with these labels."""
-    return [Seen(name, labels, Capacity(8, 0, 64)) for name in names]
+    return [DiscoveredNode(name, labels, Capacity(8, 0, 64)) for name in names]
 
 
 def test_three_topologies_are_three_sets_of_tags() -> None:
@@ -95,10 +95,13 @@ def test_what_is_scarcest_says_how_many_fit() -> None:
 
 def test_engines_of_a_node_may_have_another_number_of_gpus() -> None:
     large = Group("large", ("rollout",), engines=2, engine_gpus=4)
-    nodes = [node("a", "rollout", engines=2, gpus=2), Node("large", large, Seen("l", {}, Capacity(8, 8, 64)))]
+    nodes = [
+        node("a", "rollout", engines=2, gpus=2),
+        Node("large", large, DiscoveredNode("l", {}, Capacity(8, 8, 64))),
+    ]
     found = assign(nodes, Need("engines", frozenset({"rollout"}), Capacity(gpus=1)), None).engines
     assert [place.devices for place in found] == [(0,), (1,), (0, 1, 2, 3), (4, 5, 6, 7)]
-    small = Node("large", large, Seen("l", {}, Capacity(8, 7, 64)))
+    small = Node("large", large, DiscoveredNode("l", {}, Capacity(8, 7, 64)))
     with pytest.raises(Unsatisfied, match=r"node large: 2 of engines need 8 gpus \(it has 7\)"):
         assign([small], Need("engines", frozenset({"rollout"})), None)
 
@@ -115,8 +118,8 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("nodes", "engine", "trainer", "ranks", "said"),
     [
-        ([node("a", "train")], ENGINE, None, 1, "no place for an engine: no node has the tag rollout (a: train)"),
-        ([node("a", "rollout")], ENGINE, TRAINER, 1, "no place for the trainer: no node has the tag train (a: rollout)"),
+        ([node("a", "train")], ENGINE, None, 1, "no node can run an engine: no node has the tag rollout (a: train)"),
+        ([node("a", "rollout")], ENGINE, TRAINER, 1, "no node can run the trainer: no node has the tag train (a: rollout)"),
         ([node("a", "train", engines=1)], ENGINE, None, 1, "node a: engines = 1, but it lacks the tag rollout"),
         (
             [node("a", "rollout", engines=3, gpus=2)],
@@ -130,7 +133,7 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
             ENGINE,
             Need("trainer", frozenset({"train"}), Capacity(memory_gb=8)),
             2,
-            "the trainer has 2 ranks, and there is room for 1 on the nodes tagged train (b: room for 1)",
+            "the trainer has 2 ranks, and the nodes tagged train have room for 1 (b: room for 1)",
         ),
         (
             [node("a", "rollout", "h100"), node("b", "train")],
@@ -139,7 +142,7 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
             1,
             "node a: engines = 1, but it lacks the tag b200",
         ),
-        ([], ENGINE, None, 1, "no node is there for the tag rollout"),
+        ([], ENGINE, None, 1, "no node exists for the tag rollout"),
     ],
 )  # fmt: skip
 def test_what_nobody_satisfies_is_named(
@@ -164,87 +167,98 @@ def test_no_node_gets_more_than_it_holds_and_every_rank_a_place(data: st.DataObj
     assert len(found.ranks) == ranks
     for one in nodes:
         devices = [device for place in found.ranks if place.node == one for device in place.devices]
-        assert len(devices) == len(set(devices)) <= one.seen.capacity.gpus
-        assert max(devices, default=-1) < one.seen.capacity.gpus
+        assert len(devices) == len(set(devices)) <= one.discovered.capacity.gpus
+        assert max(devices, default=-1) < one.discovered.capacity.gpus
     assert all("train" in place.node.tags for place in found.ranks)
     assert all("rollout" in place.node.tags for place in found.engines)
 
 
 def test_groups_that_ask_for_more_choose_first() -> None:
     groups = [Group("any", ("rollout",), most=9, count=1), Group("both", ("rollout", "train"))]
-    there = [*seen("x", rollout="true", train="true"), *seen("y", rollout="true")]
-    found = {one.name: one.seen.id for one in match(groups, there, {})}
+    there = [*nodes_with("x", rollout="true", train="true"), *nodes_with("y", rollout="true")]
+    found = {one.name: one.discovered.id for one in match(groups, there, {})}
     assert found == {"both": "x", "any-y": "y"}
 
 
 def test_a_node_stays_in_its_group_and_late_ones_are_used() -> None:
     groups = [Group("g", ("rollout",), engines=1, count=1, most=2)]
-    first = match(groups, seen("b", rollout="true"), {})
-    kept = {one.seen.id: one.name for one in first}
-    later = match(groups, seen("a", "b", "c", rollout="true"), kept)
-    assert [one.seen.id for one in later] == ["b", "a"], "and no more than `most`"
-    assert [one.seen.id for one in match(groups, seen("a", "c", rollout="true"), kept)] == ["a", "c"]
+    first = match(groups, nodes_with("b", rollout="true"), {})
+    kept = {one.discovered.id: one.name for one in first}
+    later = match(groups, nodes_with("a", "b", "c", rollout="true"), kept)
+    assert [one.discovered.id for one in later] == ["b", "a"], "and no more than `most`"
+    assert [one.discovered.id for one in match(groups, nodes_with("a", "c", rollout="true"), kept)] == [
+        "a",
+        "c",
+    ]
 
 
 def test_a_group_that_chooses_first_takes_no_node_from_another() -> None:
     groups = [Group("few", ("rollout",), zone="z"), Group("any", ("rollout",))]
-    there = seen("x", rollout="true", zone="z")
+    there = nodes_with("x", rollout="true", zone="z")
     assert [one.name for one in match(groups, there, {})] == ["few"]
     assert [one.name for one in match(groups, there, {"x": "any"})] == ["any"]
 
 
 def test_spare_nodes_are_used_only_when_they_may_be() -> None:
     groups = [Group("g", ("rollout",), engines=1, count=1, most=9)]
-    there = seen("a", "b", "c", rollout="true")
+    there = nodes_with("a", "b", "c", rollout="true")
     none = match(groups, there, {}, spare=0)
-    assert [one.seen.id for one in none] == ["a"]
-    kept = {one.seen.id: one.name for one in none}
-    assert [one.seen.id for one in match(groups, there, kept, spare=1)] == ["a", "b"]
-    lost = match(groups, seen("b", "c", rollout="true"), kept, spare=0)
-    assert [one.seen.id for one in lost] == ["b"], "a spare takes the place of one that left"
+    assert [one.discovered.id for one in none] == ["a"]
+    kept = {one.discovered.id: one.name for one in none}
+    assert [one.discovered.id for one in match(groups, there, kept, spare=1)] == ["a", "b"]
+    lost = match(groups, nodes_with("b", "c", rollout="true"), kept, spare=0)
+    assert [one.discovered.id for one in lost] == ["b"], "a spare takes the place of one that left"
 
 
 def test_a_label_that_no_node_has_is_named() -> None:
     groups = [Group("h", ("rollout",), hardware="h100", count=2, most=2)]
-    there = [*seen("a", rollout="true", hardware="h100"), *seen("b", rollout="true", hardware="cpu")]
+    there = [
+        *nodes_with("a", rollout="true", hardware="h100"),
+        *nodes_with("b", rollout="true", hardware="cpu"),
+    ]
     with pytest.raises(
-        Unsatisfied, match="needs 2 nodes with the labels rollout=true, hardware=h100, and there are 1"
+        Unsatisfied, match="needs 2 nodes with the labels rollout=true, hardware=h100, and has 1"
     ):
         check_counts(groups, there, match(groups, there, {}))
     with pytest.raises(
-        Unsatisfied, match=r"no node has the label train=true\. There is: a \(hardware=h100, rollout"
+        Unsatisfied, match=r"no node has the label train=true\. All nodes: a \(hardware=h100, rollout"
     ):
         check_counts([Group("t", ("train",))], there, [])
 
 
 def test_spare_nodes_that_are_used_already_count() -> None:
     groups = [Group("g", ("rollout",), count=1, most=9), Group("h", ("train",), count=0, most=9)]
-    there = [*seen("a", "b", "c", rollout="true"), *seen("t", "u", train="true")]
-    kept = {one.seen.id: one.name for one in match(groups, there, {}, spare=1)}
+    there = [*nodes_with("a", "b", "c", rollout="true"), *nodes_with("t", "u", train="true")]
+    kept = {one.discovered.id: one.name for one in match(groups, there, {}, spare=1)}
     assert sorted(kept) == ["a", "b"]
     for spare, more in ((1, []), (2, ["c"]), (3, ["c", "t"])):
-        found = {one.seen.id for one in match(groups, there, kept, spare=spare)}
+        found = {one.discovered.id for one in match(groups, there, kept, spare=spare)}
         assert sorted(found) == ["a", "b", *more]
 
 
 def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
     groups = [Group("g", ("rollout",), count=1, most=2)]
-    there = seen("a", "b", "c", rollout="true")
+    there = nodes_with("a", "b", "c", rollout="true")
     nodes = match(groups, there, {})
-    assert [one.seen.id for one in nodes] == ["a", "b"]
+    assert [one.discovered.id for one in nodes] == ["a", "b"]
     check_counts(groups, there, nodes[:1])
 
 
 def test_what_a_group_has_no_room_for_is_left_to_others() -> None:
     groups = [Group("g", ("rollout",), count=1, most=2), Group("h", ("rollout",), count=0, most=9)]
-    found = {one.seen.id: one.group.name for one in match(groups, seen("a", "b", "c", rollout="true"), {})}
+    found = {
+        one.discovered.id: one.group.name
+        for one in match(groups, nodes_with("a", "b", "c", rollout="true"), {})
+    }
     assert found == {"a": "g", "b": "g", "c": "h"}
 
 
 def test_a_part_of_one_machine_is_found_by_its_name_alone() -> None:
     group = Group("a", ("rollout",), zone="z", labels={NODE_LABEL: "a"})
-    assert group.wants(Seen("a", {NODE_LABEL: "a"}, Capacity()))
-    assert not group.wants(Seen("b", {NODE_LABEL: "b", "rollout": "true", "zone": "z"}, Capacity()))
+    assert group.matches(DiscoveredNode("a", {NODE_LABEL: "a"}, Capacity()))
+    assert not group.matches(
+        DiscoveredNode("b", {NODE_LABEL: "b", "rollout": "true", "zone": "z"}, Capacity())
+    )
 
 
 def test_a_node_is_in_one_group_although_the_names_of_two_begin_alike() -> None:
@@ -253,20 +267,20 @@ def test_a_node_is_in_one_group_although_the_names_of_two_begin_alike() -> None:
         Group("gpu-big", ("rollout",), labels={"disk": "fast"}),
         Group("gpu", ("rollout",), count=1, most=9),
     ]
-    there = [*seen("x", rollout="true", disk="fast"), *seen("y", rollout="true")]
+    there = [*nodes_with("x", rollout="true", disk="fast"), *nodes_with("y", rollout="true")]
     first = match(groups, there, {})
-    assert {one.name: one.seen.id for one in first} == {"gpu-big": "x", "gpu-y": "y"}
-    later = match(groups, there, {one.seen.id: one.name for one in first})
+    assert {one.name: one.discovered.id for one in first} == {"gpu-big": "x", "gpu-y": "y"}
+    later = match(groups, there, {one.discovered.id: one.name for one in first})
     assert later == first
 
 
 def test_the_next_spare_node_is_the_next_that_brings_engines() -> None:
     groups = [Group("t", ("train",), zone="z", count=0, most=9), Group("g", ("rollout",), engines=3, most=2)]
-    there = [*seen("a", "b", "c", rollout="true"), *seen("t", train="true", zone="z")]
-    kept = {one.seen.id: one.name for one in match(groups, there, {}, spare=0)}
+    there = [*nodes_with("a", "b", "c", rollout="true"), *nodes_with("t", train="true", zone="z")]
+    kept = {one.discovered.id: one.name for one in match(groups, there, {}, spare=0)}
     assert list(kept) == ["a"]
     assert next_spare(groups, there, kept, 0) == (2, 3), "t comes first, and has none"
-    full = {one.seen.id: one.name for one in match(groups, there, kept, spare=2)}
+    full = {one.discovered.id: one.name for one in match(groups, there, kept, spare=2)}
     assert next_spare(groups, there, full, 2) == (0, 0)
 
 
@@ -276,10 +290,10 @@ def test_only_a_node_that_its_group_does_not_need_is_given_back_the_last_first()
     both = Group("both", ("rollout", "train"), engines=1, count=0)
     none = Group("none", ("rollout",), count=0)
     nodes = [
-        Node(name, group, *seen(name))
+        Node(name, group, *nodes_with(name))
         for name, group in (("a", need), ("b", need), ("c", need), ("s", spare))
     ]
-    nodes += [Node("l", both, *seen("l")), Node("n", none, *seen("n"))]
+    nodes += [Node("l", both, *nodes_with("l")), Node("n", none, *nodes_with("n"))]
     trainer, order = frozenset({"train"}), ["a", "c", "s", "b", "l", "n"]
 
     def given(nodes: list[Node]) -> list[str]:

@@ -183,7 +183,7 @@ def test_what_a_stop_string_cuts_off_is_in_no_bytes_of_a_chat(stream: bool) -> N
 
 async def told(answer: ChatAnswer, stream: bool) -> list[dict[str, Any]]:
     if not stream:
-        return list((await answer.whole())["choices"][0]["logprobs"]["content"])
+        return list((await answer.complete())["choices"][0]["logprobs"]["content"])
     events = b"".join([part async for part in answer.events()]).decode().split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: {")]
     return [

@@ -108,7 +108,7 @@ thinking_ = st.sampled_from(
 @given(pieces_, thinking_)
 async def test_whole_and_streamed_are_the_same(pieces: list[Piece], thinking: Any) -> None:
     reply = reply_of(pieces)
-    whole = await answer_of(reply, thinking).whole()
+    whole = await answer_of(reply, thinking).complete()
     assert assembled(await streamed(answer_of(reply, thinking))) == whole
     assert whole["usage"]["output_tokens"] == len(pieces) + 1
     shown = thinking is not None and thinking["type"] != "disabled"
@@ -119,7 +119,7 @@ async def test_whole_and_streamed_are_the_same(pieces: list[Piece], thinking: An
 @given(pieces_, thinking_)
 async def test_what_is_sent_back_is_what_was_recorded(pieces: list[Piece], thinking: Any) -> None:
     reply = reply_of(pieces)
-    whole = await answer_of(reply, thinking).whole()
+    whole = await answer_of(reply, thinking).complete()
     recorded = digests([USER, reply.message()], [])
     assert (
         digests(conversation(None, [USER, {"role": "assistant", "content": whole["content"]}]), [])
@@ -132,7 +132,7 @@ async def test_what_is_sent_back_is_what_was_recorded(pieces: list[Piece], think
 
 async def test_blocks_in_their_order() -> None:
     pieces = [Piece("reasoning", "h"), Piece("reasoning", "m"), Piece("content", "so"), ADD, ADD]
-    whole = await answer_of(reply_of(pieces, "tool_calls"), SHOWN).whole()
+    whole = await answer_of(reply_of(pieces, "tool_calls"), SHOWN).complete()
     signature = whole["content"][0].pop("signature")
     assert signature
     ids = [block.pop("id") for block in whole["content"][2:]]
@@ -147,7 +147,7 @@ async def test_blocks_in_their_order() -> None:
     assert whole["stop_reason"] == "tool_use"
     other = reply_of(pieces)
     other.call_id = "msg_2"
-    assert (await answer_of(other, SHOWN).whole())["content"][0]["signature"] != signature
+    assert (await answer_of(other, SHOWN).complete())["content"][0]["signature"] != signature
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,16 @@ async def test_blocks_in_their_order() -> None:
 async def test_why_it_ended(
     finish: str, stop: str, max_tokens: int, expected: tuple[str, str | None]
 ) -> None:
-    answer = await answer_of(reply_of([Piece("content", "x")], finish, stop), max_tokens=max_tokens).whole()
+    answer = await answer_of(
+        reply_of([Piece("content", "x")], finish, stop), max_tokens=max_tokens
+    ).complete()
     assert (answer["stop_reason"], answer["stop_sequence"]) == expected
 
 
 async def test_arguments_that_are_no_object_break_no_client() -> None:
     for arguments in ("[1]", "five", "NaN"):
         reply = reply_of([Piece("tool_call", tool_call=ToolCall("add", arguments))])
-        whole = await answer_of(reply).whole()
+        whole = await answer_of(reply).complete()
         assert whole["content"][0]["input"] == {"raw_arguments": arguments}
         assert assembled(await streamed(answer_of(reply))) == whole
 

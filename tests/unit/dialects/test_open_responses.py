@@ -15,7 +15,8 @@ from typing import Any, get_args
 import openresponses_types.types as types
 from pydantic import BaseModel
 
-from gateway.dialects.responses import generation_request, items, messages, parse
+from gateway.dialects.responses import generation_request, parse
+from gateway.dialects.responses_input import items, messages
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
 

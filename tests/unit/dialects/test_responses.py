@@ -15,13 +15,10 @@ from gateway.dialects.forms import any_object
 from gateway.dialects.responses import (
     _UNSUPPORTED,
     ResponsesRequest,
-    answer_of,
     generation_request,
-    items,
-    messages,
-    named,
     parse,
 )
+from gateway.dialects.responses_input import answer_of, items, messages, named
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
 from gateway.render.constraints import ContentForm

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from gateway.dialects.responses import items, messages, parse
+from gateway.dialects.responses import parse
 from gateway.dialects.responses_answer import ResponsesAnswer
+from gateway.dialects.responses_input import items, messages
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import Unavailable
 from gateway.render.renderer import ChatRenderer
@@ -136,7 +137,7 @@ def test_events_and_the_whole_answer_say_the_same(renderer: ChatRenderer, data: 
     summary = data.draw(st.sampled_from([None, "auto"]))
     values["reasoning"] = {"summary": summary}
 
-    whole = asyncio.run(answer_of(reply_of(renderer, text, [], finish), renderer, **values).whole())
+    whole = asyncio.run(answer_of(reply_of(renderer, text, [], finish), renderer, **values).complete())
     assert Response.model_validate(whole).model_dump(exclude_unset=True, by_alias=True) == whole
     check_response(whole)
     reply = reply_of(renderer, text, cuts, finish)
@@ -152,7 +153,7 @@ def test_no_log_probability_is_told_from_a_tool_call_on(renderer: ChatRenderer) 
     text = 'Hé <tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call></think>Hé '
     values = {"include": ["message.output_text.logprobs"]}
     for cuts in ([], [46], [3, 20, 47]):
-        whole = asyncio.run(answer_of(reply_of(renderer, text, cuts), renderer, **values).whole())
+        whole = asyncio.run(answer_of(reply_of(renderer, text, cuts), renderer, **values).complete())
         texts = [part for item in whole["output"] for part in item.get("content", ())]
         assert [len(part["logprobs"]) for part in texts] == [4, 0]
 
@@ -173,7 +174,7 @@ def kinds(whole: dict[str, Any]) -> list[str]:
 
 def test_reasoning_a_message_and_calls_are_items_in_their_order(renderer: ChatRenderer) -> None:
     reply = reply_of(renderer, f"<think>\nhm\n</think>\n\nso{CALL}{CALL}", [])
-    whole = asyncio.run(answer_of(reply, renderer).whole())
+    whole = asyncio.run(answer_of(reply, renderer).complete())
     assert kinds(whole) == ["reasoning", "message", "function_call", "function_call"]
     thought, said, *calls = whole["output"]
     assert thought["content"] == [{"type": "reasoning_text", "text": "hm"}]
@@ -201,7 +202,7 @@ def test_the_logprobs_of_a_message_are_those_of_its_tokens(renderer: ChatRendere
 
 
 def test_a_reply_that_was_cut_is_incomplete(renderer: ChatRenderer) -> None:
-    whole = asyncio.run(answer_of(reply_of(renderer, "long", [], "length"), renderer).whole())
+    whole = asyncio.run(answer_of(reply_of(renderer, "long", [], "length"), renderer).complete())
     assert (whole["status"], whole["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert whole["output"][-1]["status"] == "incomplete"
 
@@ -211,7 +212,7 @@ def test_what_was_asked_is_repeated(renderer: ChatRenderer) -> None:
     said = {"instructions": "x", "truncation": "auto", "metadata": {"k": "v"}, "max_output_tokens": 9}
     form = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     answer = answer_of(reply_of(renderer, "a", []), renderer, tools=[tool], text={"format": form}, **said)
-    whole = Response.model_validate(asyncio.run(answer.whole())).model_dump(by_alias=True)
+    whole = Response.model_validate(asyncio.run(answer.complete())).model_dump(by_alias=True)
     assert {name: whole[name] for name in said} == said
     assert whole["tools"][0] | tool == whole["tools"][0]
     assert whole["text"]["format"]["schema"] == {"type": "object"}
@@ -223,7 +224,7 @@ def test_what_was_used_is_said(renderer: ChatRenderer) -> None:
     reply = reply_of(renderer, "a", [])
     reply.temperature, reply.top_p, reply.seconds = 0.5, 0.9, 3.75
     answer = answer_of(reply, renderer, temperature=2.0, presence_penalty=0.5, reasoning={"effort": "low"})
-    whole = asyncio.run(answer.whole())
+    whole = asyncio.run(answer.complete())
     assert (whole["temperature"], whole["top_p"]) == (0.5, 0.9)
     assert (whole["presence_penalty"], whole["frequency_penalty"]) == (0.5, 0.0)
     assert (whole["created_at"], whole["completed_at"]) == (1000, 1004)
@@ -231,7 +232,7 @@ def test_what_was_used_is_said(renderer: ChatRenderer) -> None:
     events = events_of(answer_of(reply, renderer))
     assert [e["response"]["completed_at"] for e in events if "response" in e] == [None, None, 1004]
     cut = reply_of(renderer, "a", [], "length")
-    assert asyncio.run(answer_of(cut, renderer).whole())["completed_at"] is None
+    assert asyncio.run(answer_of(cut, renderer).complete())["completed_at"] is None
 
 
 @pytest.mark.parametrize("summary", ["auto", "concise", "detailed"])

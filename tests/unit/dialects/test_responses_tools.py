@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dialects.responses import generation_request, items, messages, parse
+from gateway.dialects.responses import generation_request, parse
+from gateway.dialects.responses_input import items, messages
 from gateway.dialects.responses_tools import Toolbox, offered
 from gateway.errors import BadRequest
 from gateway.trajectories.conversation import digests

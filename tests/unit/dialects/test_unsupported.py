@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import chat, completions, messages, responses
+from gateway.dialects import chat, completions, messages, responses, responses_input
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
 
@@ -24,7 +24,7 @@ def ask_chat(**values: Any) -> None:
 
 def ask_responses(**values: Any) -> None:
     made = responses.parse({"model": "m", "input": "hi", **values})
-    found = responses.messages(responses.items(made.input))
+    found = responses_input.messages(responses_input.items(made.input))
     responses.generation_request(made, Toolbox.of(made.tools or (), "refuse"), found, values)
 
 

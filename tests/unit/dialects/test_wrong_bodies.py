@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import chat, completions, messages, responses
+from gateway.dialects import chat, completions, messages, responses, responses_input
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
 
@@ -21,6 +21,7 @@ USED = {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name"
 GIVEN = {"type": "tool_result", "tool_use_id": "c1", "content": "3"}
 TWICE = {**CALLED, "tool_calls": CALLED["tool_calls"] * 2}
 USED_TWICE = {**USED, "content": USED["content"] * 2}
+TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
 
@@ -31,7 +32,7 @@ def ask_chat(**values: Any) -> None:
 
 def ask_responses(**values: Any) -> None:
     made = responses.parse({"model": "m", "input": "hi", **values})
-    found = responses.messages(responses.items(made.input))
+    found = responses_input.messages(responses_input.items(made.input))
     responses.generation_request(made, Toolbox.of(made.tools or (), "refuse"), found, values)
 
 
@@ -117,6 +118,27 @@ def anthropic(name: str = "f", **fields: Any) -> dict[str, Any]:
         (ask_responses, {"input": [CALL, OUTPUT, OUTPUT]}, "input"),
         (ask_responses, {"input": [CALL, HI]}, "input"),
         (ask_chat, {"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        *(
+            (ask_chat, {"structured_outputs": empty}, "structured_outputs")
+            for empty in ({}, {"json": None}, {"json_object": False}, {"disable_any_whitespace": False})
+        ),
+        (ask_chat, {"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object"),
+        (ask_chat, {"structured_outputs": {"json": 0}}, "structured_outputs.json"),
+        (ask_chat, {"structured_outputs": {"regex": False}}, "structured_outputs.regex"),
+        (ask_chat, {"structured_outputs": {"backend": 0}}, "structured_outputs.backend"),
+        (ask_chat, {"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice"),
+        (ask_chat, {"guided_grammar": " "}, "guided_grammar"),
+        (ask_chat, {"guided_regex": ["a"]}, "guided_regex"),
+        (ask_chat, {"guided_regex": "a", "tools": [TOOL], "tool_choice": "required"}, "guided_regex"),
+        (
+            ask_chat,
+            {
+                "structured_outputs": {"json_object": True},
+                "tools": [TOOL],
+                "tool_choice": {"type": "function", "function": {"name": "add"}},
+            },
+            "structured_outputs.json_object",
+        ),
         (ask_chat, {"guided_json": "{"}, "guided_json"),
         (ask_chat, {"guided_json": {"type": "objekt"}}, "guided_json.type"),
         (ask_chat, {"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs.regex"),

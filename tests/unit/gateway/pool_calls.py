@@ -16,6 +16,7 @@ from gateway.types import Sampling
 def opened(pool: EnginePool, name: str, version: int = 0) -> Slot:
     """An engine that is open, of which the pool has heard."""
     slot = pool.slots.setdefault(name, Slot(name))
+    slot.hold()
     slot.confirm(version)
     pool.notify()
     return slot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import EngineError, EngineRefused, EngineReplaced, EngineUnreachable, Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
-from gateway.rollout.pool import EnginePool
+from gateway.rollout.pool import EnginePool, NoMonitor
 from gateway.rollout.slot import Slot
 from gateway.sections import QueueSettings
 from gateway.trajectories.turn import Span
@@ -44,20 +45,26 @@ class Pool(EnginePool):
     """A pool of scripted engines `a`, `b` and so on, at version 3; notes what it is told of them."""
 
     def __init__(self, *engines: Scripted, url: str | None = None) -> None:
-        super().__init__("demo", QueueSettings(), 10.0)
+        super().__init__("demo", QueueSettings())
         self.troubled: list[str] = []
         self.disputed: list[str] = []
-        self.on_trouble = lambda slot: self.troubled.append(slot.name)
-        self.on_dispute = lambda slot, reason: self.disputed.append(f"{slot.name}: {reason}")
         for name, engine in zip("abc", engines, strict=False):
             slot = self.slots[name] = Slot(name, url)
             slot.engine = engine  # type: ignore[assignment]
+            slot.hold()
             slot.confirm(3)
+
+    def report_unreachable(self, slot: Slot) -> None:
+        self.troubled.append(slot.name)
+        super().report_unreachable(slot)
+
+    def report_disputed(self, slot: Slot, reason: str) -> None:
+        self.disputed.append(f"{slot.name}: {reason}")
 
     def runner(self, max_failures: int = 5, **sampling: object) -> CallRunner:
         """Runs a call with a prompt of two tokens."""
         given = Sampling(max_tokens=4, **sampling)  # type: ignore[arg-type]
-        return CallRunner(Call("c", np.array([7, 8], np.int32), given), self, max_failures=max_failures)
+        return CallRunner(Call("c", np.array([7, 8], np.int32), given), self)
 
 
 async def ended(runner: CallRunner) -> Call:
@@ -95,13 +102,17 @@ async def test_a_call_goes_on_in_another_engine_than_the_one_that_failed_it() ->
 async def test_calls_whose_only_engine_died_wait_until_it_is_started_again() -> None:
     engine = Scripted(EngineUnreachable("gone"), ([1], "stop"))
     pool = Pool(engine)
-    pool.on_trouble = lambda slot: slot.fail("it died")
+    monitor = Mock(NoMonitor)
+    monitor.unreachable.side_effect = lambda _model, slot: slot.fail("it died")
+    pool.set_monitor(monitor)
     runner = pool.runner()
     runner.start(lambda: None)
     async with within("the call waits for an engine"):
         while not pool.waiting:
             assert not runner._over.is_set()
             await turns(1)
+        pool.slots["a"].start()
+        pool.slots["a"].hold()
         pool.slots["a"].confirm(3)
         pool.notify()
         await runner.wait()
@@ -137,10 +148,11 @@ async def test_what_no_engine_would_take_is_tried_once() -> None:
     assert len(engine.asked) == 1
 
 
-async def test_a_call_fails_with_the_last_of_so_many_failures() -> None:
+async def test_a_call_fails_with_the_last_of_its_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.rollout.call_runner.MAX_FAILURES", 2)
     engine = Scripted(EngineError("first"), EngineError("second"), EngineError("third"))
     with pytest.raises(EngineError, match="second"):
-        await ended(Pool(engine).runner(max_failures=2))
+        await ended(Pool(engine).runner())
 
 
 async def test_the_label_is_told_to_engines_that_others_start() -> None:
@@ -169,23 +181,20 @@ async def test_a_seeded_call_of_which_something_was_delivered_is_lost_with_its_e
     assert lost.value.code == "call_lost"
 
 
-async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
+async def test_a_call_of_an_engine_that_is_updated_returns_to_it() -> None:
     engine = Scripted(([1], "abort"), ([2], "stop"))
-    pool = Pool(engine, Scripted())
+    pool = Pool(engine)
     slot = pool.slots["a"]
 
     def hold() -> None:
         if call.turn.ids == [1]:
-            slot.state = "held"
+            slot.hold()
 
     runner = pool.runner()
     call = runner.call
-    now = asyncio.get_running_loop().time()
     runner.start(hold)
-    await until(lambda: call.hints.wait_until > 0, "it waits for its engine", every_s=0)
+    await until(lambda: call.hints.preferred == "a", "it waits for its engine", every_s=0)
     async with within("the call ends in its own engine"):
-        assert call.hints.preferred == "a"
-        assert now + 5.0 <= call.hints.wait_until <= asyncio.get_running_loop().time() + 15.0
         slot.confirm(4)
         pool.notify()
         await runner.wait()
@@ -195,7 +204,7 @@ async def test_a_call_of_an_engine_that_is_held_waits_for_it_a_while() -> None:
 
 async def test_who_waits_for_a_call_that_is_stopped_hears_why() -> None:
     pool = Pool(Scripted())
-    pool.slots["a"].state = "held"
+    pool.slots["a"].hold()
     runner = pool.runner()
     runner.start(lambda: None)
     waiting = asyncio.create_task(runner.wait(), name="waiting")

@@ -1,17 +1,16 @@
-"""Under every rule and whatever happens, each event leaves a reason, and each episode's story ends as it did in the ledger."""
+"""Whatever happens, each event leaves a reason, and each episode's story ends as it did in the ledger."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.feed.decision_log import DecisionLog
 from gateway.feed.explain import explain, verdict
 from gateway.store.decisions import Decision
-from scheduler.policies.rules import RULES, create
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import (
     CloseGroup,
     Consume,
@@ -49,7 +48,7 @@ extras = st.fixed_dictionaries(
         "spare_groups": st.integers(0, 2),
         "spare_members": st.integers(0, 1),
         "drop_equal": st.booleans(),
-        "late": st.sampled_from(["cancel", "drop", "mask"]),
+        "late_groups": st.sampled_from(["cancel", "drop", "mask", "overtake"]),
     }
 )
 
@@ -57,8 +56,8 @@ extras = st.fixed_dictionaries(
 class World:
     """A rule and what is told of it. Knows who was trained by itself: of a consumed group, whose rewards were taken."""
 
-    def __init__(self, rule: str, limits: LedgerSettings) -> None:
-        self.ledger = create(rule, limits)
+    def __init__(self, limits: LedgerSettings) -> None:
+        self.ledger = StaleFlow(limits)
         self.decision_log = DecisionLog()
         self.rows: list[dict[str, Any]] = []
         self.group_of: dict[str, str] = {}
@@ -164,24 +163,19 @@ def check(world: World) -> None:
 
 @settings(max_examples=200)
 @given(st.lists(steps, min_size=20, max_size=60), st.integers(0, 2), st.integers(1, 2), extras)
-def test_staleflow(script: list[tuple[Any, ...]], eta: int, batch: int, extra: dict[str, Any]) -> None:
-    world = World("staleflow", LedgerSettings(eta, batch, 1, stuck_groups=2, **extra))
-    for step in script:
-        world.take(world.event(step))
-    check(world)
-
-
-@pytest.mark.parametrize("rule", [name for name in RULES if name != "staleflow"])
-@given(script=st.lists(steps, min_size=20, max_size=60), eta=st.integers(1, 2), batch=st.integers(1, 2))
-def test_the_competitors(rule: str, script: list[tuple[Any, ...]], eta: int, batch: int) -> None:
-    world = World(rule, LedgerSettings(eta, batch, 1))
+def test_every_event_leaves_a_reason(
+    script: list[tuple[Any, ...]], eta: int, batch: int, extra: dict[str, Any]
+) -> None:
+    if extra["late_groups"] == "overtake":
+        extra = {**extra, "spare_groups": 0}
+    world = World(LedgerSettings(eta, batch, 1, stuck_groups=2, **extra))
     for step in script:
         world.take(world.event(step))
     check(world)
 
 
 def test_a_group_that_is_passed_over_was_in_its_batch_until_a_version() -> None:
-    world = World("staleflow", LedgerSettings(0, 1, 1))
+    world = World(LedgerSettings(0, 1, 1))
     for event in (Join("g", "m", 1), Reward("m", 1.0), Publish(3)):
         world.take(event)
     last = world.rows[-1]
@@ -191,7 +185,7 @@ def test_a_group_that_is_passed_over_was_in_its_batch_until_a_version() -> None:
 
 
 def test_the_decision_log_forgets_what_is_over() -> None:
-    world = World("staleflow", LedgerSettings(0, 1, 1))
+    world = World(LedgerSettings(0, 1, 1))
     for number in range(50):
         for member in range(2):
             world.take(Join(f"g{number}", f"m{number}-{member}", 2))

@@ -172,14 +172,13 @@ async def test_tied_weights_on_the_cpu_build(tmp_path: Path) -> None:
 
 async def test_a_collector_of_spans_that_is_there_or_not(tiny_model: Path, tmp_path: Path) -> None:
     port = free_port()
-    there = {"endpoint": f"http://127.0.0.1:{port}", "timeout_s": 60.0}
+    there = {"endpoint": f"http://127.0.0.1:{port}"}
     given = settings(tiny_model, tmp_path, telemetry=there)
     async with serve(Collector().app(), port):
         [finding] = await machine.examine_collector(given)
         assert finding.level == "ok"
-    away = settings(tiny_model, tmp_path, telemetry={**there, "timeout_s": 0.5})
-    warning = only(await machine.examine_collector(away), "warning")
-    assert "accepts no spans within 0.5 s" in warning.what
+    warning = only(await machine.examine_collector(given), "warning")
+    assert "accepts no spans" in warning.what
 
 
 async def test_a_collector_without_the_sdk(

@@ -109,13 +109,13 @@ def test_it_is_sure_for_a_lease_from_when_it_asked(
     store.claims, store.write_s = deque([5]), 3.0
     assert loop.run(election.seize()) == 5
     clock.now += 0.5
-    loop.run(election.check_leadership(5))
+    loop.run(election.check_coordinator(5))
     assert store.writes == 1
     clock.now += 1.0
-    loop.run(election.check_leadership(5))
+    loop.run(election.check_coordinator(5))
     assert store.writes == 2, "its lease may have ended"
     clock.now += 1.5
-    loop.run(election.check_leadership(5))
+    loop.run(election.check_coordinator(5))
     assert store.writes == 3, "the renewal counts from when it was asked for, too"
 
 

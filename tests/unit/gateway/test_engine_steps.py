@@ -16,9 +16,9 @@ from gateway.rollout.call import Call
 from gateway.rollout.distribution import Distribution
 from gateway.rollout.engine_steps import EngineSteps
 from gateway.rollout.peers import NoPeers, Peers
-from gateway.rollout.placing import SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot_placer import SlotPlacer
 from gateway.rollout.weights_check import Weights
 from gateway.sections import EngineSettings, ModelSettings, QueueSettings, UpdateSettings, WeightsSettings
 from gateway.types import Probe, Sampling
@@ -35,7 +35,8 @@ class Engine:
         self.name = "e"
         self.told: list[Any] = []
         self.slot = Slot("e", "http://e")
-        self.slot.engine = cast(Any, self)
+        self.slot.attach(cast(Any, self))
+        self.slot.hold()
         self.scores: list[float] | EngineError = []
         self.frees = False
         self.holdings: list[Holding] | NotComparable = NotComparable("e cannot compare")
@@ -43,7 +44,7 @@ class Engine:
     async def frees_memory(self) -> bool:
         return self.frees
 
-    async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
+    async def pause(self, *, keep: bool = False) -> None:
         self.told.append("pause")
         self.slot.runs.clear()
 
@@ -80,7 +81,7 @@ class Engine:
 
 def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> EngineSteps:
     """The steps of an engine that others have started."""
-    pool = EnginePool("demo", QueueSettings(), 10.0)
+    pool = EnginePool("demo", QueueSettings())
     pool.slots["e"] = engine.slot
     model = ModelSettings.model_validate({"path": "weights"})
     external = EngineSettings.model_validate({"launch": "external", "url": "http://e", **settings})
@@ -91,7 +92,7 @@ def steps_of(engine: Engine, peers: Peers | None = None, **settings: Any) -> Eng
         UpdateSettings(),
         peers or NoPeers(),
         Distribution("demo", WeightsSettings(), EngineSettings(), Path("base")),
-        check_leadership=AsyncMock(),
+        check_coordinator=AsyncMock(),
         pinned_s=5.0,
         patient=peers is not None,
     )
@@ -197,7 +198,7 @@ async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
     assert [
         record.message for record in caplog.records if "judged by its log-probabilities" in record.message
     ] == [
-        "e: that it holds a version is judged by its log-probabilities, which cannot tell close versions apart: e cannot compare"
+        "e: that it holds a version is judged by its log-probabilities, which cannot distinguish close versions: e cannot compare"
     ]
     engine.holdings = [Holding({"a": ["1"]}, {})]
     await steps.run(Do("e", "probe", 3))
@@ -227,7 +228,8 @@ async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_to
     step: Step, state: str
 ) -> None:
     engine, heard, placer = Engine(), [], Mock(SlotPlacer)
-    steps, engine.slot.state = steps_of(engine), "open"
+    steps = steps_of(engine)
+    engine.slot.mirror_state("open", "", 3, 0)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     steps._pool.set_placer(placer)
     placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.told]))

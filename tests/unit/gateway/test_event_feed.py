@@ -32,7 +32,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 @pytest.fixture
 async def feed(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EventFeed]:
     monkeypatch.setattr(feed_module, "_GATHER_S", 0.001)
-    opened = EventFeed(database, 10)
+    opened = EventFeed(database)
     yield opened
     await opened.close()
 
@@ -262,11 +262,14 @@ async def test_closing_ends_every_stream_and_no_other_begins(database: Database,
         await Watcher(feed).piece()
 
 
-async def test_more_watchers_than_allowed_are_refused(database: Database) -> None:
-    feed = EventFeed(database, 1)
+async def test_more_watchers_than_allowed_are_refused(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.feed.events._MAX_WATCHERS", 1)
+    feed = EventFeed(database)
     first = Watcher(feed)
     await first.piece()
-    with pytest.raises(Busy, match="max_watchers"):
+    with pytest.raises(Busy, match="1 streams of events are open"):
         feed.check()
     await feed.close()
 

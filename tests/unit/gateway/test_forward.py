@@ -15,7 +15,7 @@ import pytest
 from gateway.api.middleware.body_limit import BodyLimit
 from gateway.api.middleware.drain import Drain, Draining
 from gateway.api.middleware.forward import Forward
-from gateway.errors import Elsewhere
+from gateway.errors import OwnedByPeer
 from gateway.keys import Keyring
 from gateway.settings import Settings
 from gateway.tenancy.projects import Projects
@@ -216,7 +216,7 @@ async def test_the_other_process_sees_that_the_client_has_left(by: str) -> None:
     async def here(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await whole(receive)
-            raise Elsewhere(place.url, alive)
+            raise OwnedByPeer(place.url, alive)
 
     async def alive() -> bool:
         return True

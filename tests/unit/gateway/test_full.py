@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gateway.feed.full import no_slot
-from scheduler.policies import rules
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import Finish, Join, Leased, Reward
 from scheduler.policies.staleness_state import LedgerSettings
 
 
 def test_the_batches_their_groups_and_the_trainer_are_named() -> None:
-    rule = rules.create("staleflow", LedgerSettings(1, 2))
+    rule = StaleFlow(LedgerSettings(1, 2))
     for group in "abcd":
         for member in "12":
             rule.apply(Join(group, group + member, 2))

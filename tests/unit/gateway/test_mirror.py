@@ -17,7 +17,7 @@ import pytest
 from aiohttp import ClientSession, web
 from safetensors.numpy import load_file, save_file
 
-from gateway.errors import Unprocessable, WeightsAway
+from gateway.errors import Unprocessable, WeightsUnavailable
 from gateway.rollout.weights_check import read_weights
 from gateway.weights import delta
 from gateway.weights.mirror import Mirror
@@ -130,7 +130,7 @@ async def test_a_fetch_that_was_cut_goes_on_where_it_was(tmp_path: Path) -> None
 
     async with Mirror(tmp_path / "b") as mirror:
         async with serving(tmp_path / "a", first=dies) as source:
-            with pytest.raises(WeightsAway, match="HTTP 500"):
+            with pytest.raises(WeightsUnavailable, match="HTTP 500"):
                 await mirror.fetch(1, [source])
         assert mirror.versions() == {}
         before = sum(mirror.fetched.values())
@@ -204,7 +204,9 @@ async def test_callers_share_a_fetch_that_outlives_one_of_them(tmp_path: Path) -
 
 async def test_a_source_that_is_away_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path / "a", "right") as source, Mirror(tmp_path / "b", "wrong") as mirror:
-        with pytest.raises(WeightsAway, match=f"version 3.*{source}: HTTP 401.*127.0.0.1:9: ") as error:
+        with pytest.raises(
+            WeightsUnavailable, match=f"version 3.*{source}: HTTP 401.*127.0.0.1:9: "
+        ) as error:
             await mirror.fetch(3, [source, "http://127.0.0.1:9"])
         assert (error.value.status, error.value.code) == (503, "weights_away")
 

@@ -14,9 +14,9 @@ from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.errors import Unavailable
 from gateway.rollout.call import Call
 from gateway.rollout.call_runner import CallRunner
-from gateway.rollout.placing import PlacementRequest, Placer, SlotPlacer
 from gateway.rollout.pool import EnginePool
 from gateway.rollout.slot import Run, Slot
+from gateway.rollout.slot_placer import PlacementRequest, Placer, SlotPlacer
 from gateway.sections import QueueSettings
 from gateway.types import Sampling
 from tests.harness.waiting import turns, until, within
@@ -35,7 +35,7 @@ class Wrong(SlotPlacer):
 
 
 async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> None:
-    pool = EnginePool("demo", QueueSettings(max_wait_s=60.0), 0.0)
+    pool = EnginePool("demo", QueueSettings(max_wait_s=60.0))
     pool.slots["e"] = Slot("e")
     wrong = Wrong(pool)
     placer: Placer = wrong
@@ -45,10 +45,11 @@ async def test_a_placer_that_errs_at_once_keeps_nobody_else_from_going_on() -> N
     await turns(11)
     before = wrong.answers
     assert 0 < before < 100
+    pool.slots["e"].hold()
     pool.slots["e"].confirm(0)
     async with within("the call that waits gets the engine"):
         assert (await asking).name == "e"
-    pool.slots["e"].state = "held"
+    pool.slots["e"].hold()
     pool._queue = QueueSettings(max_wait_s=0.05)
     with pytest.raises(Unavailable, match="wait for an engine"):
         await pool.acquire(call)
@@ -87,10 +88,11 @@ class Busy:
 
 
 async def test_where_a_call_runs_is_known_without_looking_through_those_beside_it() -> None:
-    pool = EnginePool("demo", QueueSettings(), 0.0)
+    pool = EnginePool("demo", QueueSettings())
     slot = pool.slots["e"] = Slot("e")
     engine = Busy()
     slot.engine = engine  # type: ignore[assignment]
+    slot.hold()
     slot.confirm(0)
     calls = [Call(f"c{n}", np.arange(3, dtype=np.int32), Sampling()) for n in range(50)]
     runners = [CallRunner(call, pool) for call in calls]
@@ -99,7 +101,7 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
     await until(lambda: len(engine.aborted) == len(calls), "all run")
     runs = slot.runs = Counted(slot.runs)
     assert {row["engine"] for row in pool.describe_calls()} == {"e"}
-    slot.state = "held"
+    slot.hold()
     async with within("every call is stopped"):
         await asyncio.gather(*(runner.stop() for runner in runners))
     assert runs.seen == 0
@@ -108,17 +110,18 @@ async def test_where_a_call_runs_is_known_without_looking_through_those_beside_i
 
 
 async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goes_on_elsewhere() -> None:
-    pool, now = EnginePool("demo", QueueSettings(), 0.0), asyncio.get_running_loop().time()
+    pool, now = EnginePool("demo", QueueSettings()), asyncio.get_running_loop().time()
     runs = {}
     for name in ("silent", "held", "idle", "stalled"):
         slot = pool.slots[name] = Slot(name)
+        slot.hold()
         slot.confirm(0)
         slot.last_token_at = now - 100.0
         if name != "idle":
             call = Call(name, np.arange(3, dtype=np.int32), Sampling())
             runs[name] = slot.runs[name] = Run(call, slot, name, now - 200.0)
             runs[name].last_token_at, runs[name].scope = now - 100.0, Mock()
-    pool.slots["held"].state = "held"
+    pool.slots["held"].hold()
     pool.slots["stalled"].last_token_at = now
     assert pool.silent(90.0) == [pool.slots["silent"]]
     assert [name for name, run in runs.items() if run.cut_reason] == ["stalled"]
@@ -127,7 +130,7 @@ async def test_an_open_engine_that_says_nothing_is_silent_and_a_stalled_call_goe
 
 def test_a_pool_remembers_the_episodes_that_ran_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.rollout.pool._REMEMBERED", 2)
-    pool = EnginePool("demo", QueueSettings(), 0.0)
+    pool = EnginePool("demo", QueueSettings())
     engine = opened(pool, "e")
     a, b, c = (call(name) for name in "abc")
     for one in (a, b, a, c):

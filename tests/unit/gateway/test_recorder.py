@@ -80,7 +80,7 @@ async def test_each_token_is_stored_with_its_version_and_with_what_is_wrong_with
     turn = Turn("c")
     turn.begin_run(3)
     turn.append([4, 5], [-0.5, math.nan])
-    turn.weights_changed(4, stale_kv=True)
+    turn.weights_changed(4)
     turn.append([6], [-0.5])
     greedy = Sampling(temperature=0.0)
     await recorder.record(
@@ -89,9 +89,8 @@ async def test_each_token_is_stored_with_its_version_and_with_what_is_wrong_with
     (prompt, sampled), call = submit.call_args.args[0].what
     assert (prompt.ids.tolist(), prompt.sampled, sampled.ids.tolist()) == ([1, 2], False, [4, 5, 6])
     assert (sampled.versions.tolist(), sampled.newest.tolist()) == ([3, 3, 3], [3, 3, 4])
-    wrong = TokenFlag.STALE_KV | TokenFlag.UNCONFIRMED
     assert sampled.flags.tolist() == [
-        TokenFlag.GREEDY, TokenFlag.GREEDY | TokenFlag.INVALID_LOGPROB, TokenFlag.GREEDY | wrong
+        TokenFlag.GREEDY, TokenFlag.GREEDY | TokenFlag.INVALID_LOGPROB, TokenFlag.GREEDY | TokenFlag.UNCONFIRMED
     ]  # fmt: skip
     assert (sampled.mask_reason, sampled.call_id, call["node"]) == ("", "c", sampled.index)
 

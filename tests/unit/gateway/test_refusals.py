@@ -11,7 +11,7 @@ from fastapi import Request
 from prometheus_client import Counter
 
 from gateway.api.errors import NOT_BEGUN, error_response, refusal
-from gateway.errors import BadRequest, EngineError, Fenced, GatewayError, NotBegun, Unavailable
+from gateway.errors import BadRequest, EngineError, Fenced, GatewayError, NotAccepted, Unavailable
 from gateway.peers.follower import Follower
 from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
@@ -44,7 +44,7 @@ def test_the_level_of_a_refusal(
 
 
 def test_what_was_not_begun_says_so_and_nothing_else_does() -> None:
-    assert NOT_BEGUN in error_response(NotBegun("it ends", retry_after=1.0), "/v1/models").headers
+    assert NOT_BEGUN in error_response(NotAccepted("it ends", retry_after=1.0), "/v1/models").headers
     assert NOT_BEGUN not in error_response(BUSY, "/v1/models").headers
 
 

@@ -48,7 +48,6 @@ def test_a_public_url_is_what_agents_are_given() -> None:
         ({"staleness": {"batch": 0}}, "staleness.batch"),
         ({"episodes": {"idle_s": 1e9}}, "episodes.idle_s"),
         ({"feed": {"lease_s": "soon"}}, "feed.lease_s"),
-        ({"sampling": {"default_temperature": 3}}, "sampling.default_temperature"),
         ({"models": {}}, "models"),
         (
             {"models": {"a": {"path": "a", "aliases": ["*"]}, "b": {"path": "b", "aliases": ["*"]}}},
@@ -176,9 +175,3 @@ def test_bounds_of_tokens_stay_within_the_room(bounds: dict[str, int], asked: in
 def test_a_plain_value_for_a_range_says_how_to_write_it(name: str) -> None:
     with pytest.raises(ConfigError, match=r"write \{ override = 1 \}"):
         Settings.parse({"models": {"m": {"path": "x"}}, "sampling": {name: 1}})
-
-
-@pytest.mark.parametrize("key", ["tails", "slots"])
-def test_engines_of_their_own_for_long_calls_are_gone_and_refused_by_name(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"routing\.{key}: there is no such key; there are: admit, "):
-        Settings.parse({**MODEL, "routing": {key: 64}})

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.trajectories.tree import ROOT, START, Place, TokenTree
+from gateway.trajectories.tree import ROOT, START, TokenTree, TreePosition
 from gateway.types import Node
 
 NO_IDS = np.empty(0, np.int32)
@@ -21,7 +21,9 @@ def array(ids: tuple[int, ...] | list[int]) -> np.ndarray:
     return np.asarray(ids, np.int32)
 
 
-def hang(tree: TokenTree, place: Place, ids: tuple[int, ...] | list[int], *, sampled: bool = False) -> Place:
+def hang(
+    tree: TokenTree, place: TreePosition, ids: tuple[int, ...] | list[int], *, sampled: bool = False
+) -> TreePosition:
     """Adds ids after a place."""
     node = Node(
         *(len(tree.nodes), place.node, place.at, sampled, array(ids), NO_LOGPROBS, NO_IDS, NO_FLAGS),
@@ -76,7 +78,7 @@ def test_a_branch_in_the_middle_of_a_node_splits_nothing() -> None:
     tree = TokenTree()
     hang(tree, START, [1, 2, 3, 4])
     place = tree.find(array([1, 2, 9]))
-    assert place == Place(0, 2, 2)
+    assert place == TreePosition(0, 2, 2)
     end = hang(tree, place, [9, 9])
     assert tree.path(end).tolist() == [1, 2, 9, 9]
     assert [node.ids.tolist() for node in tree.nodes] == [[1, 2, 3, 4], [9, 9]]
@@ -109,6 +111,6 @@ def test_a_node_outside_its_parent_is_refused() -> None:
     tree = TokenTree()
     hang(tree, START, [1, 2])
     for at in (0, 2):
-        assert hang(TokenTree(tree.nodes), Place(0, at, at), [1]).length == at + 1
+        assert hang(TokenTree(tree.nodes), TreePosition(0, at, at), [1]).length == at + 1
     with pytest.raises(ValueError, match="outside its parent"):
         tree.add(Node(1, 0, 3, False, array([1]), NO_LOGPROBS, NO_IDS, NO_FLAGS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from unittest.mock import create_autospec
+from unittest.mock import AsyncMock, create_autospec
 
 import pytest
 
@@ -14,7 +14,7 @@ from gateway.peers.messages import episode_to_json, error_to_json
 from gateway.render.renderer import ChatRenderer
 from gateway.rollout.completion import Completion
 from gateway.store.database import Database
-from gateway.trajectories.recorder import Recorder
+from gateway.trajectories.recorder import Exclusivity, Recorder
 from scheduler.program.placement import PlacementSettings
 
 
@@ -22,7 +22,9 @@ class Trees(Recorder):
     """A recorder whose trees are counted as they come and go."""
 
     def __init__(self) -> None:
-        super().__init__(create_autospec(Database), create_autospec(ChatRenderer), "m", shared=True)
+        super().__init__(
+            create_autospec(Database), create_autospec(ChatRenderer), "m", AsyncMock(Exclusivity)
+        )
         self.held: set[str] = set()
 
     def begin(self, episode_id: str) -> None:
@@ -47,14 +49,16 @@ class Link:
         asking = asyncio.create_task(self.follower.named(episode_id, 5.0))
         asked: dict[str, Any] = await self.follower._outbox.get()
         live = OpenEpisode(episode_id, "t", "g", "train", "m", 0.0, 0.0)
-        self.follower._take({"answer": asked["ask"], "episode": episode_to_json(live)})
+        self.follower._on_message(
+            {"answer": asked["ask"], "episode": episode_to_json(live), "exclusive": False}
+        )
         self.trees.begin(episode_id)
         return await asking
 
     async def ends(self, episode_id: str) -> None:
         """The coordinator says that an episode is over."""
         over = closed(episode_id, "rewarded")
-        self.follower._take({"do": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
+        self.follower._on_message({"do": "end", "id": 1, "episode": episode_id, **error_to_json(over)})
         await asyncio.gather(*self.follower._ending)
 
 

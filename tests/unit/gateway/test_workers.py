@@ -15,7 +15,7 @@ import pytest
 
 from gateway import workers
 from gateway.settings import ConfigError, Settings
-from gateway.workers import KeptEngine, Supervisor, Worker, check
+from gateway.workers import SupervisedEngine, Supervisor, Worker, check
 from processes.child import LocalProcess
 from processes.ports import free_port
 from tests.harness.waiting import until, within
@@ -184,7 +184,7 @@ def test_workers_are_given_their_engines(settings: Settings, monkeypatch: pytest
         "engine": {"launch": "vllm", "count": 2},
     }
     given = Settings.parse(values)
-    engines = {name: [KeptEngine(given, name, i) for i in range(2)] for name in given.models}
+    engines = {name: [SupervisedEngine(given, name, i) for i in range(2)] for name in given.models}
     for variable, value in workers._environment(given, engines).items():
         monkeypatch.setenv(variable, value)
     seen = Settings.parse(values)

@@ -1,4 +1,4 @@
-"""What is said of a path that no route has."""
+"""The hint for a path that no route has."""
 
 from __future__ import annotations
 
@@ -23,7 +23,24 @@ V1 = f"{ROOT}/v1"
         ("/openai/deployments/x/chat/completions", "Azure's API is not served: use a client of OpenAI's API"),
         ("/v1beta/models/demo:generateContent", "Gemini's API is not served"),
         ("/v1/models/demo:streamGenerateContent", "Gemini's API is not served"),
+        ("/v1/openai/deployments/x/completions", "Azure's API is not served"),
         ("/api/chat", "Ollama's API is not served"),
+        ("/v1/chat/completions/chat/completions", f"the base URL must end before the endpoint. It is {V1}"),
+        ("/v1/chat/completions/v1/chat/completions", "It has an endpoint twice"),
+        ("/v1/messages/v1/messages", "It has an endpoint twice"),
+        ("/v1/chat/completions/v1/embeddings", "It has an endpoint twice"),
+        ("/responses/responses", "It has an endpoint twice"),
+        ("/api/v1/chat/completions", f"no prefix before /v1: the base URL is {V1} for OpenAI's clients"),
+        ("/openai/v1/embeddings", "no prefix before /v1"),
+        ("/admin/v1/chat/completions", "no prefix before /v1"),
+        ("/v1/admin/episodes", f"The admin API is at {ROOT}/admin/v1, and its clients need the base URL {ROOT}"),
+        ("/admin/v1/admin/v1/status", "The admin API is at"),
+        ("/api/v1/admin/status", "The admin API is at"),
+        ("/V1/chat/completions", "Paths are in lower case"),
+        ("/Admin/V1/status", "Paths are in lower case"),
+        ("/v1/Chat/completions", "Paths are in lower case"),
+        ("/v1/files/ABC", "The APIs here are"),
+        ("/admin/v1/nothing", "The APIs here are"),
         ("/v1/chat/completions/", "Leave out the slash at the end"),
         ("/v1/messages/batches", "The APIs here are POST /v1/chat/completions"),
         ("/v1/embeddings", "The APIs here are"),
@@ -32,7 +49,7 @@ V1 = f"{ROOT}/v1"
 def test_the_right_base_url_is_named(path: str, said: str) -> None:
     error = no_route("POST", path, ROOT)
     assert (error.status, error.code) == (404, "no_such_route")
-    assert error.message.startswith(f"POST {path}: there is no such route. ") and said in error.message
+    assert error.message.startswith(f"POST {path}: no route has this path. ") and said in error.message
 
 
 @pytest.mark.parametrize(

@@ -161,9 +161,9 @@ async def test_a_function_that_cannot_be_imported_is_refused_at_the_start() -> N
         ({"calls": {"url": "http://x"}}, "posted on calls"),
         ({"g": {"url": "file:///etc/passwd"}}, "url"),
         ({"g": {"judge": "actor", "criteria": {"a": "b"}}}, "'actor' is no model with train = false"),
-        ({"g": {"judge": "nobody", "against": "b"}}, "'nobody' is no model with train = false"),
-        ({"g": {"judge": "judge"}}, "needs `criteria` to score by, or a text `against`"),
-        ({"g": {"judge": "judge", "against": "b", "each_turn": True}}, "`each_turn` is for `criteria`"),
+        ({"g": {"judge": "nobody", "reference_key": "b"}}, "'nobody' is no model with train = false"),
+        ({"g": {"judge": "judge"}}, "needs `criteria` to score by, or a `reference_key`"),
+        ({"g": {"judge": "judge", "reference_key": "b", "each_turn": True}}, "`each_turn` is for `criteria`"),
         ({"g": {"url": "http://x", "criteria": {"a": "b"}}}, "are for a `judge`"),
     ],
 )

@@ -155,7 +155,7 @@ def test_no_more_is_expected_than_may_be_sampled() -> None:
 def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> None:
     """All samples of a group begin at once: what its first ones teach the others did not have."""
     work: list[Callable[[], None]] = []
-    ranker = Boosted(0.2, 100, aside=work.append)
+    ranker = Boosted(0.2, 100, run=work.append)
     calls = [features(i) for i in range(64)]
     for call in calls:
         ranker.predict(call)
@@ -164,12 +164,12 @@ def test_what_is_learnt_of_a_call_is_what_was_known_when_it_was_predicted() -> N
     (some,) = work[0].args  # type: ignore[attr-defined]
     assert len(some) == 32
     assert all((call.row == some[0][0].row).all() for call, _ in some)
-    assert all(call.seen.past == ((0, 0),) * 4 for call, _ in some)
+    assert all(call.encoded.past == ((0, 0),) * 4 for call, _ in some)
 
 
 def test_before_the_first_fit_it_is_what_history_says_and_fits_are_left_to_others() -> None:
     work: list[Callable[[], None]] = []
-    ranker, history = Boosted(0.2, 100, aside=work.append), make_ranker("history", memory=100)
+    ranker, history = Boosted(0.2, 100, run=work.append), make_ranker("history", memory=100)
     draw = random.Random(5)
     for i in range(200):
         call = features(i, f"t{i % 7}")
@@ -192,7 +192,7 @@ def test_trees_that_were_fitted_to_few_calls_count_little(monkeypatch: pytest.Mo
     trees, few = models._trees
     shown(ranker, 400, lambda i: f"t{i}")
     assert 0 < few < models._trees[1] < 0.1
-    call = models.call(ranker._encoder.seen(features(999)))
+    call = models.call(ranker._encoder.encode(features(999)))
     monkeypatch.setattr(models, "_trees", (trees, 0.25))
     said = float(trees.predict(call.row[None])[0])
     assert said != call.expected
@@ -219,10 +219,10 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         encoder.add(features(i, f"t{i}"), 5)
     assert len(encoder) == 4 * 10
     for i in range(100):
-        encoder.seen(features(i, f"t{i}"))
+        encoder.encode(features(i, f"t{i}"))
     assert len(encoder) == 5 * 10
     work: list[Callable[[], None]] = []
-    ranker = Boosted(0.2, memory=10, aside=work.append)
+    ranker = Boosted(0.2, memory=10, run=work.append)
     for i in range(100):
         ranker.predict(features(i, f"t{i}"))
     assert len(ranker._open) == 40
@@ -233,13 +233,13 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_history_draws_what_is_expected_without_it_and_the_narrowest_has_the_last_word() -> None:
     encoder = Encoder(memory=4)
-    assert encoder.seen(features(0)).drawn(0.7) == [0.7] * 4, "nothing is known"
+    assert encoder.encode(features(0)).shrunk(0.7) == [0.7] * 4, "nothing is known"
     encoder.add(features(0, "other"), 10)
     encoder.add(features(1), 1000)
     more = math.log1p(1000) - encoder._turns[0].value
     same_task = Features("c", "t", "another", "another", 5, EASY)
-    assert encoder.seen(same_task).drawn(0.0) == pytest.approx([more / 1.3] * 4)
-    first, second, group, episode = encoder.seen(features(1)).drawn(0.0)
+    assert encoder.encode(same_task).shrunk(0.0) == pytest.approx([more / 1.3] * 4)
+    first, second, group, episode = encoder.encode(features(1)).shrunk(0.0)
     assert first < second < group < episode < more
 
 
@@ -249,7 +249,7 @@ def test_any_prompt_is_a_row(prompt: list[int]) -> None:
     for given in (prompt, np.asarray(prompt, np.int32)):
         call = Features("c", "t", "g", "e", 30, given, 3, 2, 100)
         for _ in range(2):
-            seen = encoder.seen(call)
+            seen = encoder.encode(call)
             assert (seen.prompt.shape, seen.row.shape) == ((encoder.prompt,), (encoder.width,))
             assert seen.row.dtype == np.float32
             assert np.isfinite(seen.prompt).all()
@@ -259,7 +259,7 @@ def test_any_prompt_is_a_row(prompt: list[int]) -> None:
 
 def test_the_words_at_the_end_of_a_long_prompt_count() -> None:
     encoder = Encoder(memory=4)
-    rows = [encoder.seen(features(0, prompt=[1] * 5000 + [last] * 20)).row for last in (5, 6)]
+    rows = [encoder.encode(features(0, prompt=[1] * 5000 + [last] * 20)).row for last in (5, 6)]
     assert (rows[0] != rows[1]).any()
 
 
@@ -267,9 +267,10 @@ def test_a_word_of_long_calls_says_so_of_a_new_task() -> None:
     encoder = Encoder(memory=4)
     for i in range(40):
         encoder.add(features(i, f"t{i}", prompt=HARD if i % 2 else EASY), 1000 if i % 2 else 10)
-    said = [
-        encoder._told(np.unique(np.concatenate(_words(prompt))))[0] for prompt in (EASY, HARD, [1, 2, 3, 4])
+    means = [
+        encoder._summary(np.unique(np.concatenate(_words(prompt))))[0]
+        for prompt in (EASY, HARD, [1, 2, 3, 4])
     ]
-    assert said[0] < -1
-    assert said[1] > 1
-    assert said[2] == 0
+    assert means[0] < -1
+    assert means[1] > 1
+    assert means[2] == 0

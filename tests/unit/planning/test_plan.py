@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 from scheduler.cli import app
 from scheduler.planning import measured, report
 from scheduler.planning.profile import BadProfile, Profile
+from scheduler.planning.recorded import Block, TrainerRecord, timeline_of
+from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Sampling, Site, Training
 from scheduler.policies.staleness_events import Consume, Leased
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived, Demand, Fitted, Left, Opened, Placed
 from scheduler.program.nodes import Hosted, NodeAdded
-from scheduler.timeline import Timeline
-from scheduler.timeline.recorded import Block, Written, timeline_of
-from tests.unit.timeline.story import recorded
+from tests.unit.planning.story import recorded
 
 MEASURED: dict[str, Any] = {
     "generation": {"seconds": {"1": 60.0}},
@@ -134,7 +134,7 @@ def test_the_command_refuses(tmp_path: Path, arguments: list[str], said: str) ->
     assert (result.exit_code, said in result.output) == (2, True)
 
 
-WORK = Written((Block("train", 1006, 1008), Block("train", 1016, 1018)))
+WORK = TrainerRecord((Block("train", 1006, 1008), Block("train", 1016, 1018)))
 
 
 def calls(fitted: bool, engines: tuple[str, str] = ("e", "e")) -> tuple[list[Any], Timeline]:

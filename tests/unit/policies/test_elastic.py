@@ -6,22 +6,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.policies.elastic import Elastic, Look, Measured, Shift, Trained, Units, Watch, decide, watched
+from scheduler.policies.elastic import (
+    Elastic,
+    Measured,
+    Observation,
+    Shift,
+    StepProgress,
+    Trained,
+    Units,
+    decide,
+    observe,
+)
 
 FILLS, FULL = True, False
 
 
-def seen(*looks: tuple[float, int, bool, int, Trained | None]) -> list[Measured]:
-    """The steps that these looks (time, version, whether a batch fills, engines, what the trainer said last) measure."""
-    watch, found = Watch(), []
-    for look in looks:
-        watch, step = watched(watch, Look(*look))
+def measured(*observations: tuple[float, int, bool, int, Trained | None]) -> list[Measured]:
+    """Return the steps of these observations: time, version, whether a batch fills, engines, the trainer's last report."""
+    progress, found = StepProgress(), []
+    for one in observations:
+        progress, step = observe(progress, Observation(*one))
         found += [step] if step is not None else []
     return found
 
 
 def test_a_step_is_measured_by_what_fills_and_by_what_the_trainer_says_and_not_by_what_is_left() -> None:
-    steps = seen(
+    steps = measured(
         (0, 0, FILLS, 2, None),
         (1, 1, FILLS, 2, None),
         (7, 1, FULL, 2, None),
@@ -34,14 +44,14 @@ def test_a_step_is_measured_by_what_fills_and_by_what_the_trainer_says_and_not_b
 
 def test_training_that_hides_all_generation_shows_as_much() -> None:
     said = Trained(1, 40.0)
-    steps = seen(
+    steps = measured(
         (0, 0, FULL, 3, None), (1, 1, FILLS, 3, None), (11, 1, FULL, 3, None), (41, 2, FILLS, 3, said)
     )
     assert steps == [Measured(10, 40, 3)]
 
 
 def test_engines_are_the_mean_of_those_that_were_there_while_a_batch_filled() -> None:
-    steps = seen(
+    steps = measured(
         (0, 0, FILLS, 1, None),
         (1, 1, FILLS, 3, None),  # a lent node
         (4, 1, FILLS, 1, None),
@@ -53,12 +63,12 @@ def test_engines_are_the_mean_of_those_that_were_there_while_a_batch_filled() ->
 
 def test_a_step_that_was_not_seen_whole_or_of_which_nobody_spoke_is_not_counted() -> None:
     fills = [(now, 1, FILLS, 1, Trained(1, 3)) for now in (0, 5)]
-    assert seen(*fills, (9, 2, FILLS, 1, Trained(1, 3))) == [], "nobody saw its begin"
+    assert measured(*fills, (9, 2, FILLS, 1, Trained(1, 3))) == [], "nobody saw its begin"
     jump = [(0, 0, FILLS, 1, None), (1, 1, FILLS, 1, None), (5, 3, FILLS, 1, Trained(1, 3))]
-    assert seen(*jump) == [], "nobody saw its end"
+    assert measured(*jump) == [], "nobody saw its end"
     silent = [(0, 0, FILLS, 1, None), (1, 1, FILLS, 1, None), (5, 2, FILLS, 1, None), (9, 3, FILLS, 1, None)]
-    assert seen(*silent, (10, 3, FILLS, 1, Trained(1, 3))) == [], "it is two steps late"
-    assert seen(*silent, (10, 3, FILLS, 1, Trained(2, 3))) == [Measured(4, 3, 1)]
+    assert measured(*silent, (10, 3, FILLS, 1, Trained(1, 3))) == [], "it is two steps late"
+    assert measured(*silent, (10, 3, FILLS, 1, Trained(2, 3))) == [Measured(4, 3, 1)]
 
 
 @pytest.mark.parametrize(
@@ -138,10 +148,10 @@ def test_a_node_goes_where_all_that_it_saves_is_saved(
     generation: float, training: float, wanted: str | None
 ) -> None:
     """Two engines: 10 s become 20 without one of them, and 20 s become 13.3 with one more; two ranks become four, or 1.5."""
-    units = Units(wider=Shift(1, 2, 4), narrower=Shift(1, 4, 3))
+    units = Units(more_ranks=Shift(1, 2, 4), fewer_ranks=Shift(1, 4, 3))
     assert decide(Elastic(1), Measured(generation, training, 2), units)[1] == wanted
     assert decide(Elastic(1), Measured(generation, training, 2), Units())[1] is None, "there is none"
-    last = Units(wider=Shift(2, 2, 4))
+    last = Units(more_ranks=Shift(2, 2, 4))
     assert decide(Elastic(1), Measured(10, 1e6, 2), last)[1] is None, "nobody would sample"
 
 

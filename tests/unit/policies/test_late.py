@@ -18,7 +18,7 @@ from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
 from tests.unit.policies.placements import MODEL, calls, poured
 
-LATE = Choice("gain", mu=0.3, urgency=8.0)
+LATE = Choice("gain", min_gain_share=0.3, late_call_weight=8.0)
 LONG = EngineModel(k1=1e-4, k2=0.1, k3=1e-3, k4=0.1)
 """Calls are felt by their length."""
 
@@ -35,7 +35,7 @@ def engines(choice: Choice, newest: int, **held: Sequence[int]) -> Engines:
 
 def test_others_keep_out_of_the_engine_of_late_calls() -> None:
     """A third call lengthens the step of the two that are there by a quarter: it adds 0.2, or loses 1.2 where they are late."""
-    for choice, best in ((Choice("gain", mu=0.3), "a"), (LATE, "b")):
+    for choice, best in ((Choice("gain", min_gain_share=0.3), "a"), (LATE, "b")):
         held = engines(choice, 1, a=[0, 0], b=[1, 1])
         assert poured(Waterfall(held), *calls(1, version=1)) == {"v1-0": best}
 
@@ -49,7 +49,7 @@ def test_whether_a_call_waits_is_a_matter_of_tokens_and_a_late_one_waits_for_les
 
 def test_a_late_call_gets_the_fastest_engine_however_many_are_better_for_others() -> None:
     """A late call counts 8: it adds 1.6 to `z` and 1.4 to a busy engine. Another call adds 0.04 there, and costs `z` 1.2."""
-    choice = Choice("gain", mu=0.01, urgency=8.0)
+    choice = Choice("gain", min_gain_share=0.01, late_call_weight=8.0)
     held = engines(choice, 1, **{f"busy{i}": [1] * 7 for i in range(6)}, z=[0, 0])
     assert poured(Waterfall(held), *calls(1, version=1)) == {"v1-0": "busy0"}
     assert poured(Waterfall(held), *calls(1, version=0)) == {"v0-0": "z"}
@@ -68,13 +68,13 @@ def test_what_counts_changes_with_the_newest_version_and_with_what_is_there() ->
     assert (held.open["a"].running, held.open["a"].extra) == (2, 8**3 - 1)
     held.published(500)  # as of a frozen model, whose calls have V = 0
     assert held.open["a"].extra == 2 * (8**4 - 1)
-    assert Choice("cached", urgency=8.0).weight(3) == 1.0
+    assert Choice("cached", late_call_weight=8.0).weight(3) == 1.0
 
 
 @pytest.mark.parametrize("wrong", [0.5, 0.0, 1e7, float("nan")])
 def test_an_urgency_by_which_late_calls_count_less_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="urgency"):
-        Choice("gain", urgency=wrong)
+    with pytest.raises(ValueError, match="late_call_weight"):
+        Choice("gain", late_call_weight=wrong)
 
 
 NAMES = st.sampled_from([f"e{i:02d}" for i in range(12)])
@@ -86,11 +86,12 @@ INSIDE = st.dictionaries(NAMES, st.lists(st.integers(1, 3000), max_size=12), min
 def test_if_all_calls_count_the_same_the_choice_is_that_without_weights(
     inside: dict[str, list[int]], near: str, length: int, cached: int, behind: int, expected: int
 ) -> None:
-    """None is late, or all are as late; `mu` is 0, as late calls wait for less. A power of two rounds nothing otherwise."""
+    """No call is late, or all are equally late. `min_gain_share` is 0, as late calls wait for less. A power of two rounds
+    nothing."""
     request = Arrived("call", 3 - behind, length, expected=100 * expected, near=near, cached=cached)
     found = []
-    for urgency in (1.0, 16.0):
-        held = Engines(Choice("gain", mu=0.2 * (not behind), urgency=urgency))
+    for late_call_weight in (1.0, 16.0):
+        held = Engines(Choice("gain", min_gain_share=0.2 * (not behind), late_call_weight=late_call_weight))
         held.published(3)
         for name, lengths in inside.items():
             held.opened(name, 3, LONG, [(3 - behind, each) for each in lengths])
@@ -111,9 +112,9 @@ EACH = st.tuples(st.integers(0, 3), st.integers(1, 3000))
 def test_no_weight_leads_below_v_nor_past_a_call_that_is_due_sooner(
     held: dict[str, tuple[int, list[tuple[int, int]]]],
     requests: list[tuple[tuple[int, int], int]],
-    urgency: float,
+    late_call_weight: float,
 ) -> None:
-    found = Engines(Choice("gain", mu=0.4, urgency=urgency))
+    found = Engines(Choice("gain", min_gain_share=0.4, late_call_weight=late_call_weight))
     found.published(3)
     for name, (version, inside) in held.items():
         found.opened(name, version, LONG, inside)
@@ -163,7 +164,9 @@ def test_the_latest_and_longest_move_to_the_emptiest_engine() -> None:
     found = [crowded, engine("b", 2, 0, 0), engine("c", 2, 400, 4)]
     assert moved(found, {"a": others + late}, at_once=2) == [("older", "a", "b"), ("old", "a", "c")]
     assert crowded.running == 20  # it is not changed: nothing has happened yet
-    assert moved(found, {"a": others + late}, Choice("gain", mu=0.3), at_once=2) != [("older", "a", "b")]
+    assert moved(found, {"a": others + late}, Choice("gain", min_gain_share=0.3), at_once=2) != [
+        ("older", "a", "b")
+    ]
 
 
 def test_a_late_call_does_not_move_below_its_v_nor_where_it_gains_less_than_its_prefill() -> None:
@@ -186,9 +189,9 @@ def test_a_late_call_does_not_move_below_its_v_nor_where_it_gains_less_than_its_
     st.sampled_from([2.0, 16.0]),
 )
 def test_what_moves_may_be_sampled_there_and_the_sum_grows(
-    held: dict[str, tuple[int, list[tuple[int, int]]]], urgency: float
+    held: dict[str, tuple[int, list[tuple[int, int]]]], late_call_weight: float
 ) -> None:
-    choice = Choice("gain", mu=0.1, urgency=urgency)
+    choice = Choice("gain", min_gain_share=0.1, late_call_weight=late_call_weight)
     found = Engines(choice)
     found.published(3)
     inside: dict[str, list[Movable]] = {}

@@ -25,16 +25,20 @@ def test_a_node_is_lent_if_the_wait_is_longer_than_the_switch_and_the_margin() -
 
 def test_a_trainer_that_takes_groups_as_they_come_wants_its_node_earlier() -> None:
     trains = replace(WAITS, train_s=8.0)
-    for lead, least in ((1.0, 11.5), (0.5, 7.5), (0.0, 3.5)):  # 2 + 0.5 + 1 + lead * 8
-        settings = replace(SETTINGS, lead=lead)
+    for recall_ahead_share, least in (
+        (1.0, 11.5),
+        (0.5, 7.5),
+        (0.0, 3.5),
+    ):  # 2 + 0.5 + 1 + recall_ahead_share * 8
+        settings = replace(SETTINGS, recall_ahead_share=recall_ahead_share)
         assert not lend(replace(trains, wait_s=least), settings).yes
         assert lend(replace(trains, wait_s=least + 0.1), settings).yes
         lent = Lent(wait_s=least - 2.0, awake=1, sleep_s=0.5, lent_s=60.0, train_s=8.0)
         assert call_back(lent, settings).yes
         assert not call_back(replace(lent, wait_s=least - 1.9), settings).yes
         assert call_back(replace(lent, wait_s=least - 1.9, load_s=0.1), settings).yes
-    assert "lead 4.00 s of 8.00 s training" in lend(trains, replace(SETTINGS, lead=0.5)).reason
-    assert "training" not in lend(trains, replace(SETTINGS, lead=0.0)).reason
+    assert "lead 4.00 s of 8.00 s training" in lend(trains, replace(SETTINGS, recall_ahead_share=0.5)).reason
+    assert "training" not in lend(trains, replace(SETTINGS, recall_ahead_share=0.0)).reason
 
 
 def test_a_node_that_is_not_lent_because_the_wait_is_short_is_its_trainers() -> None:
@@ -100,7 +104,7 @@ def test_a_node_is_called_back_when_what_is_left_is_what_that_takes() -> None:
     sleep_s=st.floats(0, 100),
     margin_s=st.floats(0, 100),
     train_s=st.floats(0, 1000),
-    lead=st.floats(0, 1),
+    recall_ahead_share=st.floats(0, 1),
     load_s=st.floats(0, 100),
 )
 def test_the_rule_is_that_of_its_derivation(
@@ -111,15 +115,15 @@ def test_the_rule_is_that_of_its_derivation(
     sleep_s: float,
     margin_s: float,
     train_s: float,
-    lead: float,
+    recall_ahead_share: float,
     load_s: float,
 ) -> None:
     """Lent, k engines do what they can of e * wait_s seconds of work; that is worth it if the batch is whole sooner."""
-    lost = wake_s + sleep_s + margin_s + lead * train_s + load_s
+    lost = wake_s + sleep_s + margin_s + recall_ahead_share * train_s + load_s
     sooner = wait_s - (e * wait_s + k * lost) / (e + k)
     if abs(wait_s - lost) > 1e-6 * max(wait_s, lost):
         state = Lendable(wait_s, 10_000, e, wake_s, sleep_s, train_s=train_s, load_s=load_s)
-        verdict = lend(state, replace(SETTINGS, margin_s=margin_s, lead=lead))
+        verdict = lend(state, replace(SETTINGS, margin_s=margin_s, recall_ahead_share=recall_ahead_share))
         assert verdict.yes == (sooner > 0)
         assert verdict.near == (sooner < 0)
 

@@ -1,7 +1,7 @@
 """The waterfall, worked out by hand.
 
 With k2 = k4 = 1 s and k3 = 0.5 s an engine samples 0.5, 1, 1.2, 1.33, 1.43 tokens a second with 1, 2, 3, 4, 5 calls: each adds
-0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with mu = 0.3 an engine has room for three calls.
+0.5, 0.5, 0.2, 0.133, 0.095. The ideal gain is 0.5, so with min_gain_share = 0.3 an engine has room for three calls.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_a_cached_prefix_counts_as_prefill_that_is_saved() -> None:
 
 def test_a_later_turn_stays_where_most_of_it_is_cached_as_long_as_there_is_room() -> None:
     """Engine `b` is empty, so a call adds more there, less of which is prefilled again than `a` would lose."""
-    engines = Engines(Choice("gain", mu=0.2))
+    engines = Engines(Choice("gain", min_gain_share=0.2))
     for name, running in (("a", 3), ("b", 0)):
         engines.opened(name, 0, EngineModel(k1=0.0, k2=0.0, k3=1e-6, k4=1.0), [(0, 10)] * running)
     slow = EngineModel(k1=1e-3, k2=0.0, k3=1e-6, k4=1.0)
@@ -162,9 +162,9 @@ def test_a_call_that_waits_already_is_refused() -> None:
         fall.add(Arrived("one", 0, 1))
 
 
-@pytest.mark.parametrize("wrong", [{"rule": "best"}, {"mu": 1.0}, {"mu": -0.1}])
+@pytest.mark.parametrize("wrong", [{"rule": "best"}, {"min_gain_share": 1.0}, {"min_gain_share": -0.1}])
 def test_what_is_no_rule_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"mu|rule"):
+    with pytest.raises(ValueError, match=r"min_gain_share|rule"):
         Choice(**wrong)  # type: ignore[arg-type]
 
 
@@ -203,7 +203,7 @@ def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     poured(fall, *calls(3))
     placed = poured(fall, Arrived("more", 0, 10))
     assert placed == {}
-    low = Choice("gain", mu=0.0)
+    low = Choice("gain", min_gain_share=0.0)
     fall = waterfall(low, a=0, b=0)
     fall.engines.opened("b", 0, MODEL, [(0, 10)] * 5)
     fall.engines.seen("a", 1, 1, 0)

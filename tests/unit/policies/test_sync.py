@@ -61,7 +61,7 @@ def test_an_engine_pulls_for_a_call_that_is_too_new_and_would_gain_enough_there(
 
 def test_where_late_calls_count_more_an_engine_pulls_that_others_would_gain_in() -> None:
     """Nobody waits, yet a call adds 0.095 in the newest engine and 0.2 in the other; beside late calls it would lose."""
-    urgent = Choice("gain", mu=0.3, urgency=8.0)
+    urgent = Choice("gain", min_gain_share=0.3, late_call_weight=8.0)
     engines = [engine("new", 2, 4), engine("old", 1, 2)]
     assert pulled(engines) == []
     assert pulled(engines, choice=urgent) == ["old"]

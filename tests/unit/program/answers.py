@@ -14,7 +14,7 @@ SETTINGS = st.tuples(
     st.fixed_dictionaries(
         {
             "mode": st.sampled_from(["abort", "keep"]),
-            "order": st.sampled_from(["rolling", "together", "pull"]),
+            "order": st.sampled_from(["rolling", "pull"]),
         }
     ),
 )

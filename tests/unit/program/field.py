@@ -26,14 +26,14 @@ MODEL = "actor"
 
 
 ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
-"""Has room for three calls, with mu = 0.3 (`tests/unit/policies/test_placement.py`)."""
+"""Has room for three calls, with min_gain_share = 0.3 (`tests/unit/policies/test_placement.py`)."""
 
 
 class Field:
     """A model's engines and calls, as the placement is told of them. Nobody takes the steps of updates."""
 
     def __init__(self, order: str = "rolling", mode: str = "abort", **placement: Any) -> None:
-        given = {"rule": "gain", "mu": 0.3, "engine": ENGINE, **placement}
+        given = {"rule": "gain", "min_gain_share": 0.3, "engine": ENGINE, **placement}
         update = {"order": order, "mode": mode}
         self.program = ControlProgram({"models": {MODEL: {"update": update, "placement": given}}})
         self.reactor = self.program.placements[MODEL]

@@ -1,37 +1,33 @@
-"""Fill of the next batch, for the ledger of every rule."""
+"""The fill of the next batch, from a ledger."""
 
 from __future__ import annotations
 
 import pytest
 
-from scheduler.policies import rules
-from scheduler.policies.staleness_events import Admit, Consume, Join, Leased, Publish, Reward, Unstick
-from scheduler.policies.staleness_state import LedgerSettings
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_events import Consume, Join, Leased, Publish, Reward, Unstick
+from scheduler.policies.staleness_state import LateAction, LedgerSettings
 from scheduler.program.node_state import Batches
 from scheduler.program.nodes import Filling
 
 
-@pytest.mark.parametrize("name", rules.RULES)
-def test_a_batch_fills_is_whole_and_another_one_comes(name: str) -> None:
-    rule = rules.create(name, LedgerSettings(eta=1, batch=2, min_members=1))
+def test_a_batch_fills_is_whole_and_another_one_comes() -> None:
+    rule = StaleFlow(LedgerSettings(eta=1, batch=2, min_members=1))
     assert Filling.of("m", rule, 3) == Filling("m", 0, 0, 2, 3)
-    live = [group for group in "abc" if isinstance(rule.apply(Join(group, group, 1))[0], Admit)]
-    for count, group in enumerate(live, 1):
+    for group in "abc":
+        rule.apply(Join(group, group, 1))
+    for count, group in enumerate("abc", 1):
         rule.apply(Reward(group, 1.0))
-        entered = min(count, 2) if name != "areal" or count >= 2 else 0  # its groups enter together
-        ahead = max(count - 2, 0) if name == "staleflow" else 0
-        due = len(live) - count if name == "synchronous" else 0
-        assert Filling.of("m", rule, 0) == Filling("m", 0, entered, 2, 0, ahead, due=due)
+        assert Filling.of("m", rule, 0) == Filling("m", 0, min(count, 2), 2, 0, max(count - 2, 0))
     for event in (Leased(0), Publish(1), Consume(0)):
         rule.apply(event)
-    entered = len(live) - 2 if name != "areal" else 0
-    assert Filling.of("m", rule, 0) == Filling("m", 1, entered, 2, 0)
+    assert Filling.of("m", rule, 0) == Filling("m", 1, 1, 2, 0)
 
 
-@pytest.mark.parametrize(("name", "due"), [("staleflow", 1), ("roll", 1), ("areal", 0), ("verl", 0)])
-def test_groups_that_can_be_in_no_later_batch_are_due(name: str, due: int) -> None:
+@pytest.mark.parametrize(("late_groups", "due"), [("cancel", 1), ("mask", 0), ("overtake", 0)])
+def test_groups_that_can_be_in_no_later_batch_are_due(late_groups: LateAction, due: int) -> None:
     """`old` began under 0 and runs, so it has to be in batch 1, where any group may be that begins now."""
-    rule = rules.create(name, LedgerSettings(eta=1, batch=1, min_members=1))
+    rule = StaleFlow(LedgerSettings(eta=1, batch=1, min_members=1, late_groups=late_groups))
     for group in ("first", "old"):
         rule.apply(Join(group, group, 1))
     rule.apply(Reward("first", 1.0))
@@ -72,7 +68,7 @@ def test_a_batch_waits_for_what_can_be_in_no_later_one(
 
 
 def test_a_batch_that_was_truncated_is_whole() -> None:
-    rule = rules.create("staleflow", LedgerSettings(eta=0, batch=2, min_members=1))
+    rule = StaleFlow(LedgerSettings(eta=0, batch=2, min_members=1))
     for group in "ab":
         rule.apply(Join(group, group, 1))
     rule.apply(Reward("a", 1.0))

@@ -139,7 +139,7 @@ def test_an_engine_that_fails_to_wake_is_started_anew() -> None:
 
 def test_an_engine_that_is_being_updated_goes_to_sleep_and_nobody_waits_for_it() -> None:
     for seconds in range(9):
-        world = lent(update={"order": "together"}).publish(1).run(seconds).claim("t0").run(20)
+        world = lent().publish(1).run(seconds).claim("t0").run(20)
         assert world.watch.nodes["t0"].role == "train"
         assert world.watch.ends[-1].live
         assert not world.watch.ends[-1].failures
@@ -312,7 +312,7 @@ def test_removing_an_engine_that_sleeps_and_one_that_falls_asleep() -> None:
         assert world.watch.nodes["t0"].role == "rollout"
 
 
-@pytest.mark.parametrize("order", ["rolling", "together", "pull"])
+@pytest.mark.parametrize("order", ["rolling", "pull"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_answer_at_its_deadline_counts(order: str, count: int) -> None:
     """The property found it with `pull`: placement was asked before the answer, which came at a later tag than its deadline."""
@@ -409,7 +409,7 @@ def test_whatever_happens(
     count: int,
     answers: dict[Step, list[Answer]],
     slow: int,
-    lead: float,
+    recall_ahead_share: float,
     events: list[tuple[str, Any]],
 ) -> None:
     """Claims are answered, nothing wakes while it is claimed, updates end; and in the end everybody runs the newest version."""
@@ -419,7 +419,12 @@ def test_whatever_happens(
         named = do.step in ("sleep", "wake") and slow
         return next(drawn.get(do.step, iter(())), Answer(after_s=slow if named else 1))
 
-    lending = {"min_stay_s": 0, "claim_s": 100_000, "deadline_s": 11, "lead": lead}
+    lending = {
+        "min_stay_s": 0,
+        "claim_s": 100_000,
+        "deadline_s": 11,
+        "recall_ahead_share": recall_ahead_share,
+    }
     world = World(answer, *chosen, lending=lending, homes=homes, answers_first=answers_first)
     world.add(*["a", "b", "c"][:count])
     for what, about in events:

@@ -80,7 +80,7 @@ def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
 
 
 def test_without_pull_no_engine_is_told_to() -> None:
-    field = Field(order="together").opens(one=0, two=0).publish(1).second()
+    field = Field(order="rolling").opens(one=0, two=0).publish(1).second()
     assert field.pulled == []
 
 
@@ -160,7 +160,7 @@ def test_nothing_moves_at_the_moment_at_which_an_engine_is_told_to_pull() -> Non
 def test_a_late_call_moves_with_the_tokens_that_it_has_by_now() -> None:
     """Two calls of V = 0 as long as one another when they came; one of them has been there longer."""
     engine = {"k1": 1e-3, "k2": 0.1, "k3": 1e-3, "k4": 0.1}
-    field = Field(urgency=8.0, mu=0.0, engine=engine).opens(one=0)
+    field = Field(late_call_weight=8.0, min_gain_share=0.0, engine=engine).opens(one=0)
     field.arrive(*calls("old")).second(EngineSeen("one", 1, 0, 510, 500.0))
     field.arrive(*calls("new")).second(EngineSeen("one", 2, 0, 560, 80.0))
     assert field.placed == {"old": "one", "new": "one"}
@@ -182,10 +182,10 @@ def test_a_pinned_call_never_moves() -> None:
     st.lists(HAPPENS, max_size=40),
 )
 def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v(
-    rule: str, order: str, urgency: float, events: list[tuple[str, str, int]]
+    rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int]]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and nobody waits for ever."""
-    field = Field(order, rule=rule, urgency=urgency)
+    field = Field(order, rule=rule, late_call_weight=late_call_weight)
     for event in events:
         happen(field, *event)
         known = field.reactor.waiting

@@ -68,7 +68,7 @@ def test_a_process_with_nearly_all_calls_takes_nobody_for_its_like() -> None:
 
 
 def test_late_calls_of_other_processes_keep_an_engine_for_themselves() -> None:
-    field = Field(urgency=8.0, mu=0.0).opens(one=1, two=1).publish(1)
+    field = Field(late_call_weight=8.0, min_gain_share=0.0).opens(one=1, two=1).publish(1)
     others(field, 2, Held("one", 0, 1), Held("two", 1, 1))
     field.second(EngineSeen("one", 1, 0, 10, 1.0), EngineSeen("two", 1, 0, 10, 1.0))
     field.arrive(*calls("young", version=1))
@@ -83,7 +83,7 @@ def test_a_process_moves_its_share_of_the_calls_that_wait_in_an_engine() -> None
 
 
 def test_a_process_moves_its_share_of_the_calls_that_may_move_at_once() -> None:
-    field = Field(mu=0.0, migration={"waiting_above": 0, "at_once": 4}).opens(one=0)
+    field = Field(min_gain_share=0.0, migration={"waiting_above": 0, "at_once": 4}).opens(one=0)
     field.arrive(*calls(*"abcdefgh")).opens(two=0)
     others(field, 2).second(EngineSeen("one", 1, 15, 160, 1.0))
     assert len(field.moves) == 2
@@ -105,7 +105,7 @@ class Follower:
     """The program of a process that follows."""
 
     def __init__(self, **given: object) -> None:
-        values = {"rule": "gain", "mu": 0.3, "pull": True, "engine": ENGINE, **given}
+        values = {"rule": "gain", "min_gain_share": 0.3, "pull": True, "engine": ENGINE, **given}
         self.program = FollowerProgram(PlacementSettings.of(values))
         self.reactor = self.program.placement
         self.runtime = Runtime(self.program, VirtualClock())
@@ -154,7 +154,7 @@ def test_a_process_that_follows_leaves_alone_what_was_told_to_pull_and_tells_nob
 
 
 def test_the_newest_version_is_what_the_coordinator_says_also_if_it_is_withdrawn() -> None:
-    follower = Follower(urgency=8.0).opens(one=3).second(Plan(3))
+    follower = Follower(late_call_weight=8.0).opens(one=3).second(Plan(3))
     assert follower.reactor._engines.weight(2) == 8.0
     follower.second(Plan(2))
     assert follower.reactor._engines.weight(2) == 1.0
@@ -185,13 +185,13 @@ OTHERS = st.builds(
     st.lists(st.one_of(HAPPENS, OTHERS), max_size=40),
 )
 def test_whatever_other_processes_have_every_call_is_placed_once_and_none_waits_for_ever(
-    rule: str, order: str, urgency: float, events: list[tuple[str, str, int] | Others]
+    rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int] | Others]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot says."""
     field = Field(
         order,
         rule=rule,
-        urgency=urgency,
+        late_call_weight=late_call_weight,
     )
     for event in events:
         if isinstance(event, Others):

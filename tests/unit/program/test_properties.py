@@ -80,7 +80,7 @@ def test_hashes_do_not_matter() -> None:
     """The same is said in processes that hash strings differently."""
     code = (
         "from tests.unit.program.world import World\n"
-        "world = World(update={'order': 'together'}).add(*'abcdef').run(10).lose('d').publish(1).run(20)\n"
+        "world = World().add(*'abcdef').run(10).lose('d').publish(1).run(80)\n"
         "print(*world.lines, sep='\\n')"
     )
     told = {

@@ -53,31 +53,6 @@ def test_whatever_it_fails_at_it_is_bad_and_nobody_is_given_up(steps: tuple[Step
     assert {engine.runs for engine in world.watch.engines.values()} == {0}
 
 
-def test_together_all_go_back() -> None:
-    world = fleet_of("a", "b", "c", order="together")
-    world.answer = but(lambda do: do.version == 1 and do.step in ("load", "launch"), Answer(ok=False))
-    story = world.publish(1).run(60).story()
-    assert [line for line in story if "version" in line] == ["21 version 1 bad"]
-    assert {engine.runs for engine in world.watch.engines.values()} == {0}
-
-
-def test_those_that_are_still_on_their_way_to_a_bad_version_leave_it() -> None:
-    world = World(update={"order": "together", "load_s": 40}).add("a", "b").run(10)
-    world.story()
-
-    def answer(do: Do) -> Answer:
-        if do.version != 1 or do.step not in ("load", "launch"):
-            return Answer()
-        return Answer(ok=False) if do.engine == "a" else Answer(after_s=None)
-
-    world.answer = answer
-    story = world.publish(1).run(60).story()
-    assert "21 version 1 bad" in story
-    assert "21 b stop 1" in story
-    assert "22 b launch 0" in story
-    assert world.watch.engines["b"].runs == 0
-
-
 def test_bad_versions_cost_no_restart() -> None:
     """Ten of them in a window in which two restarts are allowed; then the engine dies twice, and is there again."""
     world = World(fleet={"window_s": 1000}).add("a").run(10)
@@ -123,8 +98,7 @@ def test_an_engine_that_fails_with_the_live_version_too_is_at_fault() -> None:
 
 
 def test_a_version_that_one_engine_runs_is_not_bad() -> None:
-    """Each tries it at once: the first runs it before the second is back."""
-    world = fleet_of("a", "b", order="together")
+    world = fleet_of("a", "b")
     broken = but(
         lambda do: do.engine == "b" and do.version == 1 and do.step in ("load", "launch"), Answer(ok=False)
     )
@@ -168,7 +142,7 @@ def test_an_engine_that_is_tried_again_later_finds_the_version_bad_after_all() -
     assert world.watch.engines["a"].runs == 0
 
 
-@pytest.mark.parametrize("order", ["rolling", "together", "pull"])
+@pytest.mark.parametrize("order", ["rolling", "pull"])
 @pytest.mark.parametrize("mode", ["abort", "keep"])
 def test_in_every_mode_and_order(mode: str, order: str) -> None:
     world = fleet_of("a", "b", mode=mode, order=order)

@@ -53,7 +53,7 @@ def test_a_recording_that_was_full_is_told(tmp_path: Path) -> None:
     limited(path, 1200)
     status, output, _ = call("replay", path)
     assert status == 0
-    assert output.splitlines()[-3] == "its recording ends at 1.000 s: it was full ([control] recording_mb)"
+    assert output.splitlines()[-3] == "its recording ends at 1.000 s: it was full"
     assert json.loads(output.splitlines()[-1])["full"] == 1
 
 
@@ -88,15 +88,15 @@ def test_a_changed_graph_is_said(tmp_path: Path) -> None:
         ("", "no run in it"),
         ("hello\n", "line 1 is not a JSON object"),
         (
-            '{"format": 1, "program": "other", "settings": {}, "graph": "", "start": 0}',
+            '{"format": 2, "program": "other", "settings": {}, "graph": "", "start": 0}',
             "no program 'other'; there are: bad, control, toy",
         ),
         (
-            '{"format": 1, "program": "toy", "settings": {"restarts": []}, "graph": "", "start": "x"}',
+            '{"format": 2, "program": "toy", "settings": {"restarts": []}, "graph": "", "start": "x"}',
             "no header",
         ),
         (
-            '{"format": 1, "program": "bad", "settings": {}, "graph": "", "start": 0}',
+            '{"format": 2, "program": "bad", "settings": {}, "graph": "", "start": 0}',
             "settings build no program",
         ),
     ],

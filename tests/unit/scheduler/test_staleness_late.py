@@ -34,14 +34,14 @@ from scheduler.policies.staleness_events import (
     event_from_json,
     event_to_json,
 )
-from scheduler.policies.staleness_state import LedgerSettings
+from scheduler.policies.staleness_state import LateAction, LedgerSettings
 from tests.harness.states import state_of
 from tests.unit.scheduler.races import lost, play, solos, table
 
 
-def no_room(late: Literal["cancel", "drop", "mask"]) -> StaleFlow:
+def no_room(late: LateAction) -> StaleFlow:
     """Version 1, eta 1: a, b and c of version 0 race for buffer 1, their last. Buffer 2 is empty."""
-    limits = LedgerSettings(1, 1, spare_groups=2, late=late)
+    limits = LedgerSettings(1, 1, spare_groups=2, late_groups=late)
     return play(limits, *solos("abcdef"), Reward("d"), Consume(0), Publish(1))
 
 
@@ -90,7 +90,7 @@ def test_a_late_group_keeps_its_place_though_a_later_entry_is_empty() -> None:
 
 def test_skipped_groups_get_later_places_with_mask() -> None:
     # a occupies buffer 0, b holds 1. Version 2 passes over both.
-    book = play(LedgerSettings(1, 1, late="mask"), *solos("ab"), Reward("a"))
+    book = play(LedgerSettings(1, 1, late_groups="mask"), *solos("ab"), Reward("a"))
     assert book.apply(Publish(2)) == [
         OverBound("a", 0, 2),
         Occupied("a", 2, 0),
@@ -104,7 +104,7 @@ def test_skipped_groups_get_later_places_with_mask() -> None:
 
 
 def test_a_skipped_group_that_finds_a_place_in_its_window_is_not_late() -> None:
-    book = play(LedgerSettings(2, 1, late="mask"), *solos("a"), Reward("a"))
+    book = play(LedgerSettings(2, 1, late_groups="mask"), *solos("a"), Reward("a"))
     moved = [Moved("a", 0, 1), Occupied("a", 1, 0), BufferReady(1)]
     assert book.apply(Publish(1)) == [*moved, Skipped(0, 1, ())]
     assert late_groups(book) == []
@@ -112,7 +112,7 @@ def test_a_skipped_group_that_finds_a_place_in_its_window_is_not_late() -> None:
 
 def test_a_late_group_that_gets_a_buffer_of_its_window_after_all_is_not_late() -> None:
     # a, b, c hold 2, 1, 0. Version 1 passes over 0: c gets 3, three versions after its own. Then a's entry in 2 is free.
-    book = play(LedgerSettings(2, 1, late="mask"), *solos("abc"))
+    book = play(LedgerSettings(2, 1, late_groups="mask"), *solos("abc"))
     assert book.apply(Publish(1)) == [OverBound("c", 0, 3), Skipped(0, 1, ())]
     assert book.apply(Drop("a", "x"))[-1] == Moved("b", 1, 2)
     assert late_groups(book) == ["c"]
@@ -123,22 +123,35 @@ def test_a_late_group_that_gets_a_buffer_of_its_window_after_all_is_not_late() -
 def test_a_skipped_group_without_a_place_is_lost_with_mask_too() -> None:
     # Buffer 0 waits for its Consume while version 2 fills buffers 2 and 3. Then b's buffer 1 is skipped.
     start = [*solos("ab"), Reward("a"), Reward("b"), Leased(0), Publish(2), *solos("ef")]
-    book = play(LedgerSettings(1, 1, late="mask"), *start)
+    book = play(LedgerSettings(1, 1, late_groups="mask"), *start)
     assert book.apply(Consume(0)) == [Consumed(0, ("a",)), Skipped(1, 2, ("b",))]
 
 
 def test_a_racing_group_without_a_place_is_dropped_with_mask_too() -> None:
     # Of buffer 0, c is done and d races. c takes all of buffer 2 that is trained, and buffer 1 is full.
-    book = play(LedgerSettings(1, 1, spare_groups=1, late="mask"), *solos("abcd"), Reward("c"))
+    book = play(LedgerSettings(1, 1, spare_groups=1, late_groups="mask"), *solos("abcd"), Reward("c"))
     saved = [OverBound("c", 0, 2), Occupied("c", 2, 0), BufferReady(2)]
     assert book.apply(Publish(1)) == [*saved, *lost("d", "stale"), Skipped(0, 1, ())]
 
 
 @pytest.mark.parametrize(("late", "abort"), [("cancel", True), ("drop", False)])
 def test_skipped_groups_without_mask(late: Literal["cancel", "drop"], abort: bool) -> None:
-    book = play(LedgerSettings(0, 2, late=late), *solos("ab"), Reward("a"))
+    book = play(LedgerSettings(0, 2, late_groups=late), *solos("ab"), Reward("a"))
     aborted = [AbortEpisode("b", "stale")] if abort else []
     assert book.apply(Publish(1)) == [GroupDropped("b", "stale"), *aborted, Skipped(0, 1, ("a",))]
+
+
+def test_overtake_trains_the_groups_that_finish_first() -> None:
+    book = play(LedgerSettings(1, 1, late_groups="overtake"), *solos("ab"))
+    assert [group.buffer for group in book.groups()] == [1, 0]
+    assert book.apply(Reward("a")) == [Moved("b", 0, 1), Occupied("a", 0, 0), BufferReady(0)]
+    for event in (Leased(0), Publish(1), Consume(0), Join("c", "c", 1)):
+        book.apply(event)
+    assert book.apply(Reward("c")) == [OverBound("b", 1, 2), Occupied("c", 1, 0), BufferReady(1)]
+    assert late_groups(book) == ["b"]
+    for event in (Leased(1), Publish(2), Consume(1)):
+        book.apply(event)
+    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2)], "two versions after its own"
 
 
 # Grading
@@ -261,7 +274,14 @@ def test_a_reward_that_an_older_build_stored_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"spare_groups": -1}, {"spare_members": -1}, {"stuck_groups": 0}, {"late": "never"}]
+    "wrong",
+    [
+        {"spare_groups": -1},
+        {"spare_members": -1},
+        {"stuck_groups": 0},
+        {"late_groups": "never"},
+        {"late_groups": "overtake", "spare_groups": 1},
+    ],
 )
 def test_impossible_settings(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):

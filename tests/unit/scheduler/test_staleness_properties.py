@@ -40,6 +40,16 @@ from tests.harness.states import Snapshot, state_of
 from tests.unit.scheduler.staleness_model import LedgerModel, ReservedRun
 
 PLAIN = st.builds(LedgerSettings, st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
+OVERTAKING = st.builds(
+    LedgerSettings,
+    eta=st.integers(0, 3),
+    batch=st.integers(1, 3),
+    min_members=st.integers(1, 3),
+    spare_members=st.integers(0, 2),
+    drop_equal=st.booleans(),
+    late_groups=st.just("overtake"),
+    stuck_groups=st.integers(1, 3),
+)
 RACING = st.builds(
     LedgerSettings,
     eta=st.integers(0, 3),
@@ -48,13 +58,13 @@ RACING = st.builds(
     spare_groups=st.integers(0, 3),
     spare_members=st.integers(0, 2),
     drop_equal=st.booleans(),
-    late=st.sampled_from(["cancel", "drop", "mask", "mask"]),
+    late_groups=st.sampled_from(["cancel", "drop", "mask", "mask"]),
     stuck_groups=st.integers(1, 3),
 )
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    @initialize(limits=st.one_of(PLAIN, RACING, RACING, RACING))
+    @initialize(limits=st.one_of(PLAIN, OVERTAKING, RACING, RACING, RACING))
     def start(self, limits: LedgerSettings) -> None:
         self.limits = limits
         self.ledger = StaleFlow(limits)
@@ -283,7 +293,8 @@ class LedgerMachine(RuleBasedStateMachine):
             window = model.window(run)
             assert run.reserved in window
             assert not all(model.complete(b) for b in window), "no room"
-            assert not any(model.empty(b) for b in range(run.reserved + 1, window.stop))
+            if self.limits.late_groups != "overtake":
+                assert not any(model.empty(b) for b in range(run.reserved + 1, window.stop))
             if not self.limits.spare_groups:
                 assert not model.complete(run.reserved)
 

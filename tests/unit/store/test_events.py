@@ -200,11 +200,14 @@ def test_the_oldest_are_forgotten_in_portions_and_no_id_is_used_twice(engine: En
 
 
 async def test_the_duty_leaves_the_newest_and_writes_nothing_without_need(store_url: str) -> None:
-    database = await Database.open(StoreSettings(url=store_url))
     commits: list[int] = []
+    opened = Database.open(
+        StoreSettings(url=store_url), on_commit=lambda writes, _seconds: commits.append(writes)
+    )
+    database = await opened
     await database.submit(tell(*(f"k.{n}" for n in range(2_500))))
     await database.settled()
-    database.on_commit = lambda writes, _seconds: commits.append(writes)
+    commits.clear()
     await retention.forget_events(database, 10)
     assert await database.read(events.extent) == Extent(2_491, 2_500)
     assert len(commits) == 3

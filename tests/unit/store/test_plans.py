@@ -107,9 +107,6 @@ def test_lists_are_in_the_order_of_an_index(engine: Engine) -> None:
             "list_agent",
             "list_task",
             "list_model",
-            "answers",
-            "answers_page",
-            "answers_filtered",
         ):
             for statement, values in asked(connection, name):
                 assert not sorts(connection, statement, values), (name, statement)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger, check_settings
-from gateway.sections import StalenessSettings, StoreSettings
+from gateway.feed.ledger import LedgerListener, StoredLedger, check_settings
+from gateway.sections import StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
@@ -60,8 +61,8 @@ async def test_a_ledger_of_an_older_build_goes_on_under_the_defaults_of_new_keys
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("eta", 2), ("batch", 3), ("min_members", 2), ("rule", "areal"), ("spare_groups", 1), ("spare_members", 1),
-        ("drop_equal", True), ("late", "mask"), ("stuck_groups", 5),
+        ("eta", 2), ("batch", 3), ("min_members", 2), ("spare_groups", 1), ("spare_members", 1),
+        ("drop_equal", True), ("late_groups", "mask"), ("stuck_groups", 5),
     ],
 )  # fmt: skip
 async def test_other_settings_are_refused_by_name(database: Database, key: str, value: Any) -> None:
@@ -85,12 +86,7 @@ async def test_a_ledger_keeps_the_meaning_of_equal_rewards_that_it_was_begun_wit
 
 async def test_what_shapes_no_decision_may_change(database: Database) -> None:
     await StoredLedger.load(database, MINE, "m")
-    await StoredLedger.load(database, MINE.model_copy(update={"stuck": "retry", "stuck_s": 5.0}), "m")
-
-
-async def test_a_rule_that_cannot_take_the_settings_is_a_wrong_configuration(database: Database) -> None:
-    with pytest.raises(ConfigError, match="slime"):
-        await check_settings(database, StalenessSettings(rule="slime").model_copy(update={"eta": 0}), "m")
+    await StoredLedger.load(database, MINE.model_copy(update={"on_stuck": "retry", "stuck_s": 5.0}), "m")
 
 
 # Failures
@@ -131,8 +127,9 @@ async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_w
 async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE.model_copy(update={"batch": 1}), "m")
     await ledger.apply(Join("g", "e", 1))
-    heard: list[bool] = []
-    ledger.on_batch = lambda: heard.append(ledger.rule.complete(0))
+    listener, heard = Mock(LedgerListener), list[bool]()
+    listener.batch_changed.side_effect = lambda _model: heard.append(ledger.rule.complete(0))
+    ledger.subscribe(listener)
     writing, commit = threading.Event(), threading.Event()
 
     def write(_connection: Any) -> None:
@@ -152,15 +149,15 @@ async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(da
 
 async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE, "m")
-    heard: list[str] = []
-    ledger.on_batch = lambda: heard.append("leased")
+    listener = Mock(LedgerListener)
+    ledger.subscribe(listener)
 
     def fails(_connection: Any) -> None:
         raise KeyError("disk full")
 
     with pytest.raises(KeyError):
         await ledger.apply(Leased(0), fails)
-    assert heard == []
+    listener.batch_changed.assert_not_called()
 
 
 async def opened(url: str) -> tuple[Database, Leases]:
@@ -238,7 +235,7 @@ async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(databas
     nodes = [
         Node(
             n, -1, 0, True, np.ones(3, np.int32), np.ones(3, np.float32), np.zeros(3, np.int32),
-            np.full(3, TokenFlag.STALE_KV, np.uint8), 1.0, reason, f"c{n}",
+            np.full(3, TokenFlag.TRUNCATED, np.uint8), 1.0, reason, f"c{n}",
         )
         for n, reason in enumerate(["", "greedy", ""])
     ]  # fmt: skip
@@ -260,7 +257,7 @@ async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(databas
     assert not [statement for statement in read if "nodes" in statement]
     found = await database.read(lambda c: decisions.of_episode(c, "e0"))
     masked = [row for row in found if row["kind"] == "masked"]
-    assert [(row["reason"], row["details"]["tokens"]) for row in masked] == [("greedy", 3), ("stale_kv", 6)]
+    assert [(row["reason"], row["details"]["tokens"]) for row in masked] == [("greedy", 3), ("truncated", 6)]
 
 
 async def test_a_batch_is_leased_as_it_grows_and_read_again_as_it_was_trained(database: Database) -> None:

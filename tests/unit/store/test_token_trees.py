@@ -16,7 +16,7 @@ from gateway.render.renderer import Message
 from gateway.sections import StoreSettings
 from gateway.store import episodes, turns
 from gateway.store.database import Database
-from gateway.trajectories.recorder import Recorder, TurnDetails
+from gateway.trajectories.recorder import Exclusivity, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
 from gateway.types import Node, Sampling
 from tests.harness.waiting import until
@@ -49,7 +49,9 @@ async def database(store_url: str) -> AsyncIterator[Database]:
 
 
 def recorder_of(database: Database, model: str = "m", *, shared: bool = True) -> Recorder:
-    return Recorder(database, cast(Any, Template()), model, shared=shared)
+    exclusivity = AsyncMock(Exclusivity)
+    exclusivity.serves_exclusively.return_value = False
+    return Recorder(database, cast(Any, Template()), model, exclusivity if shared else None)
 
 
 def user(text: str) -> Message:
@@ -106,14 +108,15 @@ async def test_after_a_restart_a_model_goes_on_with_its_own_replies_alone(databa
 
 
 async def test_a_process_that_serves_an_episode_alone_does_not_read_it_again(database: Database) -> None:
-    recorder = recorder_of(database)
-    recorder.alone = AsyncMock(return_value=True)
+    exclusivity = AsyncMock(Exclusivity)
+    exclusivity.serves_exclusively.return_value = True
+    recorder = Recorder(database, cast(Any, Template()), "m", exclusivity)
     talk, ids = [user("a")], [ord("a")]
     await answer(recorder, talk, "yes", 1001)
     talk.append(user("b"))
     with patch.object(database, "read", side_effect=AssertionError("it was read")):
         assert await answer(recorder, talk, "yes", 1002) == [*ids, 1001, ord("b")]
-    recorder.alone = AsyncMock(return_value=False)
+    exclusivity.serves_exclusively.return_value = False
     other = [*talk, user("c")]
     await answer(recorder_of(database), other, "no", 1003)
     expected = [ord("a"), 1001, ord("b"), 1002, ord("c"), 1003, ord("d")]

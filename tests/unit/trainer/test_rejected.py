@@ -93,7 +93,7 @@ async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engi
 
     def write_ill(self: WeightsDirectory, *arguments: Any) -> Path:
         path = known(self, *arguments)
-        (path / "illness.json").write_text('{"loading": "fails"}')
+        (path / "faults.json").write_text('{"loading": "fails"}')
         return path
 
     monkeypatch.setattr(WeightsDirectory, "write", write_ill)

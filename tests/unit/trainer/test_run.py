@@ -56,7 +56,7 @@ class Watching(ProbelessLearner):
 @asynccontextmanager
 async def watching(gateway: RunningGateway, settings: Settings) -> AsyncIterator[tuple[Trainer, Watching]]:
     """A trainer that has the node `t0`, and its learner."""
-    node = gateway.services.leader.nodes.nodes["t0"]
+    node = gateway.services.coordinator.nodes.nodes["t0"]
     with Metrics(settings.run.dir, settings.run.steps) as metrics:
         learner = Watching.open(settings)
         assert isinstance(learner, Watching)
@@ -110,7 +110,7 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     await gateway.admin.add_node("t0", ["train", "rollout"])
-    node = gateway.services.leader.nodes.nodes["t0"]
+    node = gateway.services.coordinator.nodes.nodes["t0"]
     settings = settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])
     on_disk = settings.gateway.model_copy(update={"offload": "disk"})
     settings = settings.model_copy(update={"gateway": on_disk})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.feed.decision_log import DecisionLog
-from scheduler.policies import rules
+from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import Drop, Event, Join, Reward
 from scheduler.policies.staleness_state import LedgerSettings
 from trainer.loop.settled import Settled
@@ -15,7 +15,7 @@ def totals(log: DecisionLog, *events: Event) -> dict[str, object]:
     return log.totals.to_json()
 
 
-RULE = rules.create("staleflow", LedgerSettings(3, 2, drop_equal=True))
+RULE = StaleFlow(LedgerSettings(3, 2, drop_equal=True))
 
 
 def group(name: str, *rewards: float) -> list[Event]:

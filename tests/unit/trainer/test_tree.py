@@ -87,14 +87,14 @@ def test_a_branch_trains_the_shared_prefix_in_the_first_row_only() -> None:
 def test_untrained_tokens_are_counted_by_reason() -> None:
     nodes = (
         prompt(0, -1, 0, [1]),
-        sampled(1, 0, 1, [2, 3, 4, 5], flags=[0, TokenFlag.CONSTRAINED, TokenFlag.STALE_KV, TokenFlag.LATE]),
+        sampled(1, 0, 1, [2, 3, 4, 5], flags=[0, TokenFlag.CONSTRAINED, TokenFlag.GREEDY, TokenFlag.LATE]),
         sampled(2, 0, 1, [6, 7], mask_reason="abandoned"),
         sampled(3, 0, 1, [8], logprob=float("nan")),
         sampled(4, -1, 0, [9]),
     )
     rows = rows_of([(Episode("e", 1.0, nodes), {})])
     assert rows.trained == 1
-    masked = {"constrained": 1, "stale_kv": 1, "late": 1, "abandoned": 2}
+    masked = {"constrained": 1, "greedy": 1, "late": 1, "abandoned": 2}
     expected = {**masked, "invalid_logprob": 1, "no_context": 1}
     assert dict(rows.masked) == expected
 

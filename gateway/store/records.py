@@ -1,0 +1,95 @@
+"""The rows of the store that other packages read and write, as types. At run time they are plain dictionaries."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from gateway.types import EpisodeMode
+
+
+class UsedSampling(TypedDict, total=False):
+    """The sampling parameters in use, and how the prompt was written; empty for a call to an upstream model."""
+
+    temperature: float
+    top_p: float
+    max_tokens: int
+    seed: int | None
+    min_tokens: int
+    bridged: bool
+    switches: dict[str, Any]
+
+
+class CallRecord(TypedDict):
+    """A recorded call; `node` is the last of its turn, -1 for a call to an upstream model."""
+
+    id: str
+    episode_id: str
+    model: str
+    node: int
+    request_key: str
+    api: str
+    stream: bool
+    asked: dict[str, Any]
+    used: UsedSampling
+    logprobs_mode: str
+    engine: str
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    pauses: int
+    digest: bytes
+    received_at: float
+    first_token_s: float | None
+    seconds: float
+    reward: NotRequired[float | None]
+    tool_faults: str | None
+    open_to: NotRequired[str | None]
+    queued_s: float | None
+
+
+class NewEpisode(TypedDict):
+    """An episode that is being opened; `version` is known once its group has a place."""
+
+    id: str
+    key_hash: str
+    task_id: str
+    group_id: str
+    mode: EpisodeMode
+    model: str
+    version: NotRequired[int]
+    details: dict[str, Any]
+    state: Literal["open"]
+    reason: str
+    created_at: float
+    agent: str
+    notice: str
+    sampling: dict[str, Any] | None
+
+
+class VersionRecord(TypedDict):
+    """A published version of a model's weights; `bad` is why no engine may run it."""
+
+    model: str
+    version: int
+    parent: int | None
+    path: str
+    state: Literal["updating", "live", "failed"]
+    report: list[dict[str, Any]]
+    created_at: float
+    bad: str
+
+
+class LeaseRecord(TypedDict):
+    """A trainer's lease of a batch; `left_s` is negative once it has expired."""
+
+    model: str
+    fence: int
+    id: str
+    buffer: int
+    consumer: str
+    state: str
+    checkpoint: str
+    reason: str
+    created_at: float
+    deadline: float
+    left_s: NotRequired[float]

@@ -1,0 +1,372 @@
+"""headgate's own policy: the very reactors of the gateway (`scheduler.program`), in virtual time over a simulated cluster.
+
+Nothing is decided here. What happens in the world is told to a `ControlProgram` as the gateway's hosts tell it
+(`gateway/control/{host,placement,nodes}.py`), and what the program wants is done with the world's verbs: StaleFlow's ledger
+bounds staleness; calls go where they add most tokens a second, wait here and not in engines, and move (`placement`, `migration`);
+engines pull weights one by one (`sync`); nodes that train are lent to rollout while the trainer waits (`lending`); the trainer
+takes groups as they come once it has its nodes, as `trainer/loop/run.py` does. What the gateway cannot know is not told: lengths
+are expected by `foresight.py`, an engine's coefficients are those that a fit would find, and engines are looked at once a second.
+
+Owns what the program was told of and has not been told the end of: calls, steps that take time, and whether the trainer claims
+its nodes. Knobs: `Knobs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lab.simulate.entities import Host, Layout, Sample
+from lab.simulate.errors import SimulationError
+from lab.simulate.foresight import Foresight
+from lab.simulate.hosting import Hosting
+from lab.simulate.scenario import Scenario
+from lab.simulate.world import World
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_base import StalenessRule
+from scheduler.policies.staleness_state import LedgerSettings
+from scheduler.program.calls import (
+    Arrived,
+    Closed,
+    Demand,
+    EngineSeen,
+    Fitted,
+    Left,
+    Move,
+    Opened,
+    Placed,
+    Seen,
+)
+from scheduler.program.events import Added, Begun, Do, Done, Published
+from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
+
+MODEL = "model"
+MACHINE = 8
+"""GPUs of a machine: a node, which is lent as a whole."""
+_RENEW_S = 10
+"""Seconds between the claims by which a trainer keeps its nodes."""
+_FLEET_STEPS = ("launch", "sleep", "stop", "wake")
+_AWAITED = {"load": "open", "launch": "open", "wake": "open", "sleep": "asleep", "stop": "asleep"}
+"""The state of an engine after a step that takes time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """The settings of a gateway that the simulation varies."""
+
+    min_gain_share: float = 0.2
+    late_call_weight: float = 64.0
+    running_below: int = 2
+    rate_below: float = 0.0
+    pull_at_once: float = 0.25
+    migrate: bool = True
+    moves: int = 8
+    """The most calls that move in a second, for each engine."""
+    lend: bool = True
+    recall_ahead_share: float = 1.0
+    """`[lending] recall_ahead_share`."""
+    admit: Literal["newest", "engine"] = "newest"
+    """The V of a group that starts (`[routing] admit`)."""
+    share: float = 0.0
+    """The share of GPUs that train and are lent; 0 for the scenario's."""
+
+
+class Combined:
+    """headgate's own policy: the gateway's control program in simulated time."""
+
+    name = "combined"
+    stream = 64
+    recompute = False
+    ticks = True
+
+    def __init__(self, recording: Path | None = None, knobs: Knobs | None = None) -> None:
+        """`recording`: a file that `scheduler replay` accepts; `close` ends it."""
+        self._path, self._knobs = recording, knobs or Knobs()
+        self._foresight = Foresight()
+        self._calls: dict[str, Sample] = {}
+        """Calls that run or wait, by name."""
+        self._to: dict[str, str] = {}
+        """The engines that moving calls are expected to go to."""
+        self._steps: dict[str, Do] = {}
+        """Steps that take time, by engine."""
+        self._roles: dict[str, RoleIs] = {}
+        """The roles of the nodes that the trainer needs."""
+        self._claims = False
+        """The trainer has claimed its nodes, or has them."""
+        self._hosts: dict[str, Host] = {}
+        self._doing = False
+
+    def layout(self, scenario: Scenario) -> Layout:
+        """The nodes that train have both tags."""
+        train = self.train_gpus(scenario)
+        if not self._knobs.lend:
+            return Layout(rollout=scenario.gpus - train, train=train)
+        return Layout(rollout=scenario.gpus - train, train=0, both=train)
+
+    def train_gpus(self, scenario: Scenario) -> int:
+        """The GPUs that train: the scenario's, unless a setting says otherwise."""
+        size = scenario.engine_gpus
+        return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
+
+    def rule(self, scenario: Scenario) -> StalenessRule:
+        """StaleFlow's ledger; the program is built here."""
+        self._hosting = Hosting(self._settings(scenario), self._path)
+        program = self._hosting.program
+        self._fleet, self._update = program.fleets[MODEL], program.updates[MODEL]
+        self._placement, self._lending = program.placements[MODEL], program.lending
+        self._hosting.want(self._fleet.commands)
+        self._hosting.want(self._update.commands)
+        self._hosting.want(self._placement.placed)
+        self._hosting.want(self._placement.moves)
+        self._hosting.observe(self._lending.roles, self._on_roles)
+        self._hosting.start()
+        return StaleFlow(LedgerSettings(scenario.eta, scenario.batch, min_members=1))
+
+    def _settings(self, scenario: Scenario) -> dict[str, Any]:
+        knobs, engine = self._knobs, scenario.engine
+        placement = {
+            "rule": "gain",
+            "min_gain_share": knobs.min_gain_share,
+            "late_call_weight": knobs.late_call_weight,
+            "engine": asdict(engine.model),
+            "sync": {
+                "running_below": knobs.running_below,
+                "rate_below": knobs.rate_below,
+                "at_once": knobs.pull_at_once,
+            },
+            "migration": {
+                "on": knobs.migrate,
+                "at_once": knobs.moves * scenario.gpus // scenario.engine_gpus,
+            },
+        }
+        model = {
+            "update": {"order": "pull", "mode": "abort"},
+            "placement": placement,
+            "ledger": {},
+        }
+        return {"models": {MODEL: model}, "lending": {"recall_ahead_share": knobs.recall_ahead_share}}
+
+    def close(self) -> None:
+        """Ends the recording."""
+        self._hosting.close()
+
+    # Events
+
+    def on_room(self, world: World) -> None:
+        """Starts what may start."""
+        if not self._hosts:
+            self._begin(world)
+        samples: list[Sample] = []
+        while world.room() and (group := world.start_group(self._admitting(world))):
+            samples += group.samples
+            if self._knobs.admit == "engine":  # the next one sees where this one went
+                self.on_homeless(world, samples)
+                samples = []
+        self.on_homeless(world, samples)
+
+    def _admitting(self, world: World) -> int | None:
+        """The version of the engine that would sample a new group's call; None: its V is the newest."""
+        if self._knobs.admit == "newest":
+            return None
+        return self._placement.admitting(max(world.rule.next_buffer - world.scenario.eta, 0))
+
+    def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
+        """Calls arrive; also such as an engine gave back."""
+        if samples:
+            arrived = tuple(self._arrived(world, sample) for sample in samples)
+            self._hosting.inject(self._placement.demand, Demand(arrived=arrived))
+        self._do_all(world)
+
+    def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
+        """Calls leave, and teach how long calls are."""
+        left = []
+        for sample, turn, context in calls:
+            name = f"{sample.name}/{turn}"
+            if self._calls.pop(name, None) is not None:
+                left.append(Left(name, context))
+                self._to.pop(name, None)
+                if sample.at > turn:
+                    self._foresight.learn(sample.turns[turn].sampled)
+        if left:
+            self._hosting.inject(self._placement.demand, Demand(left=tuple(left)))
+        self._do_all(world)
+
+    def on_opened(self, world: World, host: Host) -> None:
+        """Finishes the engine's step, or begins the next one."""
+        self._go_on(world, host, sleeps=False)
+
+    def on_asleep(self, world: World, host: Host) -> None:
+        """Finishes the engine's step, or begins the next one."""
+        self._go_on(world, host, sleeps=True)
+
+    def on_ready(self, world: World) -> None:
+        """The trainer claims its nodes when the batch is whole, or when all were called back; and trains once it has them."""
+        near = all(role.near for role in self._roles.values())
+        if not self._claims and (near or world.rule.complete(world.rule.next_buffer)):
+            self._fill(world)
+            self._claim()
+        self._do_all(world)
+        held = self._claims and all(role.role == "train" for role in self._roles.values())
+        if held and all(host.state == "asleep" for host in world.hosts if host.shared):
+            world.train()
+
+    def on_trained(self, world: World) -> None:
+        """The weights are pushed into host memory, and travel to the engines' hosts beside all else; the nodes are released."""
+        transfers = world.transfers
+        batch = [world.groups[name] for name in world.rule.entries(world.rule.next_buffer)]
+        samples = [sample for group in batch for sample in group.samples if not sample.dropped]
+        tokens = sum(world.scenario.trained(sample.context) for sample in samples)
+        busy_s = world.scenario.trainer.seconds(tokens, world.layout.train_gpus, world.recompute)
+        world.publish(transfers.push_s, delay_s=transfers.delay_s)
+        self._claims = False
+        self._fill(world)
+        for node in self._roles:
+            self._hosting.inject(self._lending.released, Released(node, MODEL, busy_s))
+        self._do_all(world)
+
+    def on_published(self, world: World, version: int) -> None:
+        """Handles a published version."""
+        self._hosting.inject(self._update.published, Published(version))
+        self._do_all(world)
+
+    def on_idle(self, world: World, host: Host) -> None:
+        """Nothing: who looks once a second has seen it."""
+
+    def on_second(self, world: World) -> None:
+        """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
+        seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
+        self._hosting.inject(self._placement.seen, Seen(seen))
+        self._fill(world)
+        if self._claims and round(world.now) % _RENEW_S == 0:
+            self._claim()
+        self._do_all(world)
+        if world.trainer == "waiting" and world.ready():
+            self.on_ready(world)  # the nodes may have been called back meanwhile
+
+    # Reports
+
+    def _begin(self, world: World) -> None:
+        """The cluster is there."""
+        inject = self._hosting.inject
+        self._hosting.clock = lambda: world.now
+        self._hosts = {host.name: host for host in world.hosts}
+        inject(self._fleet.begun, Begun(0))
+        inject(self._update.begun, Begun(0))
+        inject(self._placement.begun, Begun(0))
+        first = next((host.number for host in world.hosts if host.shared), 0)
+        for host in world.hosts:
+            if host.gpus != world.scenario.engine_gpus:
+                inject(self._placement.fitted, Fitted(host.name, **asdict(host.engine.costs.model)))
+            if host.shared:
+                node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
+                if node not in self._roles:
+                    inject(self._lending.added, NodeAdded(node, ("train", "rollout")))
+                    inject(self._lending.released, Released(node, MODEL))
+                inject(self._lending.hosted, Hosted(host.name, node))
+            inject(self._fleet.added, Added(host.name))
+        self._do_all(world)
+
+    def _arrived(self, world: World, sample: Sample) -> Arrived:
+        name = f"{sample.name}/{sample.at}"
+        self._calls[name] = sample
+        expected = self._foresight.expect(sample.predicted)
+        near = world.last_host(sample)
+        return Arrived(
+            name,
+            sample.group.version,
+            sample.call.context,
+            expected=max(expected - sample.call.done, 1) if expected else 0,
+            near=near.name if near else "",
+            cached=sample.call.prompt - sample.turns[sample.at].prompt if near else 0,
+            to=self._to.pop(name, ""),
+        )
+
+    def _fill(self, world: World) -> None:
+        self._hosting.inject(
+            self._lending.filling,
+            Filling.of(MODEL, world.rule, len(self._calls), longest_s=self._placement.longest_s),
+        )
+
+    def _claim(self) -> None:
+        self._claims = True
+        for node in self._roles:
+            self._hosting.inject(self._lending.claimed, Claimed(node, MODEL))
+
+    def _on_roles(self, roles: tuple[RoleIs, ...]) -> None:
+        self._roles.update((role.node, role) for role in roles)
+
+    # Commands
+
+    def _do_all(self, world: World) -> None:
+        """Does what the program wants, until it wants no more."""
+        if self._doing:
+            return
+        self._doing = True
+        while self._hosting.wanted:
+            match self._hosting.wanted.popleft():
+                case Do() as do:
+                    self._act(world, do)
+                case Placed(call, engine):
+                    self._place(world, call, self._hosts[engine])
+                case Move(call, engine, to):
+                    self._move(world, call, self._hosts[engine], to)
+        self._doing = False
+
+    def _act(self, world: World, do: Do) -> None:
+        host, transfers = self._hosts[do.engine], world.transfers
+        match do.step:
+            case "hold":
+                self._hosting.inject(self._placement.closed, Closed(do.engine))
+            case "load":
+                world.sync(host, transfers.pull_s, keep=False)
+            case "open":
+                self._hosting.inject(self._placement.opened, Opened(do.engine, do.version))
+            # An engine that is stopped during its launch is launched again, as if it woke
+            case "sleep" | "stop":
+                self._hosting.inject(self._placement.closed, Closed(do.engine))
+                if host.state == "open":
+                    world.claim([host], transfers.to_train_s)
+            case "launch" | "wake" if host.state == "asleep":
+                world.release([host], transfers.to_rollout_s)
+            case "drain" | "quarantine":
+                raise SimulationError(f"{do.engine} has failed, and no engine fails here: {do.reason}")
+        awaited = _AWAITED.get(do.step)
+        if awaited in (None, host.state):
+            self._done(do)
+        else:
+            self._steps[do.engine] = do
+
+    def _go_on(self, world: World, host: Host, sleeps: bool) -> None:
+        """The engine sleeps now, or has opened: which ends the step that was for that, and lets another one begin."""
+        do = self._steps.pop(host.name, None)
+        if do is not None and (_AWAITED[do.step] == "asleep") == sleeps:
+            self._done(do)
+        elif do is not None:
+            self._act(world, do)
+        self._do_all(world)
+
+    def _done(self, do: Do) -> None:
+        reactor = self._fleet if do.step in _FLEET_STEPS else self._update
+        self._hosting.inject(reactor.done, Done(do.engine, do.step, do.version))
+
+    def _place(self, world: World, call: str, host: Host) -> None:
+        """A call that was sent to an engine that is not open any more asks anew, as in the gateway."""
+        sample = self._calls.get(call)
+        if sample is None or sample.over or sample.host is not None:
+            return
+        if host.state == "open":
+            world.route(sample, host)
+        else:
+            self.on_homeless(world, [sample])
+
+    def _move(self, world: World, call: str, host: Host, to: str) -> None:
+        sample = self._calls.get(call)
+        if sample is not None and sample.host is host and host.state == "open":
+            self._to[call] = to
+            world.give_back(sample)
+
+
+def _engine_load(world: World, host: Host) -> EngineSeen:
+    engine = world.look(host)
+    return EngineSeen(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())

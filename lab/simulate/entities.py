@@ -1,0 +1,97 @@
+"""The parts of a simulated cluster: the layout of its GPUs, engines on hosts, and groups of samples.
+
+Data only: `World` changes them, `Meter` counts them, policies read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lab.simulate.engine import Call, Engine
+from lab.simulate.workload import Turn
+
+HostState = Literal["open", "loading", "asleep", "switching"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The split of GPUs. Engines on GPUs of both kinds sleep while the trainer has them."""
+
+    rollout: int
+    train: int
+    both: int = 0
+
+    @property
+    def train_gpus(self) -> int:
+        """On which a step is computed."""
+        return self.train + self.both
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """An engine and the GPUs it lives on."""
+
+    name: str
+    number: int
+    gpus: int
+    engine: Engine
+    shared: bool
+    """The trainer works on its GPUs too."""
+    state: HostState = "open"
+    version: int = 0
+    kept: list[Sample] = field(default_factory=list)
+    """Samples that go on here once it is open."""
+    idle: dict[str, int] = field(default_factory=dict)
+    """Tokens that it has in its cache of conversations whose tool works, by sample, the oldest first."""
+    serial: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """An episode."""
+
+    name: str
+    group: Group
+    turns: tuple[Turn, ...]
+    at: int = 0
+    """The turn that it is in."""
+    call: Call = field(init=False)
+    host: Host | None = None
+    since: int = 0
+    """Tokens of its call when it came to its host."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    """Versions, and how many tokens each sampled."""
+    cached_at: tuple[int, int] | None = None
+    """The number of the engine that has its turns in its cache, and the version that it ran."""
+    carried: bool = False
+    """Its cache goes with it to the next engine that it enters."""
+    over: bool = False
+    dropped: bool = False
+    """True if the sample is never trained, whatever becomes of its group."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of the whole conversation, so far: what the trainer computes on."""
+        return self.call.context
+
+    @property
+    def tokens(self) -> int:
+        """Sampled tokens, without those of its present stay."""
+        return sum(n for _, n in self.spans)
+
+    @property
+    def predicted(self) -> float:
+        """The ranker's estimate of its task's difficulty: 0.5 is the median, 1 the hardest."""
+        return self.group.predicted
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """A group: its samples, and the version that it was started under."""
+
+    name: str
+    version: int
+    predicted: float
+    samples: list[Sample] = field(default_factory=list)
+    cached_at: set[tuple[int, int]] = field(default_factory=set)
+    """Engines and their versions that have its prompt in their cache."""

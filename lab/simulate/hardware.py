@@ -1,0 +1,182 @@
+"""The times of engines, trainers and transfers, computed from coefficients.toml by a roofline.
+
+An engine of g GPUs holds P parameters in bf16. A decode step reads all weights (2P bytes) or does the arithmetic of its n
+calls (2P flops each), whichever is longer; it reads the cache of every running call; and it has a fixed cost. So the four
+coefficients of StaleFlow's model (papers.md section 3) follow from the memory's bandwidth, the flops, and the shares of
+them that are reached.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lab.simulate.engine import EngineCosts
+from lab.simulate.errors import ScenarioError
+from scheduler.policies.throughput import EngineModel
+
+COEFFICIENTS = Path(__file__).with_name("coefficients.toml")
+_BYTES = 2
+"""Bytes of a parameter or a cached number in bf16."""
+
+
+@lru_cache
+def coefficients() -> dict[str, Any]:
+    """coefficients.toml."""
+    return tomllib.loads(COEFFICIENTS.read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerCosts:
+    """The times of a trainer."""
+
+    token_s: float
+    """GPU seconds for each trained token."""
+    recompute_s: float
+    """GPU seconds for each token whose log-probability is computed once more."""
+    step_s: float
+    """Seconds for each batch."""
+    spread: float
+    """The share that is lost with each doubling of the GPUs."""
+
+    def seconds(self, tokens: float, gpus: int, recompute: bool) -> float:
+        """Returns the seconds to train tokens on a number of GPUs, without the step at the end."""
+        each = self.token_s + (self.recompute_s if recompute else 0.0)
+        return tokens * each * (1 + self.spread * math.log2(gpus)) / gpus
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCosts:
+    """The seconds of weight transfers, and of a node's change of role."""
+
+    collective_s: float
+    """Seconds from the trainer into all engines; both stand still meanwhile."""
+    push_s: float
+    """The trainer's part where engines fetch for themselves (a parameter server in their hosts' memory)."""
+    pull_s: float
+    """An engine's part of that."""
+    overlapped_s: float
+    """Seconds from the trainer to the engines while neither waits."""
+    to_train_s: float
+    """A node with engines becomes the trainer's: weights and cache are dropped, the trainer's state is loaded."""
+    to_rollout_s: float
+    """Seconds back to rollout: the trainer's state is offloaded, the new weights are loaded."""
+    delay_s: float = 0.0
+    """Seconds from the end of a step until engines' hosts have its version, while neither waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTransfers:
+    """Seconds per byte of a version in headgate's own code: the `transfer_costs` of `make bench NAME=publish`."""
+
+    copy: float
+    """The trainer copies the weights; it computes nothing meanwhile."""
+    write: float
+    """They are written, with hashes and a delta if there is one, and are safe on the disk."""
+    check: float
+    """The gateway looks at every byte."""
+    send: float
+    """An engine receives them and compares their hashes; `AT_ONCE` engines do so at once."""
+    swap: float
+    """An engine stands still for them."""
+    fixed_s: float = 0.0
+    """Seconds for each engine beside its bytes: to be paused, probed and resumed."""
+
+
+def _kind(table: str, name: str) -> dict[str, Any]:
+    found = coefficients()[table]
+    if name not in found:
+        raise ScenarioError(
+            f"no {table} {name!r} in coefficients.toml; there are: {', '.join(sorted(found))}"
+        )
+    kind: dict[str, Any] = found[name]
+    return kind
+
+
+def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts:
+    """An engine of `gpus` GPUs. Raises ScenarioError if the model does not fit."""
+    shape, card, share, fixed = (
+        _kind("model", model),
+        _kind("gpu", gpu),
+        coefficients()["efficiency"],
+        coefficients()["engine"],
+    )
+    weights = _BYTES * shape["parameters"]
+    a_token = 2 * _BYTES * shape["layers"] * shape["kv_heads"] * shape["head_dim"]
+    bandwidth = card["bandwidth"] * gpus * share["decode_bandwidth"]
+    flops = card["flops"] * gpus
+    free = (card["memory"] * gpus - weights) * share["cache_share"]
+    if free < a_token * 1024:
+        raise ScenarioError(f"model {model} leaves no room for a cache on {gpus} {gpu}")
+    exchange = fixed["exchange_s"] * shape["layers"] if gpus > 1 else 0.0
+    return EngineCosts(
+        EngineModel(
+            k1=a_token / bandwidth,
+            k2=weights / bandwidth,
+            k3=2 * shape["parameters"] / (flops * share["decode_flops"]),
+            k4=fixed["step_s"] + exchange,
+        ),
+        prefill_s=2 * shape["parameters"] / (flops * share["prefill_flops"]),
+        capacity=int(free / a_token),
+        slots=slots or fixed["slots"],
+    )
+
+
+def trainer_costs(model: str, gpu: str) -> TrainerCosts:
+    """A trainer of that model on that kind of GPU."""
+    shape, card, train = _kind("model", model), _kind("gpu", gpu), coefficients()["train"]
+    a_flop = shape["parameters"] / (card["flops"] * coefficients()["efficiency"]["train_flops"])
+    return TrainerCosts(
+        token_s=train["flops_per_token"] * a_flop,
+        recompute_s=train["recompute"] * a_flop,
+        step_s=train["step_s"],
+        spread=train["spread"],
+    )
+
+
+AT_ONCE = 4
+"""Engines that the trainer's server sends to at once (`gateway/rollout/collective.py`)."""
+
+
+def measured_costs(
+    measured: MeasuredTransfers, model: str, gpus_per_engine: int, engines: int, train_gpus: int, sites: int
+) -> TransferCosts:
+    """Transfers by what the code was measured to take, where the links are not slower still."""
+    weights = _BYTES * _kind("model", model)["parameters"]
+    link, costs = coefficients()["link"], transfer_costs(model, gpus_per_engine, train_gpus, sites)
+    send = weights * max(measured.send, 1 / link["fabric"]) * math.ceil(engines / AT_ONCE)
+    across = weights / link["wan"] if sites > 1 else 0.0
+    delay = weights * (measured.write + measured.check) + send + across
+    pull = measured.fixed_s + weights * max(measured.swap, 1 / (gpus_per_engine * link["pcie"]))
+    return replace(
+        costs,
+        collective_s=delay + pull,
+        push_s=weights * max(measured.copy, 1 / (train_gpus * link["pcie"])),
+        pull_s=pull,
+        overlapped_s=delay,
+        delay_s=delay,
+    )
+
+
+def transfer_costs(model: str, gpus_per_engine: int, train_gpus: int, sites: int) -> TransferCosts:
+    """Transfers of that model's weights. Across sites one copy travels, and fans out where it arrives."""
+    weights = _BYTES * _kind("model", model)["parameters"]
+    link, state = coefficients()["link"], coefficients()["train"]["bytes_per_parameter"] / _BYTES * weights
+    into = weights / link["fabric"]
+    across = weights / link["wan"] if sites > 1 else 0.0
+    fixed = link["collective_s"]
+    load = weights / (gpus_per_engine * link["pcie"])
+    offload = state / (train_gpus * link["pcie"])
+    return TransferCosts(
+        collective_s=fixed + into + across,
+        push_s=weights / (train_gpus * link["pcie"]),
+        pull_s=fixed + load,
+        overlapped_s=into + across,
+        to_train_s=fixed + offload,
+        to_rollout_s=fixed + offload + load,
+        delay_s=into + across,
+    )

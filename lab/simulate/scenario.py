@@ -1,0 +1,260 @@
+"""A scenario: SCENARIO.toml, typed and bounded. What a policy may not choose; the same for all of them.
+
+gpus = 128                # all of them
+gpu = "H800"              # a kind of coefficients.toml
+model = "7B"              # likewise
+engine_gpus = 1           # of one engine (tensor parallel)
+engines_of = { 8 = 1 }    # of the GPUs that only sample, one engine of 8 in place of smaller ones; by number of GPUs
+train_share = 0.5         # of the GPUs, where rollout and training are apart; 0: balanced, in eighths, by the cost models
+sites = 1                 # 2: engines and trainer are apart, and weights travel between sites
+batch = 64                # groups
+group = 16                # episodes
+eta = 1                   # the bound on staleness that every asynchronous policy gets
+batches = 10              # of which the first `warmup` are not counted
+warmup = 3
+prompt = 500              # tokens
+likeness = 0.5            # correlation of lengths within a group
+stream = 64               # everybody's trainer takes a batch in so many parts as it comes, 0: whole; not said: each policy's own
+recompute = false         # everybody's trainer computes log-probabilities once more, or nobody's; likewise
+threshold = 0.3           # batches beyond one that verl's window lets live, in every policy that has it; default: eta
+prefill_overlap = 0.4     # the share of a prefill's time that goes by in the steps of running calls; 0: they wait for it
+idle_caches = true        # conversations whose tool works fill their engine's cache, until they give way; false: they take none
+attention = 1.3e-5        # what attention adds to training a token, for each token of its episode: layers * width / parameters
+recorded = "groups.jsonl" # in place of [lengths] and [turns]: see `recorded.py`
+
+[lengths]                 # see workload.Lengths
+[turns]                   # see workload.Turns
+[engine_costs]            # measured, in place of gpu and model: prefill_s, capacity, slots, model = { k1, k2, k3, k4 }
+[trainer_costs]           # likewise: token_s, recompute_s, step_s, spread
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from lab.simulate.engine import EngineCosts
+from lab.simulate.errors import ScenarioError
+from lab.simulate.hardware import (
+    MeasuredTransfers,
+    TrainerCosts,
+    TransferCosts,
+    engine_costs,
+    measured_costs,
+    trainer_costs,
+    transfer_costs,
+)
+from lab.simulate.recorded import read
+from lab.simulate.workload import Lengths, Recorded, Stated, Turns, Workload
+from scheduler.configuration import Unreadable, complaints, read_toml
+
+_EIGHTHS = 8
+_DRAWN = 64
+"""Groups that the balance between rollout and training is computed from."""
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LengthsTable(_Table):
+    """The parameters of `workload.Lengths`."""
+
+    kind: Literal["lognormal", "tail", "constant"] = "lognormal"
+    median: float = Field(1000.0, ge=1, le=1e6)
+    sigma: float = Field(0.9, ge=0, le=3)
+    longest: int = Field(28000, ge=1, le=1_000_000)
+    growth: float = Field(0.0, ge=-0.5, le=1.0)
+
+
+class TurnsTable(_Table):
+    """The parameters of `workload.Turns`."""
+
+    mean: float = Field(1.0, ge=1, le=100)
+    most: int = Field(1, ge=1, le=200)
+    result: int = Field(200, ge=1, le=100_000)
+    wait_s: float = Field(0.0, ge=0, le=3600)
+
+
+class Scenario(_Table):
+    """One scenario."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+    name: str = ""
+    gpus: int = Field(ge=2, le=20_000)
+    gpu: str = "H800"
+    model: str = "7B"
+    engine_gpus: int = Field(1, ge=1, le=64)
+    engines_of: dict[Annotated[int, Field(ge=1, le=64)], Annotated[int, Field(ge=1, le=20_000)]] = {}
+    """The number of engines of other sizes than `engine_gpus`, by their GPUs."""
+    slots: int = Field(0, ge=0, le=4096)
+    """Calls that one engine runs at once; 0: as in coefficients.toml."""
+    train_share: float = Field(0.0, ge=0, lt=1)
+    sites: Literal[1, 2] = 1
+    batch: int = Field(ge=1, le=100_000)
+    group: int = Field(16, ge=1, le=1024)
+    eta: int = Field(1, ge=0, le=64)
+    batches: int = Field(10, ge=1, le=1000)
+    warmup: int = Field(3, ge=0)
+    prompt: int = Field(500, ge=1, le=1_000_000)
+    likeness: float = Field(0.5, ge=0, le=1)
+    lengths: LengthsTable = LengthsTable()
+    turns: TurnsTable = TurnsTable()
+    stream: int | None = Field(None, ge=0, le=4096)
+    """None: each policy's own."""
+    recompute: bool | None = None
+    """None: each policy's own."""
+    threshold: float | None = Field(None, ge=0, le=64)
+    """None: the bound on staleness."""
+    prefill_overlap: float = Field(0.0, ge=0, le=1)
+    idle_caches: bool = False
+    attention: float = Field(0.0, ge=0, le=1e-3)
+    recorded: Path | None = None
+    engine_costs: EngineCosts | None = None
+    """Engine costs in place of coefficients.toml."""
+    trainer_costs: TrainerCosts | None = None
+    """Trainer costs in place of coefficients.toml."""
+    transfer_costs: MeasuredTransfers | None = None
+    """The costs of bringing a version to engines in place of coefficients.toml, as `bench.publish` measures headgate's code."""
+
+    @classmethod
+    def load(cls, path: Path, engine_gpus: int | None = None) -> Self:
+        """Reads a file. Raises ScenarioError that names it and what is wrong. `engine_gpus` in place of the file's."""
+        try:
+            table = read_toml(path)
+            if "recorded" in table:
+                table["recorded"] = path.parent / table["recorded"]
+            if engine_gpus is not None and "engine_costs" in table:
+                raise ScenarioError(f"{path}: [engine_costs] say nothing of engines of another size")
+            size = {} if engine_gpus is None else {"engine_gpus": engine_gpus}
+            return cls(**{"name": path.stem, **table, **size})
+        except Unreadable as error:
+            raise ScenarioError(str(error)) from error
+        except TypeError as error:
+            raise ScenarioError(f"{path}: {error}") from error
+        except ValidationError as error:
+            raise ScenarioError("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.warmup >= self.batches:
+            raise ValueError(f"warmup ({self.warmup}) must be less than batches ({self.batches})")
+        if self.gpus % self.engine_gpus or self.gpus < 2 * self.engine_gpus:
+            raise ValueError(
+                f"gpus ({self.gpus}) must be a multiple of engine_gpus ({self.engine_gpus}), at least twice it"
+            )
+        if self.engines_of and self.engine_costs is not None:
+            raise ValueError("engines_of: [engine_costs] say nothing of engines of another size")
+        longest = self.workload(0).longest
+        for gpus in (self.engine_gpus, *self.engines_of):
+            if longest > (capacity := self.engine_on(gpus).capacity):
+                raise ValueError(
+                    f"a context of {longest} tokens does not fit into an engine's cache of {capacity}"
+                )
+        return self
+
+    @cached_property
+    def engine(self) -> EngineCosts:
+        """The costs of each engine of `engine_gpus`."""
+        return self.engine_on(self.engine_gpus)
+
+    def engine_on(self, gpus: int) -> EngineCosts:
+        """The costs of an engine of so many GPUs. Raises ScenarioError if the model does not fit."""
+        costs = self.engine_costs or engine_costs(self.model, self.gpu, gpus, self.slots)
+        return replace(costs, overlap=self.prefill_overlap) if self.prefill_overlap else costs
+
+    def engines(self, sampling: int, lent: int) -> list[int]:
+        """The GPUs of each engine, where so many GPUs only sample and so many are lent; the largest come first. Raises
+        ScenarioError."""
+        others = [gpus for gpus, count in sorted(self.engines_of.items(), reverse=True) for _ in range(count)]
+        rest = sampling - sum(others)
+        if rest < 0 or rest % self.engine_gpus:
+            raise ScenarioError(
+                f"engines_of has {sum(others)} GPUs: of the {sampling} that only sample, none or a multiple of engine_gpus"
+                f" ({self.engine_gpus}) must be left"
+            )
+        return others + [self.engine_gpus] * ((rest + lent) // self.engine_gpus)
+
+    @cached_property
+    def trainer(self) -> TrainerCosts:
+        """The costs of the trainer."""
+        return self.trainer_costs or trainer_costs(self.model, self.gpu)
+
+    def trained(self, context: int) -> float:
+        """The tokens without attention that take the trainer as long as an episode of so many."""
+        return context * (1 + self.attention * context)
+
+    def transfers(self, train_gpus: int) -> TransferCosts:
+        """The costs of weight transfers from a trainer of so many GPUs."""
+        if self.transfer_costs is None:
+            return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
+        engines = self.gpus // self.engine_gpus
+        return measured_costs(
+            self.transfer_costs, self.model, self.engine_gpus, engines, train_gpus, self.sites
+        )
+
+    def workload(self, seed: int) -> Workload:
+        """The groups, for that seed."""
+        if self.recorded is not None:
+            return Recorded(read(self.recorded), seed)
+        lengths, turns = Lengths(**self.lengths.model_dump()), Turns(**self.turns.model_dump())
+        return Stated(seed, self.group, self.batch, lengths, turns, self.prompt, self.likeness)
+
+    @cached_property
+    def contexts(self) -> tuple[float, float]:
+        """P50 and P90 of the tokens of an episode, as a profile of the first groups would show them."""
+        return float(np.quantile(self._profile[1], 0.5)), float(np.quantile(self._profile[1], 0.9))
+
+    @cached_property
+    def contexts_mean(self) -> float:
+        """Mean tokens of an episode, of the same profile."""
+        return float(np.mean(self._profile[1]))
+
+    @cached_property
+    def sampled_mean(self) -> float:
+        """Mean tokens that are sampled in an episode, of the same profile."""
+        return float(np.mean(self._profile[0]))
+
+    @cached_property
+    def _profile(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sampled tokens, and all tokens, of each episode of the first groups."""
+        workload = self.workload(0)
+        episodes = [turns for n in range(_DRAWN) for turns in workload.task(n).episodes]
+        sampled = [sum(turn.sampled for turn in turns) for turns in episodes]
+        context = [sum(turn.prompt + turn.sampled for turn in turns) for turns in episodes]
+        return np.array(sampled), np.array(context)
+
+    @cached_property
+    def train_gpus(self) -> int:
+        """The trainer's, where rollout and training are apart: whole engines' worth."""
+        share = self.train_share or self._balanced()
+        engines = round(self.gpus * share / self.engine_gpus)
+        return min(max(engines, 1), self.gpus // self.engine_gpus - 1) * self.engine_gpus
+
+    def _balanced(self) -> float:
+        """The eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
+
+        Rollout is taken to run with all slots of every engine full, or all calls of a batch spread evenly, whichever is less.
+        """
+        sampled, context = (float(np.mean(tokens)) for tokens in self._profile)
+        calls = self.batch * len(self._profile[0]) / _DRAWN
+
+        def slower(eighths: int) -> float:
+            train = self.gpus * eighths / _EIGHTHS
+            engines = max((self.gpus - train) / self.engine_gpus, 1.0)
+            running = max(min(self.engine.slots, calls * (self.eta + 1) / 2 / engines), 1.0)
+            rollout = (
+                calls * sampled / (engines * self.engine.model.rate(round(running), running * context / 2))
+            )
+            return max(
+                rollout,
+                self.trainer.seconds(calls * context, max(round(train), 1), False) + self.trainer.step_s,
+            )
+
+        return min(range(1, _EIGHTHS), key=slower) / _EIGHTHS
