@@ -55,7 +55,7 @@ class GatewayClient:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     # Episodes
@@ -116,9 +116,9 @@ class GatewayClient:
         await self._json("POST", f"/episodes/{episode_id}/calls/{call_id}/reward", json={"reward": reward})
 
     async def close_episode(self, episode_id: str, wait_s: float = 0.0) -> dict[str, Any]:
-        """Says that an episode's run is over, so that the gateway's graders compute its reward; waits up to `wait_s` for that.
+        """End an episode's run, so that the gateway's graders compute its reward; wait up to `wait_s` for that.
 
-        Answers `state` (`grading` or `closed`) and, once closed, `reason` (`rewarded`, or why not), `reward` and `components`.
+        Return `state` (`grading` or `closed`) and, once closed, `reason` (`rewarded`, or why not), `reward` and `components`.
         """
         path = f"/episodes/{episode_id}/close"
         return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
@@ -130,7 +130,7 @@ class GatewayClient:
         return attempt
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
-        """Closes an episode that will never be rewarded, so that its slot is free at once; `error`: what its agent said last."""
+        """Close an episode that gets no reward, so that its slot is free immediately; `error`: its agent's last lines."""
         body = {"reason": reason, "error": error}
         await self._json("POST", f"/episodes/{episode_id}/abandon", json=body)
 
@@ -179,15 +179,15 @@ class GatewayClient:
 
     async def renew(self, lease: Lease, model: str | None = None) -> None:
         """Restarts the lease's deadline."""
-        await self._tell(lease, "renew", model)
+        await self._post_lease(lease, "renew", model)
 
     async def ack(self, lease: Lease, checkpoint: str, model: str | None = None) -> None:
-        """Says that the buffer was trained and that `checkpoint` holds the effect."""
-        await self._tell(lease, "ack", model, checkpoint=checkpoint)
+        """Report that the buffer was trained and that `checkpoint` has the effect."""
+        await self._post_lease(lease, "ack", model, checkpoint=checkpoint)
 
     async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
         """Gives the buffer back untrained: the next lease is of the same buffer, unless a version after it is published."""
-        await self._tell(lease, "nack", model, reason=reason)
+        await self._post_lease(lease, "nack", model, reason=reason)
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
         """The batches that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
@@ -210,9 +210,9 @@ class GatewayClient:
         """The history of an episode and its group, in order and in words, and the verdict."""
         return await self._json("GET", f"/episodes/{episode_id}/why")
 
-    async def _tell(self, lease: Lease, what: str, model: str | None, **said: str) -> None:
-        body = {"fence": lease.fence, **said}
-        await self._json("POST", f"/leases/{lease.lease_id}/{what}", json=body, params=_of(model))
+    async def _post_lease(self, lease: Lease, action: str, model: str | None, **fields: str) -> None:
+        body = {"fence": lease.fence, **fields}
+        await self._json("POST", f"/leases/{lease.lease_id}/{action}", json=body, params=_of(model))
 
     # Weights
 
@@ -330,8 +330,8 @@ class GatewayClient:
         that its weights took to come back. `rest_s`: all else that the batch kept it busy with, such as the step; with the
         two others it is the training time that `[elastic]` of a cluster decides by.
         """
-        told = {"model": model, "busy_s": busy_s, "load_s": load_s, "rest_s": rest_s}
-        return await self._json("POST", f"/nodes/{node}/release", json=told)
+        body = {"model": model, "busy_s": busy_s, "load_s": load_s, "rest_s": rest_s}
+        return await self._json("POST", f"/nodes/{node}/release", json=body)
 
     # What happens
 

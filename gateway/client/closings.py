@@ -1,4 +1,4 @@
-"""Episodes that the gateway closes by itself while their agents run: deadlines, groups that it gives up, people.
+"""Episodes that the gateway closes by itself while their agents run: deadlines, groups that it drops, administrators.
 
 Owns one stream of events, from before the first episode is opened. Invariants: a closing is reported however often the stream
 breaks, because each stream goes on after the one before; a gateway that stops answering is noticed while all agents run, because
@@ -18,9 +18,9 @@ from gateway.client.retry import RetryPolicy
 log = logging.getLogger(__name__)
 
 _CLOSED = "episode.closed"
-_AGAIN_S = 1.0
+_PAUSE_S = 1.0
 _KEPT = ("rewarded",)
-"""Reasons of an end that its driver asked for."""
+"""Reasons of an end that its driver requested."""
 
 
 class Closings:
@@ -60,7 +60,7 @@ class Closings:
                 if str(refused) != reported:
                     reported = str(refused)
                     log.warning("the closings of episodes cannot be watched now: %s", refused)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_PAUSE_S)
 
     async def _follow(self) -> None:
         """Read a stream until it ends. After one that broke, retry until the gateway answers."""
@@ -81,7 +81,7 @@ class Closings:
             self._after = stream.last or self._after
 
     async def _look(self) -> None:
-        """Look at each episode, because events were missed."""
+        """Read the state of each episode, because events were missed."""
         for episode_id in list(self._watched):
             row = await self._client.episode(episode_id)
             if row["state"] == "closed" and row["reason"] not in _KEPT:

@@ -1,5 +1,4 @@
-"""Runs an agent once per episode, `concurrency` at a time, and posts its rewards, or has the gateway's graders compute
-them.
+"""Run an agent once per episode, `concurrency` at a time, and post its rewards, or let the gateway's graders compute them.
 
 Owns the episodes that it opens, from opening to reward or abandonment; it owns neither the client nor the agent.
 Invariants: agents' failures end the runner only when there are too many (`failures`); an episode stays open no longer
@@ -114,34 +113,34 @@ class EpisodeRunner:
         self._failures = FailureRate(max_failures, concurrency)
         self._stopped = False
         kind = Kind(group_size, mode, model, sampling, describe, open_wait_s)
-        at_once = 1 if in_order else concurrency
-        self._opening = Opening(client, kind, self._retry, self._waits, self._leave, at_once)
+        most = 1 if in_order else concurrency
+        self._opening = Opening(client, kind, self._retry, self._waits, self._leave, most)
         self._closings = Closings(client, model, self._retry)
         self._order = order
         self._under_way: dict[str, list[EpisodeOutcome]] = {}
-        """The outcomes so far of groups of which an order is to hear."""
+        """The outcomes so far of groups that will be reported to an order."""
         self._jitter = random.Random()
         self._run_id = uuid.uuid4().hex[:12]
         self._groups = 0
 
     async def run(self, tasks: Iterable[Task]) -> list[EpisodeOutcome]:
-        """Every task once; the outcomes in the order of the tasks. Raises GatewayUnreachable or RunStopped."""
+        """Run every task once, and return the outcomes in the order of the tasks. Raise GatewayUnreachable or RunStopped."""
         outcomes: dict[int, EpisodeOutcome] = {}
         await self._drive(self._jobs(tasks), outcomes.__setitem__, asyncio.Event())
         return [outcomes[index] for index in sorted(outcomes)]
 
     async def run_forever(self, tasks: Sequence[Task], stop: asyncio.Event) -> None:
-        """The tasks again and again, by the order, until `stop` is set; then finishes what it began.
+        """Run the tasks repeatedly, by the order, until `stop` is set; then finish the open episodes.
 
-        An episode that still waits for a slot is given up within seconds. Raises GatewayUnreachable or RunStopped.
+        An episode that still waits for a slot is given up within seconds. Raise GatewayUnreachable or RunStopped.
         """
         if not tasks:
             raise ValueError("there are no tasks")
         order = self._order or Passes(tasks, self._seed)
-        await self._drive(self._jobs(_until(stop, order)), partial(self._tell, order), stop)
+        await self._drive(self._jobs(_until(stop, order)), partial(self._report_group, order), stop)
 
-    def _tell(self, order: TaskOrder, _index: int, outcome: EpisodeOutcome) -> None:
-        """Give the order a group once it is over, and whether its rewards differ if it has two."""
+    def _report_group(self, order: TaskOrder, _index: int, outcome: EpisodeOutcome) -> None:
+        """Report a group to the order once it has ended, and whether its rewards differ if it has two."""
         members = self._under_way.setdefault(outcome.group_id, [])
         members.append(outcome)
         if len(members) == self._group_size + self._spare:
@@ -251,17 +250,17 @@ class EpisodeRunner:
             raise
 
     async def _solve(self, job: _Job, opened: EpisodeOpened) -> EpisodeOutcome:
-        """Runs the agent, and ends its episode."""
+        """Run the agent, and end its episode."""
         started = time.monotonic()
         crashes: list[Crash] = []
         try:
             reward = await self._attempt(job.task, opened, crashes)
         except _Failed:
             last = crashes[-1]
-            ended = await self._give_up(opened.episode_id, last.reason, last.said, last.report)
+            ended = await self._give_up(opened.episode_id, last.reason, last.summary, last.report)
             attempts = len(crashes)
         except _Closed:
-            ended = await self._fate(opened.episode_id)
+            ended = await self._gateway_end(opened.episode_id)
             attempts = len(crashes) + 1
         else:
             ended = await self._end(opened.episode_id, reward)
@@ -275,14 +274,14 @@ class EpisodeRunner:
             ended.error,
             ended.aborted,
             attempts,
-            tuple(crash.said for crash in crashes),
+            tuple(crash.summary for crash in crashes),
             time.monotonic() - started,
             ended.notice,
             job.number,
         )
 
     async def _attempt(self, task: Task, opened: EpisodeOpened, crashes: list[Crash]) -> Reward | None:
-        """The agent's answer; its crashes are added to `crashes`. Raise _Failed once it may not be started again, and _Closed."""
+        """Return the agent's reward, and add crashes to `crashes`. Raise _Failed once it may not be restarted, and _Closed."""
         key, over = opened.api_key, self._closings.of(opened.episode_id)
         try:
             while True:
@@ -305,13 +304,13 @@ class EpisodeRunner:
             self._closings.forget(opened.episode_id)
 
     async def _leave(self, episode_id: str) -> None:
-        """Abandon an episode of a run that ends, so that its slot is free at once, unless the gateway does not answer."""
+        """Abandon an episode of a run that ends, so that its slot is free, unless the gateway does not answer."""
         with suppress(GatewayRefused, httpx.TransportError, TimeoutError):
             async with asyncio.timeout(STOP_GRACE_S):
                 await self._client.abandon(episode_id, DRIVER_STOPPED if self._stopped else INTERRUPTED)
 
     async def _restart(self, episode_id: str) -> int:
-        """Restart the episode after a crash of its agent. Return the attempt's number; 0 if the episode is over."""
+        """Restart the episode after a crash of its agent. Return the attempt's number; 0 if the episode has ended."""
         try:
             return await self._retry.call(
                 f"restart episode {episode_id}", lambda: self._client.restart(episode_id)
@@ -320,25 +319,25 @@ class EpisodeRunner:
             return 0
 
     async def _end(self, episode_id: str, reward: Reward | None) -> Ended:
-        """Tells the gateway a reward; without one, the episode is graded."""
+        """Post a reward; without one, the episode is graded."""
         if reward is None:
             return await self._grade(episode_id)
         components = reward.components or None
-        beside = reward.reward - sum(reward.calls.values())
+        rest = reward.reward - sum(reward.calls.values())
 
         def request() -> Awaitable[dict[str, Any]]:
-            return self._client.reward(episode_id, beside, components)
+            return self._client.reward(episode_id, rest, components)
 
         try:
             await self._reward_calls(episode_id, reward)
-            taken = await self._retry.call(f"reward episode {episode_id}", request)
+            answer = await self._retry.call(f"reward episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
-                return await self._fate(episode_id)
+                return await self._gateway_end(episode_id)
             return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
-        if not taken["accepted"]:
-            return closed(taken["reason"], taken["notice"])
-        return Ended(reward, notice=taken["notice"])
+        if not answer["accepted"]:
+            return closed(answer["reason"], answer["notice"])
+        return Ended(reward, notice=answer["notice"])
 
     async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
         for call_id, earned in reward.calls.items():
@@ -347,7 +346,7 @@ class EpisodeRunner:
             )
 
     async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> Ended:
-        """Leaves an episode out of its group, so that its slot is free at once."""
+        """Abandon an episode, so that its slot is free immediately."""
 
         def request() -> Awaitable[None]:
             return self._client.abandon(episode_id, reason, report or error)
@@ -356,12 +355,12 @@ class EpisodeRunner:
             await self._retry.call(f"abandon episode {episode_id}", request)
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
-                return await self._fate(episode_id, error)
+                return await self._gateway_end(episode_id, error)
             return Ended(error=f"{error}; abandon: {refused}")
         return Ended(error=error)
 
     async def _grade(self, episode_id: str) -> Ended:
-        """Closes an episode and waits until the gateway has its reward."""
+        """Close an episode, and wait until the gateway has its reward."""
 
         def request() -> Awaitable[dict[str, Any]]:
             return self._client.close_episode(episode_id, self._open_wait_s)
@@ -370,16 +369,16 @@ class EpisodeRunner:
         try:
             while state == "grading":
                 with self._waits.slow("graders to compute rewards"):
-                    fate = await self._retry.call(f"close episode {episode_id}", request)
-                state = fate["state"]
+                    answer = await self._retry.call(f"close episode {episode_id}", request)
+                state = answer["state"]
         except GatewayRefused as refused:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
-        if fate["reason"] == "rewarded":
-            return Ended(Reward(fate["reward"], fate["components"] or {}))
-        return closed(fate["reason"], fate["error"])
+        if answer["reason"] == "rewarded":
+            return Ended(Reward(answer["reward"], answer["components"] or {}))
+        return closed(answer["reason"], answer["error"])
 
-    async def _fate(self, episode_id: str, error: str | None = None) -> Ended:
-        """How the gateway ended an episode by itself."""
+    async def _gateway_end(self, episode_id: str, error: str | None = None) -> Ended:
+        """Return how the gateway ended an episode by itself."""
         row = await self._retry.call("look at an episode", lambda: self._client.episode(episode_id))
         return closed(row["reason"], error or row["error"])
 

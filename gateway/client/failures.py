@@ -1,4 +1,4 @@
-"""Failures of a run's episodes: how long to pause after one, which were seen before, and when there are too many to go on."""
+"""Failures of a run's episodes: the pause after one, their kinds, and the share that ends a run."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _VARYING = re.compile(r"0x[0-9a-fA-F]+|\b(?=[a-z]*\d)[0-9a-f]{8,}\b|\d+")
 
 
 class RunStopped(Exception):
-    """Going on makes no sense; the message is one sentence that says why."""
+    """The run cannot continue; the message is one sentence with the reason."""
 
 
 def pause_s(failures: int, jitter: random.Random) -> float:
-    """The pause after so many failures in a row: doubled after each, with jitter."""
+    """Return the pause after a number of failures in a row: doubled after each, with jitter."""
     longest = min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 16), _LAST_PAUSE_S)
     return longest * jitter.uniform(0.5, 1.0)
 
 
 def in_a_line(error: str) -> str:
-    """An error of many lines as one: what it is, and what was said last."""
+    """Return an error of many lines as one: its first and its last line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     if len(lines) > 1:
         lines = [f"{lines[0].removesuffix('; stderr:')}: {lines[-1]}"]
@@ -49,7 +49,7 @@ class FailureRate:
         self._failed: deque[bool] = deque(maxlen=max(_WINDOW, 4 * concurrency))
 
     def add(self, error: str | None) -> None:
-        """Counts an ended episode; `error`: how it failed. Raises RunStopped if too many of the last ones failed."""
+        """Count an ended episode; `error`: how it failed. Raise RunStopped if too many of the last ones failed."""
         self._failed.append(error is not None)
         ended, failed = len(self._failed), sum(self._failed)
         if error is not None and ended >= self._least and failed > self._most * ended:

@@ -1,4 +1,4 @@
-"""Opens the episodes of a run: one request after another until the gateway has a slot, or refuses.
+"""Open the episodes of a run: one request after another until the gateway has a slot, or refuses.
 
 Owns a request from its first try until the episode's id is known. Invariants: a request is repeated under one Idempotency-Key, so
 that it opens one episode; an episode that was opened although its run has ended is handed to `leave`.
@@ -37,7 +37,7 @@ class Kind:
 
 
 class Opening:
-    """Opens episodes of one kind, at most `at_once` at a time, first come, first served."""
+    """Opens episodes of one kind, at most `most` at a time, first come, first served."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class Opening:
         retry: RetryPolicy,
         waits: Waits,
         leave: Callable[[str], Awaitable[None]],
-        at_once: int,
+        most: int,
     ) -> None:
-        """`leave` gives up an episode of a run that has ended."""
+        """`leave` abandons an episode of a run that has ended."""
         self._client = client
         self._kind = kind
         self._retry = retry
         self._waits = waits
         self._leave = leave
-        self._free = asyncio.Semaphore(at_once)
+        self._free = asyncio.Semaphore(most)
 
     async def open(self, task: Task, group_id: str, stop: asyncio.Event) -> EpisodeOpened:
         """Open an episode. Raise Stopped, GatewayRefused and GatewayUnreachable."""
@@ -62,19 +62,19 @@ class Opening:
             return await self._open(task, group_id, stop)
 
     async def _open(self, task: Task, group_id: str, stop: asyncio.Event) -> EpisodeOpened:
-        again = secrets.token_hex(16)
-        request = _Request(self._client, self._kind, task, group_id, again)
+        key = secrets.token_hex(16)
+        request = _Request(self._client, self._kind, task, group_id, key)
 
         async def on_refusal(refused: GatewayRefused) -> None:
             request.wait_s = self._kind.open_wait_s
-            self._waits.set(again, await self._client.not_ready() or refused.message)
+            self._waits.set(key, await self._client.not_ready() or refused.message)
 
         work = self._retry.call(_STEP, request, stop, on_refusal, SILENT_S + self._kind.open_wait_s)
         opening = asyncio.create_task(work, name=f"open-{group_id}")
         stopping = asyncio.create_task(stop.wait(), name=f"stop-{group_id}")
         try:
             await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if not opening.done():  # a member of a started group needs no slot and is admitted at once
+            if not opening.done():  # a member of a started group needs no slot and is admitted immediately
                 await asyncio.wait({opening}, timeout=STOP_GRACE_S)
             if not opening.done():
                 raise Stopped
@@ -85,10 +85,10 @@ class Opening:
         finally:
             stopping.cancel()
             opening.cancel()
-            self._waits.set(again, "")
+            self._waits.set(key, "")
 
     async def _leave_once_open(self, opening: asyncio.Future[EpisodeOpened]) -> None:
-        """Give up an episode that the gateway may be opening just now."""
+        """Abandon an episode that the gateway may be opening."""
         await asyncio.wait({opening}, timeout=STOP_GRACE_S)
         if opening.done() and not opening.cancelled() and opening.exception() is None:
             await self._leave(opening.result().episode_id)

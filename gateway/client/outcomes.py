@@ -1,4 +1,4 @@
-"""The outcome of an episode that is driven: a reward that the gateway took, an abort, or an error."""
+"""The outcome of an episode that is driven: a reward that the gateway accepted, an abort, or an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.errors import shortened
 
 @dataclass(frozen=True, slots=True)
 class EpisodeOutcome:
-    """The outcome of one episode: a reward that the gateway took, an abort, or an error."""
+    """The outcome of one episode: a reward that the gateway accepted, an abort, or an error."""
 
     task_id: str
     group_id: str
@@ -22,7 +22,7 @@ class EpisodeOutcome:
     components: dict[str, float] = field(default_factory=dict)
     error: str | None = None
     aborted: str | None = None
-    """The reason why the gateway had no more use for the episode; it has neither reward nor error then."""
+    """The reason for which the gateway does not need the episode; it has neither reward nor error then."""
     attempts: int = 0
     """The number of times the agent was started."""
     crashes: tuple[str, ...] = ()
@@ -48,22 +48,22 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A failed attempt of an agent: in short (`said`), with the traceback if it has one (`report`), and a word for why."""
+    """A failed attempt of an agent: in short (`summary`), with the traceback if it has one (`report`), and its reason."""
 
-    said: str
+    summary: str
     report: str
     reason: str = AGENT_FAILED
 
     @classmethod
     def of(cls, error: Exception) -> Crash:
-        said = f"{type(error).__name__}: {error}"
+        summary = f"{type(error).__name__}: {error}"
         if isinstance(error, AgentCrashed):  # quotes the output of the agent's own process
-            return cls(shortened(said), shortened(said), error.reason)
-        return cls(shortened(said), shortened(f"{said}\n{''.join(traceback.format_exception(error))}"))
+            return cls(shortened(summary), shortened(summary), error.reason)
+        return cls(shortened(summary), shortened(f"{summary}\n{''.join(traceback.format_exception(error))}"))
 
 
 def closed(reason: str, error: str | None = None) -> Ended:
-    """Returns how an episode ended that the gateway closed without a reward."""
+    """Return the end of an episode that the gateway closed without a reward."""
     if reason in GIVEN_UP:
         return Ended(aborted=reason)
     return Ended(error="; ".join(filter(None, (error, f"closed by the gateway: {reason}"))))
