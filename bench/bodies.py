@@ -72,7 +72,7 @@ def main(
 
 
 def make_requests(scale: float = 1.0) -> dict[str, _Request]:
-    """The request of each shape, at `scale` times its usual size."""
+    """Return the request of each shape, at `scale` times its usual size."""
     chat = "/v1/chat/completions"
     text = _arguments(6.9 * scale)
     given = {"type": "tool_use", "id": "c", "name": "add", "input": orjson.loads(_arguments(6.0 * scale))}

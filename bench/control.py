@@ -103,7 +103,7 @@ class Load:
         self._anew: list[Arrived] = []
 
     def fill(self) -> None:
-        """Opens the engines and the calls; costs nothing that counts."""
+        """Open the engines and the calls; costs nothing that counts."""
         self.runtime.start()
         for engine in self._running:
             self._tell("open", self._placement.opened, Opened(engine, 0))
@@ -118,7 +118,7 @@ class Load:
         self.moved = self.arrived = self.left = self.refused = 0
 
     def run(self, seconds: float) -> None:
-        """Runs the load for `seconds` of virtual time."""
+        """Run the load for `seconds` of virtual time."""
         tick, begin = self.plan.tick_ms * MILLISECOND, self.clock.now()
         for now in range(begin + tick, begin + int(seconds * SECOND) + 1, tick):
             self.runtime.run_until(now)
@@ -163,7 +163,7 @@ class Load:
         self._tell("calls", self._placement.demand, Demand(tuple(left), tuple(arrived)))
 
     def _episodes(self, count_: int) -> list[str]:
-        """New ones, as far as the ledger admits them."""
+        """Return new ones, as far as the ledger admits them."""
         found = []
         for _ in range(count_):
             number = next(self._names)
@@ -207,7 +207,7 @@ class Load:
 
 
 def built(plan: Plan) -> ControlProgram:
-    """The program of one model."""
+    """Return the program of one model."""
     placement = {"rule": plan.rule, "late_call_weight": _LATE_CALL_WEIGHT if plan.rule == "gain" else 1.0}
     return ControlProgram({"models": {_MODEL: {"placement": placement}}})
 
@@ -238,7 +238,7 @@ class Replayed:
         return time.process_time() - before
 
     def close(self) -> None:
-        """Ends the run."""
+        """End the run."""
         self._recording.close()
 
 

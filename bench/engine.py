@@ -50,7 +50,7 @@ class EngineSettings:
     tools: bool = False
 
     def reply(self, max_tokens: int) -> Reply:
-        """The reply to a request for so many tokens."""
+        """Return the reply to a request for so many tokens."""
         if self.tools and max_tokens >= TOOL_TOKENS:
             return with_tool(TOOL_TOKENS)
         return plain(min(max_tokens, self.chunks), max_tokens > self.chunks)
@@ -71,7 +71,7 @@ class Stream:
         return (self.due, self._number) < (other.due, other._number)
 
     def send(self) -> bool:
-        """Sends the next chunk; whether another one follows."""
+        """Send the next chunk; whether another one follows."""
         self.connection.write(self.chunks.frame(self.sent, self.name))
         self.sent += 1
         return self.sent < len(self.chunks)
@@ -98,13 +98,13 @@ class Engine:
         self._schedule()
 
     def pause(self, abort: bool) -> None:
-        """Sends nothing more; what runs is aborted, or frozen."""
+        """Send nothing more; what runs is aborted, or frozen."""
         self._paused = True
         if abort:
             self.abort({stream.name for stream in self._queue})
 
     def resume(self) -> None:
-        """Sends again; frozen streams are not in a hurry."""
+        """Send again; frozen streams are not in a hurry."""
         self._paused = False
         now = self._loop.time()
         for stream in self._queue:
@@ -112,7 +112,7 @@ class Engine:
         self._schedule()
 
     def abort(self, names: set[str]) -> int:
-        """Ends streams; answers how many there were."""
+        """End streams; answers how many there were."""
         gone = [stream for stream in self._queue if stream.name in names]
         self._queue = sorted(stream for stream in self._queue if stream.name not in names)
         for stream in gone:
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Sends bytes; the ones that say nothing are left out."""
+        """Send bytes; the ones that say nothing are left out."""
         if data and self._transport is not None and not self.gone:
             self._transport.write(data)
 
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
 
 
 async def serve(port: int, settings: EngineSettings, ready: Callable[[], None] = lambda: None) -> None:
-    """Listens on a loopback port until it is cancelled."""
+    """Listen on a loopback port until it is cancelled."""
     engine = Engine(settings)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(engine), "127.0.0.1", port, backlog=4096)
@@ -282,7 +282,7 @@ async def serve(port: int, settings: EngineSettings, ready: Callable[[], None] =
 
 
 def main() -> None:
-    """Serves one mock engine."""
+    """Serve one mock engine."""
     import uvloop
 
     parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.split("\n\n")[0])

@@ -28,12 +28,12 @@ def figures(window: Window) -> dict[str, float | None]:
 
 
 def median_of(values: Spread | None) -> str:
-    """Formats a figure for people."""
+    """Format a figure for people."""
     return number(values["median"] if values else None)
 
 
 def describe(shape: Shape) -> str:
-    """Formats a figure for people."""
+    """Format a figure for people."""
     if not shape.streamed:
         return f"{shape.streams} plain, {shape.max_tokens} tokens"
     return f"{shape.streams} stream{'s' if shape.streams > 1 else ''}"

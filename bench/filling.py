@@ -60,15 +60,15 @@ class Filled:
         return -(-self.episodes // GROUP)
 
     def episode(self, number: int) -> str:
-        """An id."""
+        """Return an id."""
         return f"ep-{Random(number).getrandbits(80):020x}"
 
     def members(self, group: int) -> list[str]:
-        """The episodes of a group."""
+        """Return the episodes of a group."""
         return [self.episode(n) for n in range(group * GROUP, min((group + 1) * GROUP, self.episodes))]
 
     def is_open(self, group: int) -> bool:
-        """Returns whether a group is still open."""
+        """Return whether a group is still open."""
         return group >= self.groups - _OPEN
 
     def fate(self, group: int) -> str:
@@ -78,7 +78,7 @@ class Filled:
         return {7: "dropped", 8: "eval"}.get(group % 10, "trained")
 
     def agent(self, group: int) -> str:
-        """Returns the agent that a group's episodes belong to."""
+        """Return the agent that a group's episodes belong to."""
         return AGENT if group % 5 == 0 or self.is_open(group) else ""
 
     def rows(self, group: int) -> dict[str, list[_Row]]:

@@ -32,7 +32,7 @@ class Chunks:
         return len(self.tails)
 
     def frame(self, number: int, name: str) -> bytes:
-        """Returns the bytes that are sent at one moment; the last frame ends the answer."""
+        """Return the bytes that are sent at one moment; the last frame ends the answer."""
         frame = b"".join(self._event(tail, name) for tail in self.tails[number])
         return frame + self.end if number == len(self.tails) - 1 else frame
 
@@ -49,7 +49,7 @@ class Chunks:
 
 
 def generate_chunks(reply: Reply, gap_s: float, interval: int, label: str) -> Chunks:
-    """A generation, `interval` tokens in a chunk."""
+    """Return a generation, `interval` tokens in a chunk."""
     size = len(reply.ids)
     tails: list[tuple[bytes, ...]] = []
     for start in range(0, size, interval):
@@ -60,7 +60,8 @@ def generate_chunks(reply: Reply, gap_s: float, interval: int, label: str) -> Ch
 
 
 def chat_chunks(reply: Reply, gap_s: float, *, usage: bool) -> Chunks:
-    """A chat's reply, a token in a chunk; the role comes with the first one, the usage (if it is asked for) with the last."""
+    """Return a chat's reply, a token in a chunk; the role comes with the first one, the usage (if it is asked for) with the
+    last."""
     tails: list[tuple[bytes, ...]] = []
     last = len(reply.ids) - 1
     for i, delta in enumerate(reply.deltas):
@@ -77,7 +78,7 @@ def chat_chunks(reply: Reply, gap_s: float, *, usage: bool) -> Chunks:
 
 
 def message_chunks(reply: Reply, gap_s: float) -> Chunks:
-    """A message, a token in a chunk; its start comes with the first one, its stop and usage with the last.
+    """Return a message, a token in a chunk; its start comes with the first one, its stop and usage with the last.
 
     All requests get the same id, so no event waits for one.
     """
@@ -112,7 +113,7 @@ def generate_whole(reply: Reply, name: str, label: str) -> dict[str, Any]:
 
 
 def chat_whole(reply: Reply) -> dict[str, Any]:
-    """A chat's answer that is not streamed."""
+    """Return a chat's answer that is not streamed."""
     content = [_logprob(text) for text in reply.texts]
     choice = {
         "index": 0,
@@ -212,7 +213,7 @@ def _logprob(text: str) -> dict[str, Any]:
 
 
 def _tail(value: dict[str, Any]) -> bytes:
-    """A JSON object without its beginning: what follows the id."""
+    """Return a JSON object without its beginning: what follows the id."""
     return b'",' + orjson.dumps(value)[1:]
 
 
@@ -221,5 +222,5 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 
 def _engine_finish(reply: Reply) -> str:
-    """An engine knows no tool calls: a turn stops."""
+    """Return an engine knows no tool calls: a turn stops."""
     return "length" if reply.finish == "length" else "stop"

@@ -49,14 +49,14 @@ class Holder:
         self._pipe.send((what, *given))
 
     def end(self) -> Any:
-        """Returns the engine's answer to `begin`; blocks until it is there. Raises RuntimeError with the error over there."""
+        """Return the engine's answer to `begin`; blocks until it is there. Raise RuntimeError with the error over there."""
         found, error = self._pipe.recv()
         if error:
             raise RuntimeError(error)
         return found
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.terminate()
         self._process.join()
 
@@ -76,7 +76,7 @@ class _Engine:
         self._held, self._came = {}, {}
 
     def bring_folder(self, folder: Path) -> int:
-        """Reads a version's tensors from a folder; answers the bytes."""
+        """Read a version's tensors from a folder; answers the bytes."""
         self._came = {}
         files = json.loads((folder / MANIFEST).read_text())["files"]
         pieces = [piece for piece in pieces_of(files) if piece.file.endswith(".safetensors")]
@@ -99,7 +99,7 @@ class _Engine:
         return sum(len(data) for data in self._came.values())
 
     def serve(self, folder: Path) -> str:
-        """Serves a folder of versions, and fetches into it, as `gateway mirror` does; answers the URL."""
+        """Serve a folder of versions, and fetch into it, as `gateway mirror` does; answers the URL."""
         started: Future[str] = Future()
 
         async def run() -> None:
@@ -114,13 +114,13 @@ class _Engine:
         return started.result(LIMIT_S)
 
     def fetched(self) -> int:
-        """The bytes that came from elsewhere, since this was asked last."""
+        """Return the bytes that came from elsewhere, since this was asked last."""
         found = sum(size for source, size in self._mirror.fetched.items() if source != "local")
         self._mirror.fetched.clear()
         return found
 
     def swap(self) -> float:
-        """Puts what came in place; answers the seconds. Adapters are added and replace nothing."""
+        """Put what came in place; answers the seconds. Adapters are added and replace nothing."""
         for name, data in self._came.items():
             if name not in self._held:
                 self._held[name] = torch.zeros_like(data)

@@ -36,7 +36,7 @@ class LagSampler:
         self._next()
 
     def take(self) -> dict[str, float | int | None]:
-        """The figures since the last time, in milliseconds."""
+        """Return the figures since the last time, in milliseconds."""
         samples, self.samples = self.samples, []
         own, self._own = self._own, 0.0
         found: dict[str, float | int | None] = {"samples": len(samples), "own_max": own * 1000}

@@ -39,15 +39,15 @@ class Target(Protocol):
     port: int
 
     def begins(self, body: bytes, streamed: bool) -> bool:
-        """Returns whether the body so far has a part of the answer in it; the head of a stream names the role alone."""
+        """Return whether the body so far has a part of the answer in it; the head of a stream names the role alone."""
         ...
 
     def request(self, stream: int, max_tokens: int, streamed: bool) -> bytes:
-        """The whole next HTTP request of a stream."""
+        """Return the whole next HTTP request of a stream."""
         ...
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """(chunks that carry a part of the answer, tokens) of a 200. Raises RequestFailed if it is not whole."""
+        """(chunks that carry a part of the answer, tokens) of a 200. Raise RequestFailed if it is not whole."""
         ...
 
 
@@ -67,7 +67,7 @@ class Answer:
     events: list[int]
 
     def share(self, began: float, ended: float) -> float:
-        """Returns the share of the answer that came between two moments, from 0 to 1."""
+        """Return the share of the answer that came between two moments, from 0 to 1."""
         if not self.events:
             return float(began <= self.ended < ended)
         inside = sum(n for at, n in zip(self.times, self.events, strict=True) if began <= at < ended)
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
     async def post(
         self, request: bytes, begins: Callable[[bytes], bool] | None = None
     ) -> tuple[int, bytes, float, float]:
-        """(status, body, seconds until the body `begins`, seconds to its end). Raises RequestFailed."""
+        """(status, body, seconds until the body `begins`, seconds to its end). Raise RequestFailed."""
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("connection closed")
         self._answered = asyncio.get_running_loop().create_future()
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
         return self._parser.get_status_code(), body, (self._first or self.end) - sent, self.end - sent
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.close()
 
@@ -160,7 +160,7 @@ def _at_once(_body: bytes) -> bool:
 
 
 def events_of(body: bytes) -> list[bytes]:
-    """The data of server-sent events, comments and the names of events left out."""
+    """Return the data of server-sent events, comments and the names of events left out."""
     events = (event.partition(b"data: ") for event in body.split(b"\n\n") if event[:1] != b":")
     return [data for _, found, data in events if found]
 
@@ -176,7 +176,7 @@ class _Load:
     failures: Counter[str] = field(default_factory=Counter)
 
     async def stream(self, index: int, begun: asyncio.Event) -> None:
-        """Requests one after another, until `stopping`. The first is shorter, so that streams do not march in step."""
+        """Request one after another, until `stopping`. The first is shorter, so that streams do not march in step."""
         connection = None
         max_tokens = 1 + index * self.shape.max_tokens // self.shape.streams
         while not self.stopping:
@@ -210,7 +210,7 @@ class _Load:
 async def measure(
     target: Target, shape: Shape, seconds: float, clocks: Mapping[str, Callable[[], float]]
 ) -> Window:
-    """Loads `target`, and measures for `seconds` from when every stream has had its first answer.
+    """Load `target`, and measures for `seconds` from when every stream has had its first answer.
 
     A slow target gets longer, up to four times `seconds`, until an answer a stream has come. Chunks and tokens count where they
     came, not where their answer ended, which would flatter whoever is fast: slow targets begin together and end together. What is
@@ -250,7 +250,7 @@ def _read(clocks: Mapping[str, Callable[[], float]]) -> dict[str, float]:
 
 
 async def connect(port: int) -> Connection:
-    """A new connection to a loopback port."""
+    """Return a new connection to a loopback port."""
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
     return connection

@@ -49,7 +49,7 @@ def token_texts() -> dict[int, str]:
 
 
 def save_model(directory: Path, corpus: str = "") -> None:
-    """Writes config, weights and tokenizer; the same bytes every time.
+    """Write config, weights and tokenizer; the same bytes every time.
 
     With a `corpus` the tokenizer also knows the words of it, so that a prompt has as many characters to a token as prompts have.
     The model itself knows nothing of these tokens: it is for engines that do not look at prompts.

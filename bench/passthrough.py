@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 
 def create_app(engine: str) -> FastAPI:
-    """Passes chats and messages on to the engine at `engine` and answers what it answers, as it comes."""
+    """Pass chats and messages on to the engine at `engine` and answers what it answers, as it comes."""
     app = FastAPI()
     limits = httpx.Limits(max_connections=0, max_keepalive_connections=None)
     client = httpx.AsyncClient(base_url=engine, timeout=None, transport=AiohttpTransport(limits=limits))
@@ -29,7 +29,7 @@ def create_app(engine: str) -> FastAPI:
 
 
 def main() -> None:
-    """Serves it on a loopback port."""
+    """Serve it on a loopback port."""
     import uvicorn
 
     parser = argparse.ArgumentParser(prog="python -m bench.passthrough", description=__doc__)

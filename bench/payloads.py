@@ -138,7 +138,7 @@ async def _bench(plan: Plan, steps: Steps) -> list[dict[str, Any]]:
 
 
 def sources() -> str:
-    """This project's own text, ASCII alone."""
+    """Return this project's own text, ASCII alone."""
     root = Path(__file__).parent.parent
     files = [
         file
@@ -157,7 +157,7 @@ def _characters_each(model: Path, corpus: str) -> float:
 
 
 def pieces(corpus: str, characters: int, number: int) -> list[str]:
-    """Yields different texts of one length, each begun at another place."""
+    """Yield different texts of one length, each begun at another place."""
     random, text = Random(0), corpus * (1 + characters // len(corpus))
     return [
         f"{n}: {text[(at := random.randrange(len(corpus) // 2)) : at + characters]}" for n in range(number)
@@ -240,7 +240,7 @@ class _Shapes:
     async def _both(
         self, name: str, streams: int, prompts: Prompts, work: _Work, chunk_ms: float = 5.0
     ) -> dict[str, Any]:
-        """The engine alone, then the gateway; the lag is of the gateway's part."""
+        """Return the engine alone, then the gateway; the lag is of the gateway's part."""
         self._steps.begin(name)
         await self._set_engine(chunk_ms, 64)
         own, own_failures = await work(DirectTarget(self._engine.port, prompts))
@@ -320,7 +320,7 @@ class _Conversation:
         self._reply = plain(_TURN_TOKENS, True).joined("content")
 
     async def run(self, turns: int) -> None:
-        """Raises RequestFailed when a turn has no whole answer: nothing could be said after it."""
+        """Raise RequestFailed when a turn has no whole answer: nothing could be said after it."""
         messages: list[dict[str, str]] = []
         connection = await connect(self._port)
         for _ in range(turns):
@@ -349,7 +349,7 @@ class _Conversation:
 
     @staticmethod
     def _observations(corpus: str, seed: int) -> Iterator[str]:
-        """Yields tools' answers of some hundred characters, each different."""
+        """Yield tools' answers of some hundred characters, each different."""
         random = Random(seed)
         for n in count():
             at = random.randrange(len(corpus) - 1000)

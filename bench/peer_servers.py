@@ -40,7 +40,7 @@ def model_of(name: str, api: str) -> str:
 async def start_peer(
     name: str, programs: Mapping[str, Path], engine: Child, model: Path, work: Path
 ) -> AsyncIterator[Child]:
-    """A target before `engine`. Raises ChildDied, TimeoutError or OSError if it does not start."""
+    """Yield a target before `engine`. Raise ChildDied, TimeoutError or OSError if it does not start."""
     port = free_port()
     match name:
         case "engine":
@@ -75,7 +75,7 @@ def _router_options(name: str, engine: Child, port: int) -> list[str]:
 
 
 def _litellm_config(engine: Child) -> str:
-    """The engine by OpenAI's API and by Anthropic's; no database, no key, no logging."""
+    """Return the engine by OpenAI's API and by Anthropic's; no database, no key, no logging."""
     return (
         "model_list:\n"
         "  - model_name: bench\n"

@@ -79,7 +79,7 @@ class PeerPlan:
         return [PeerLoad(*shape, api) for api in self.apis for shape in shapes]
 
     def targets_of(self, api: str) -> list[str]:
-        """The targets that answer an API."""
+        """Return the targets that answer an API."""
         return [name for name in self.targets if name in APIS[api]]
 
     @property
@@ -136,7 +136,7 @@ class _PeerBench:
         return _result(load, rounds, in_rust)
 
     async def _in_rust(self, target: ChatTarget, load: PeerLoad) -> bool:
-        """Returns whether LiteLLM's part in Rust answers such a request, by the head of an answer."""
+        """Return whether LiteLLM's part in Rust answers such a request, by the head of an answer."""
         request = target.request(0, load.shape.max_tokens, load.shape.streamed)
         try:
             async with httpx.AsyncClient(base_url=self.children[target.name].url, timeout=_PROBE_S) as http:
@@ -151,7 +151,7 @@ class _PeerBench:
         return found
 
     async def _one(self, target: Target, load: PeerLoad, round_: int) -> tuple[Window, float]:
-        """A window, and the target's resident memory (MiB) after it."""
+        """Return a window, and the target's resident memory (MiB) after it."""
         self.steps.begin(f"mock: {load.name}, round {round_ + 1}, {target.name}")
         child = self.children[target.name]
         clocks = {"target": child.cpu_s, "client": time.process_time}
@@ -216,7 +216,8 @@ def _figures(window: Window, rss_mib: float) -> dict[str, float | None]:
 
 
 def keys_of(results: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The keys that other programs read: `vs_PEER_requests` (with 32 connections; `_1`: with one), `vs_PEER_chunks_64` and so on;
+    """Return the keys that other programs read: `vs_PEER_requests` (with 32 connections; `_1`: with one), `vs_PEER_chunks_64`
+    and so on;
     headgate's CPU a chunk; `first_p99_ratio_64`, its p99 of the time to a first token over the pass-through's. Those of messages
     are `vs_PEER_messages_requests` and so on; `litellm-rust` has none where Python answered.
     """

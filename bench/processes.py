@@ -40,7 +40,7 @@ ENGINE_PYTHON = Path(".venv-engine/bin/python")
 
 
 def check_installed(engine_python: Path) -> None:
-    """Raises typer.BadParameter if vLLM's environment is not there."""
+    """Raise typer.BadParameter if vLLM's environment is not there."""
     if not engine_python.exists():
         message = f"{engine_python} is not there: run `make engine`"
         raise typer.BadParameter(message, param_hint="--engine-python")
@@ -77,7 +77,7 @@ class Child:
         return found
 
     def pin(self, cpus: set[int]) -> None:
-        """Keeps every thread of the same processes, and what they start from now on, on these CPUs."""
+        """Keep every thread of the same processes, and what they start from now on, on these CPUs."""
         for pid, _ in _session(self.pid):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 with suppress(ProcessLookupError):
@@ -110,7 +110,7 @@ def _cpu_s(fields: list[str]) -> float:
 async def run_engine(
     launch: str, model: Path, work: Path, python: Path, args: Sequence[str] = ()
 ) -> AsyncIterator[Child]:
-    """An engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's, and `args` too."""
+    """Yield an engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's, and `args` too."""
     engine: dict[str, Any] = {"launch": launch, "log": str(work / f"{launch}.log"), "start_s": _START_S}
     if launch == "vllm":
         engine |= {"python": str(python), **VLLM_CPU}
@@ -175,7 +175,7 @@ async def run_server(
     *,
     start_s: float = _START_S,
 ) -> AsyncIterator[Child]:
-    """A server that answers a GET of `path` on `port` once it is ready. Raises ChildDied or TimeoutError, with its last lines."""
+    """A server that answers a GET of `path` on `port` once it is ready. Raise ChildDied or TimeoutError, with its last lines."""
     process = await LocalProcess.start(name, argv, work / f"{name}-{port}.log", env)
     child = Child(process.pid, port)
     try:
@@ -194,6 +194,6 @@ async def _answers(http: httpx.AsyncClient, path: str) -> bool:
 
 
 def _port_of(pid: int) -> int:
-    """The value of `--port` on a process's command line."""
+    """Return the value of `--port` on a process's command line."""
     argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     return int(argv[argv.index("--port") + 1])

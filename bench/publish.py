@@ -66,7 +66,7 @@ class Size:
         return self.bytes / median(self.seconds[way])
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return {"bytes": self.bytes, "seconds": {way: spread(found) for way, found in self.seconds.items()}}
 
 
@@ -84,12 +84,12 @@ class Peer:
         self._pipe.send(what)
 
     def end(self) -> None:
-        """Waits until it is done. Raises RuntimeError with what went wrong there."""
+        """Wait until it is done. Raise RuntimeError with what went wrong there."""
         if error := self._pipe.recv():
             raise RuntimeError(error)
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.terminate()
         self._process.join()
 
@@ -133,7 +133,7 @@ def _broadcast(group: Collective, data: torch.Tensor, *, receives: bool) -> None
 
 
 def time_gloo(peer: Peer, size: int) -> float:
-    """The seconds of the bytes alone."""
+    """Return the seconds of the bytes alone."""
     store = dist.TCPStore(_HOST, 0, None, is_master=True, wait_for_workers=False)
     peer.begin("gloo", store.port, size)
     group, data = Collective("gloo", store, 0, 2, _HOST, _LIMIT_S), torch.ones(size, dtype=torch.uint8)
@@ -148,7 +148,7 @@ def time_gloo(peer: Peer, size: int) -> float:
 
 
 def time_collective(peer: Peer, file: Path, plan: dict[str, list[tuple[int, str]]]) -> float:
-    """The seconds of a whole transfer."""
+    """Return the seconds of a whole transfer."""
     began = time.monotonic()
     sender = Sender(file.parent, plan, "gloo", _HOST, 1, _LIMIT_S)
     peer.begin("collective", Join(1, "gloo", _HOST, sender.port, 2, plan, _LIMIT_S))
@@ -158,7 +158,7 @@ def time_collective(peer: Peer, file: Path, plan: dict[str, list[tuple[int, str]
 
 
 def time_filesystem(peer: Peer, file: Path) -> float:
-    """The seconds until the other process has the file in its memory."""
+    """Return the seconds until the other process has the file in its memory."""
     began = time.monotonic()
     peer.begin("filesystem", file)
     peer.end()
@@ -166,7 +166,7 @@ def time_filesystem(peer: Peer, file: Path) -> float:
 
 
 def time_check(file: Path) -> float:
-    """The seconds of the gateway's own look at a file."""
+    """Return the seconds of the gateway's own look at a file."""
     began = time.monotonic()
     scan(file)
     return time.monotonic() - began
@@ -211,11 +211,11 @@ class Model:
     """The measurements by transport and number of engines."""
 
     def mean(self, transport: str, engines: int, value: Callable[[Times], float]) -> float:
-        """The median over the rounds."""
+        """Return the median over the rounds."""
         return median(value(found) for found in self.times[transport][engines])
 
     def table(self, value: Callable[[Times], float]) -> dict[str, dict[str, float]]:
-        """A figure by transport and number of engines."""
+        """Return a figure by transport and number of engines."""
         return {way: {str(n): self.mean(way, n, value) for n in found} for way, found in self.times.items()}
 
     @property
@@ -240,7 +240,7 @@ class Model:
         return {name: self.mean(transport, count, part) / self.bytes for name, part in parts.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         return {
             "model": self.name,
             "bytes": self.bytes,

@@ -40,7 +40,7 @@ class Reply:
         return "".join(delta.get(name, "") for delta in self.deltas if delta)
 
     def message(self) -> dict[str, Any]:
-        """The whole message."""
+        """Return the whole message."""
         message: dict[str, Any] = {"role": "assistant", "content": self.joined("content") or None}
         if reasoning := self.joined("reasoning_content"):
             message["reasoning_content"] = reasoning
@@ -51,7 +51,7 @@ class Reply:
 
 
 def plain(tokens: int, whole: bool) -> Reply:
-    """Returns a reply of `tokens` tokens of text. With `whole` the last one ends the turn; otherwise the reply is cut off."""
+    """Return a reply of `tokens` tokens of text. With `whole` the last one ends the turn; otherwise the reply is cut off."""
     ids = _text_ids(tokens - whole)
     texts = [_TEXTS[token] for token in ids]
     deltas: list[dict[str, Any] | None] = [{"content": text} for text in texts]
@@ -61,7 +61,7 @@ def plain(tokens: int, whole: bool) -> Reply:
 
 
 def with_tool(tokens: int) -> Reply:
-    """Reasoning, a word of text and a tool call, `tokens` tokens in all. Raises ValueError if they are too few."""
+    """Reasoning, a word of text and a tool call, `tokens` tokens in all. Raise ValueError if they are too few."""
     head = f'\n{{"name": "{TOOL}", "arguments": '
     parts: list[tuple[str, str]] = [("", "<think>"), ("", "\n"), ("", "</think>"), ("", "\n\n")]
     text_part = "I see. "

@@ -27,7 +27,7 @@ Spread = dict[str, float]
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """The median, least and greatest of repeated measurements; None when there is none."""
+    """Return the median, least and greatest of repeated measurements; None when there is none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -43,7 +43,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for people: so many significant digits, thousands set apart; `-` for None."""
+    """Return a number for people: so many significant digits, thousands set apart; `-` for None."""
     if value is None:
         return "-"
     whole = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
@@ -59,7 +59,7 @@ def ranged(values: Spread | None, digits: int = 3) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Describes the machine that the figures were measured on."""
+    """Describe the machine that the figures were measured on."""
     return {
         "cpus": os.cpu_count(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
 
 
 def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
-    """Prints a table on stdout."""
+    """Print a table on stdout."""
     console = Console(width=None if sys.stdout.isatty() else _WIDTH)
     table = Table(title=title, caption=note or None, title_justify="left", caption_justify="left")
     for i, column in enumerate(header):
@@ -80,7 +80,7 @@ def show(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], note:
 
 
 def finish(report: dict[str, Any], out: Path) -> None:
-    """Writes the report to `out` and prints it as one line: call it last."""
+    """Write the report to `out` and print it as one line: call it last."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     print(orjson.dumps(report).decode(), flush=True)

@@ -46,7 +46,7 @@ class PostgresServer:
         self.port = free_port()
 
     def initialise(self) -> None:
-        """Makes an empty cluster of databases."""
+        """Make an empty cluster of databases."""
         if user := self._as.get("user"):
             shutil.chown(self._folder, user)
         locale = ["--encoding=UTF8", "--locale=C.UTF-8"]
@@ -74,7 +74,7 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it, and waits until it answers."""
+        """Start it, and waits until it answers."""
         assert not self.running
         options = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
@@ -93,7 +93,7 @@ class PostgresServer:
             time.sleep(0.02)
 
     def stop(self, how: Stop = "fast") -> None:
-        """Stops it. `kill`: all of its processes by SIGKILL; `immediate`: it drops everything; `fast`: it ends in order."""
+        """Stop it. `kill`: all of its processes by SIGKILL; `immediate`: it drops everything; `fast`: it ends in order."""
         if self._process is None:
             return
         if how == "kill":
@@ -132,11 +132,11 @@ class PostgresServer:
             time.sleep(0.005)
 
     def url(self, database: str = "postgres") -> str:
-        """The URL of a database, as `[store] url` takes it."""
+        """Return the URL of a database, as `[store] url` takes it."""
         return f"postgresql://headgate@127.0.0.1:{self.port}/{database}"
 
     def new_database(self, like: str | None = None) -> str:
-        """Makes a database and answers its name. It is empty, or a copy of `like`, to which there must be no connection."""
+        """Make a database and answers its name. It is empty, or a copy of `like`, to which there must be no connection."""
         self._databases += 1
         name = f"test_{self._databases}"
         template = f" TEMPLATE {like}" if like else ""
@@ -152,11 +152,11 @@ class PostgresServer:
                 return name
 
     def drop_database(self, name: str) -> None:
-        """Drops a database, even if it has connections."""
+        """Drop a database, even if it has connections."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def execute(self, statement: str, database: str = "postgres") -> list[tuple[object, ...]]:
-        """Runs one statement on a connection of its own; answers its rows."""
+        """Run one statement on a connection of its own; answers its rows."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -176,7 +176,8 @@ class PostgresServer:
 
 @contextmanager
 def postgres_server(*, durable: bool = False, **options: str) -> Iterator[PostgresServer]:
-    """A running PostgreSQL server. `durable`: it waits for its disk; without, a crash of the machine (not of it) loses data."""
+    """Yield a running PostgreSQL server. `durable`: it waits for its disk; without, a crash of the machine (not of it) loses
+    data."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-postgres-"))
     try:
         server = PostgresServer(folder, durable=durable, **options)
@@ -210,7 +211,7 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it, empty, and waits until it answers."""
+        """Start it, empty, and waits until it answers."""
         assert not self.running
         options = {
             "port": self.port,
@@ -233,7 +234,7 @@ class RedisServer:
             time.sleep(0.02)
 
     def stop(self, how: Literal["kill", "fast"] = "kill") -> None:
-        """Stops it. `kill`: by SIGKILL; `fast`: it ends in order."""
+        """Stop it. `kill`: by SIGKILL; `fast`: it ends in order."""
         if self._process is None:
             return
         with suppress(ProcessLookupError):
@@ -242,7 +243,7 @@ class RedisServer:
         self._process = None
 
     def pause(self, paused: bool) -> None:
-        """Stops the process without loss of data, or lets it go on."""
+        """Stop the process without loss of data, or lets it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
 
@@ -261,7 +262,7 @@ class RedisServer:
 
 @contextmanager
 def redis_server() -> Iterator[RedisServer]:
-    """A running Redis server."""
+    """Yield a running Redis server."""
     folder = Path(tempfile.mkdtemp(prefix="headgate-redis-"))
     try:
         server = RedisServer(folder)
@@ -289,7 +290,7 @@ def _children(pid: int) -> list[str]:
 
 
 def _lives(pid: int) -> bool:
-    """Returns whether a process runs; a zombie does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except (FileNotFoundError, ProcessLookupError):

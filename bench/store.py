@@ -72,7 +72,7 @@ def _calls(filled: Filled, dice: random.Random) -> Query:
 
 
 def _lease(filled: Filled, dice: random.Random) -> Query:
-    """A group of a buffer, as a trainer fetches it."""
+    """Return a group of a buffer, as a trainer fetches it."""
     group = dice.randrange(filled.groups)
     entry = Entry(f"group-{group}", 0, 0, filled.members(group))
     return lambda c: _READER.read(c, [entry])
@@ -150,7 +150,7 @@ async def _measure(database: Database, filled: Filled, samples: int) -> dict[str
 
 
 def _turn(episode: str, first: int) -> tuple[list[Node], dict[str, Any]]:
-    """A turn as the recorder commits it."""
+    """Return a turn as the recorder commits it."""
     ids, none = np.arange(32, dtype=np.int32), np.zeros(0, np.float32)
     empty, call_id = np.zeros(0, np.int32), f"chatcmpl-{secrets.token_hex(12)}"
     zeros = np.zeros(32, np.uint8)
@@ -250,7 +250,7 @@ async def _run(
 
 @contextlib.contextmanager
 def _store(kind: str, folder: Path, filled: Filled, steps: Steps) -> Iterator[str]:
-    """The URL of a filled store; filled now, if no earlier run has done it."""
+    """Yield the URL of a filled store; filled now, if no earlier run has done it."""
     if kind == "sqlite":
         path = folder / f"store-{filled.turns}.db"
         url = f"sqlite:///{path}"
@@ -324,7 +324,7 @@ def _table(results: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Runs the bench and prints its report."""
+    """Run the bench and print its report."""
     parser = argparse.ArgumentParser(prog="bench.store", description=__doc__)
     parser.add_argument("--turns", type=int, default=1_000_000)
     parser.add_argument("--samples", type=int, default=200, help="of each query")

@@ -86,7 +86,7 @@ class OpenStreams:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _stream(self, index: int, begun: asyncio.Event) -> None:
-        """Requests one after another. The first is shorter, so that streams do not end together."""
+        """Request one after another. The first is shorter, so that streams do not end together."""
         count = len(self.requests)
         max_tokens = MAX_TOKENS // 4 + index * MAX_TOKENS * 3 // 4 // count
         loop = asyncio.get_running_loop()

@@ -44,7 +44,7 @@ class Prompts:
 
     @classmethod
     def load(cls, model: Path) -> Prompts:
-        """Renders them once, so that no measurement has to."""
+        """Render them once, so that no measurement has to."""
         renderer = ChatRenderer.load(ModelSettings(path=model))
         random = Random(0)  # lengths differ, because what the fake engine says depends on a prompt's length
         texts = [f"message {n}: say" + " something" * random.randrange(1, 25) for n in range(_PROMPTS)]
@@ -195,12 +195,12 @@ class GatewayTarget(ChatTarget):
 
     @classmethod
     async def open(cls, port: int, prompts: Prompts, kind: ChatKind | None = None) -> GatewayTarget:
-        """Opens the episodes."""
+        """Open the episodes."""
         return cls(port, prompts, await open_episodes(port), kind)
 
 
 async def open_episodes(port: int, number: int = _EPISODES) -> list[str]:
-    """The keys of so many new episodes."""
+    """Return the keys of so many new episodes."""
     limit = asyncio.Semaphore(_OPENED_AT_ONCE)
     async with GatewayClient(f"http://127.0.0.1:{port}") as client:
 
@@ -246,7 +246,7 @@ def _block_deltas(events: list[bytes]) -> tuple[list[dict[str, Any]], int]:
 
 
 def _delta_of(block: dict[str, Any]) -> dict[str, Any]:
-    """A message's block, or a delta of one, as a chat's delta."""
+    """Return a message's block, or a delta of one, as a chat's delta."""
     match block:
         case {"type": "text" | "text_delta", "text": text}:
             return {"content": text}
@@ -260,7 +260,7 @@ def _delta_of(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(deltas: list[dict[str, Any]], reply: Reply) -> None:
-    """Raises RequestFailed unless the deltas say what the reply says; blanks at the ends of a part are the template's."""
+    """Raise RequestFailed unless the deltas say what the reply says; blanks at the ends of a part are the template's."""
     for names in (("content",), ("reasoning_content", "reasoning")):
         received = "".join(next((d[n] for n in names if d.get(n)), "") for d in deltas)
         if received.strip() != reply.joined(names[0]).strip():
@@ -287,7 +287,7 @@ def _choice(event: bytes) -> dict[str, Any]:
 
 
 def post(path: str, body: dict[str, Any], key: str = "") -> bytes:
-    """A whole HTTP request."""
+    """Return a whole HTTP request."""
     content = orjson.dumps(body)
     bearer = f"authorization: Bearer {key}\r\n" if key else ""
     head = (

@@ -66,7 +66,7 @@ class World:
 
 
 def publish(transport: str, world: World) -> Times:
-    """A step's version by a transport; all that it leaves on the disk is removed."""
+    """Return a step's version by a transport; all that it leaves on the disk is removed."""
     try:
         if transport in ("http", "delta"):
             return asyncio.run(_over_http(transport, world))

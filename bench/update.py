@@ -150,7 +150,7 @@ class Run:
         return [tokens / WINDOW_S for tokens in windows]
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
+        """Return a JSON object."""
         updates = [self._update_json(update) for update in self.updates]
         stalls = [pair for update in self.updates for pair in self.stalls(update)]
         rates = self.rates()

@@ -66,7 +66,7 @@ SHAPES = {
 
 
 def next_states(shape: Shape, lr: float, ratio: float) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The published weights before and after a step."""
+    """Return the published weights before and after a step."""
     generator = torch.Generator().manual_seed(7)
     before, after = {}, {}
     for name, size in shape.tensors():
@@ -88,7 +88,7 @@ def adapter_of(shape: Shape) -> dict[str, Any]:
 
 
 def write(root: Path, version: int, state: dict[str, Any], *, name: str = NAME, deltas: bool = False) -> Path:
-    """Writes a version as the trainer does: safetensors, a delta, hashes, fsync, rename."""
+    """Write a version as the trainer does: safetensors, a delta, hashes, fsync, rename."""
     aside, target = root / f".{version}", root / folders.name_of(version)
     aside.mkdir(parents=True)
     save_file(state, aside / name)

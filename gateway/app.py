@@ -62,7 +62,7 @@ would have the event loop wait for a collection, and for a JSON reader in a thre
 
 
 def create_app(settings: Settings, lost: Callable[[BaseException], None] | None = None) -> FastAPI:
-    """A gateway; nothing is opened before the application starts. `lost`: see `open_services`."""
+    """Return a gateway; nothing is opened before the application starts. `lost`: see `open_services`."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -102,7 +102,8 @@ def create_app(settings: Settings, lost: Callable[[BaseException], None] | None 
 
 @cache
 def _routes() -> list[BaseRoute]:
-    """The routes of every application, made once: at their first request FastAPI works out what each takes, which is slow."""
+    """Return the routes of every application, made once: at their first request FastAPI works out what each takes, which is
+    slow."""
     routes = FastAPI(openapi_url=None, telemetry=_NO_TELEMETRY)
     for module in (chat, completions, responses, messages, models):
         routes.include_router(module.router)
@@ -132,7 +133,7 @@ def release_gil_on_gc(_phase: str, _info: dict[str, int]) -> None:
 
 
 def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
-    """The middleware around the routes, from outer to inner."""
+    """Return the middleware around the routes, from outer to inner."""
     return [
         Middleware(BodyLimit, limit=settings.server.body_limit_bytes),
         Middleware(PortGuard, settings=settings),
@@ -147,7 +148,7 @@ def _middleware(app: FastAPI, settings: Settings) -> list[Middleware]:
 
 
 def _web_guard(settings: Settings) -> list[Middleware]:
-    """The check of web pages, where no admin key keeps them out."""
+    """Return the check of web pages, where no admin key keeps them out."""
     if settings.admin.key is not None:
         return []
     member = settings.cluster.member
@@ -155,7 +156,7 @@ def _web_guard(settings: Settings) -> list[Middleware]:
 
 
 def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:
-    """Forwarding to the coordinator, in a cluster."""
+    """Return forwarding to the coordinator, in a cluster."""
     if (member := settings.cluster.member) is None:
         return []
     return [
@@ -167,7 +168,7 @@ def _forward(app: FastAPI, settings: Settings) -> list[Middleware]:
 
 
 async def end_calls(services: Services) -> None:
-    """Ends every call that runs: its client is told so, and what was sampled is recorded. Streams of events end, too."""
+    """End every call that runs: its client is told so, and what was sampled is recorded. Streams of events end, too."""
     await services.events.close()
     for upstream in services.models.upstream.values():
         await upstream.end(stopping())
@@ -175,7 +176,7 @@ async def end_calls(services: Services) -> None:
 
 
 async def leave(services: Services) -> None:
-    """Gives up this process's place in its cluster while it still answers requests.
+    """Give up this process's place in its cluster while it still answers requests.
 
     It refuses what others have just sent here as not begun, so they send it to the next coordinator; a closed connection would
     leave them in doubt. The links end first: what the closing parts still do to engines is no news for followers.

@@ -85,7 +85,7 @@ class RecordedRun:
 
 
 def find_run(folder: Path) -> RecordedRun:
-    """The store of the run in a folder, or beside a trainer's folder. Raises ConfigError, saying what is missing."""
+    """Return the store of the run in a folder, or beside a trainer's folder. Raise ConfigError, saying what is missing."""
     if not folder.is_dir():
         raise ConfigError(f"--run: no such folder: {folder}")
     for place in (folder, folder.parent):
@@ -152,7 +152,7 @@ class ReadOnly:
 
 @asynccontextmanager
 async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
-    """The parts that read a run's store. Raises ConfigError."""
+    """Yield the parts that read a run's store. Raise ConfigError."""
     values: dict[str, Any] = {"models": {"-": {"path": "."}}, "store": {"url": run.store}}
     opened = Settings.parse(values, "the run's store", environment=False).store
     database = await Database.open(opened, migrate=False)
@@ -172,7 +172,7 @@ async def open_archive(run: RecordedRun) -> AsyncIterator[Services]:
 
 
 def _models(connection: Connection) -> dict[str, dict[str, Any]]:
-    """The trained models that a store knows, in the form of the configuration, with the bound they were trained under."""
+    """Return the trained models that a store knows, in the form of the configuration, with the bound they were trained under."""
     found: dict[str, dict[str, Any]] = {}
     for model in connection.scalars(select(LedgerEventRow.model).distinct().order_by(LedgerEventRow.model)):
         first = connection.scalar(
@@ -238,7 +238,7 @@ class TokenReader:
         self.control_ids = ControlTokens(tokenizer, as_text=True).ids
 
     def text_stream(self) -> TextStream:
-        """A decoder for one run of tokens."""
+        """Return a decoder for one run of tokens."""
         return self._texts.stream()
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -252,11 +252,11 @@ class IdReader:
     control_ids: frozenset[int] = frozenset()
 
     def text_stream(self) -> IdReader:
-        """A decoder for one run of tokens."""
+        """Return a decoder for one run of tokens."""
         return self
 
     def step(self, token: int) -> str:
-        """The token's number."""
+        """Return the token's number."""
         return f"{token} "
 
     def end(self) -> str:
@@ -264,12 +264,12 @@ class IdReader:
         return ""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The tokens' numbers."""
+        """Return the tokens' numbers."""
         return " ".join(map(str, ids))
 
 
 def read_vocabulary(folder: Path) -> TokenReader | IdReader:
-    """The tokenizer beside a checkpoint; ids where it cannot be read."""
+    """Return the tokenizer beside a checkpoint; ids where it cannot be read."""
     if not folder.is_dir():
         return IdReader()
     try:

@@ -78,7 +78,7 @@ def schema(*, images: bool) -> pa.Schema:
 
 
 def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
-    """The groups as a table of `schema`."""
+    """Return the groups as a table of `schema`."""
     rows = [
         {
             "group_id": group.group_id,
@@ -111,7 +111,7 @@ def groups_to_arrow(groups: Iterable[Group]) -> pa.Table:
 
 
 def groups_from_arrow(table: pa.Table) -> tuple[Group, ...]:
-    """The inverse of `groups_to_arrow`. Raises ValueError on another schema version."""
+    """Return the inverse of `groups_to_arrow`. Raise ValueError on another schema version."""
     version = (table.schema.metadata or {}).get(b"headgate_feed", b"").decode()
     if version not in _READ:
         raise ValueError(f"feed schema {version or 'unknown'}: this build reads {' and '.join(_READ)}")
@@ -172,7 +172,7 @@ def _node(row: dict[str, Any]) -> Node:
 
 
 def write_stream(groups: Iterable[Group]) -> bytes:
-    """The groups as an Arrow stream."""
+    """Return the groups as an Arrow stream."""
     table = groups_to_arrow(groups)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -181,6 +181,6 @@ def write_stream(groups: Iterable[Group]) -> bytes:
 
 
 def read_stream(content: bytes) -> tuple[Group, ...]:
-    """The inverse of `write_stream`. Raises ValueError on another schema version."""
+    """Return the inverse of `write_stream`. Raise ValueError on another schema version."""
     with pa.ipc.open_stream(content) as reader:
         return groups_from_arrow(reader.read_all())

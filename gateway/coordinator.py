@@ -101,7 +101,7 @@ async def open_coordinator(
 
 
 async def _ledgers(plane: DataPlane, database: Database) -> dict[str, StoredLedger]:
-    """The ledger of every trained model, as stored."""
+    """Return the ledger of every trained model, as stored."""
     settings, trained = plane.settings, [model.name for model in plane.models if model.settings.train]
     return {name: await StoredLedger.load(database, settings.staleness_of(name), name) for name in trained}
 
@@ -183,7 +183,7 @@ def _engine_version(
     placements: Mapping[str, ControlPlacement],
     model: str,
 ) -> int | None:
-    """The version of the engine that admits a group; None where `min_version` is the newest version."""
+    """Return the version of the engine that admits a group; None where `min_version` is the newest version."""
     if settings.routing.group_version == "newest":
         return None
     rule = ledgers[model].rule
@@ -213,7 +213,7 @@ async def _start_engines(
 
 @asynccontextmanager
 async def _tended(plane: DataPlane, coordinator: Coordinator, database: Database) -> AsyncIterator[None]:
-    """The coordinator's periodic duties."""
+    """Yield the coordinator's periodic duties."""
     settings = plane.settings
     old = partial(retention.tend, database, settings.retention)
     slots = {model.name: model.pool.slots for model in plane.models}

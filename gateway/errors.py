@@ -199,12 +199,12 @@ class ProbeFailed(EngineError):
 
 
 def jittered(seconds: float) -> float:
-    """A `retry_after`, so that those who were refused together do not come back together."""
+    """Return a `retry_after`, so that those who were refused together do not come back together."""
     return seconds * (0.5 + secrets.randbelow(1000) / 1000)
 
 
 def shortened(error: str) -> str:
-    """Returns the beginning of an error, which names it, and its end, which says most; all of it if it is short."""
+    """Return the beginning of an error, which names it, and its end, which says most; all of it if it is short."""
     if len(error) <= _KEPT:
         return error
     left, cut = _KEPT // 4, "\n...\n"

@@ -23,7 +23,7 @@ class TooDeep(ValueError):
 
 
 def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
-    """Raises TooDeep if objects and arrays are nested deeper than `most`."""
+    """Raise TooDeep if objects and arrays are nested deeper than `most`."""
     level = [value] if isinstance(value, _NESTED) else []
     for _ in range(most):
         level = [
@@ -38,7 +38,7 @@ def check_depth(value: Any, most: int = MAX_DEPTH) -> None:
 
 
 def too_deep(text: str, most: int = MAX_DEPTH) -> bool:
-    """Returns whether a text is JSON nested deeper than `most`, or begins so deep a nesting that Python's reader gives up."""
+    """Return whether a text is JSON nested deeper than `most`, or begins so deep a nesting that Python's reader gives up."""
     if text.count("{") + text.count("[") <= most:
         return False
     try:
@@ -51,7 +51,7 @@ def too_deep(text: str, most: int = MAX_DEPTH) -> bool:
 
 
 def finite(text: str) -> float:
-    """Return the number that a text is. Raises ValueError for one that no float can hold."""
+    """Return the number that a text is. Raise ValueError for one that no float can hold."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"the number {text[:20]} is too large")
@@ -59,21 +59,21 @@ def finite(text: str) -> float:
 
 
 def refuse_constant(name: str) -> Any:
-    """Raises ValueError for NaN and Infinity, which Python reads and JSON does not have."""
+    """Raise ValueError for NaN and Infinity, which Python reads and JSON does not have."""
     raise ValueError(f"{name} is not JSON")
 
 
 def loads(
     text: str | bytes, most: int = MAX_DEPTH, *, parse_float: Callable[[str], Any] | None = None
 ) -> Any:
-    """Read JSON as `json.loads` does. Raises ValueError; where it is nested too deep, TooDeep."""
+    """Read JSON as `json.loads` does. Raise ValueError; where it is nested too deep, TooDeep."""
     return _read(json.JSONDecoder(parse_float=parse_float), text, most)
 
 
 def loads_strictly(
     text: str | bytes, most: int = MAX_DEPTH, *, parse_float: Callable[[str], Any] = finite
 ) -> Any:
-    """Read JSON as `loads` does. Raises ValueError too for NaN, Infinity and numbers that become one of them."""
+    """Read JSON as `loads` does. Raise ValueError too for NaN, Infinity and numbers that become one of them."""
     return _read(json.JSONDecoder(parse_float=parse_float, parse_constant=refuse_constant), text, most)
 
 

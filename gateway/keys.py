@@ -26,7 +26,7 @@ class Keyring(Generic[T]):
         self._digests = [(_digest(key.encode()), opened) for key, opened in keys]
 
     def find(self, key: str | bytes) -> T | None:
-        """The value that a key opens; None for an unknown key. Takes the same time for every key."""
+        """Return the value that a key opens; None for an unknown key. Takes the same time for every key."""
         given, found = _digest(key.encode() if isinstance(key, str) else key), None
         for digest, opened in self._digests:
             if hmac.compare_digest(given, digest):
@@ -38,12 +38,12 @@ class Keyring(Generic[T]):
 
 
 def key_hash(key: str) -> str:
-    """The stored hash of an episode's key."""
+    """Return the stored hash of an episode's key."""
     return _digest(key.encode()).hex()
 
 
 def key_of(credential: str, idempotency_key: str) -> str:
-    """The key of the episode that a retryable request opens: a function of the request and its secret `credential`.
+    """Return the key of the episode that a retryable request opens: a function of the request and its secret `credential`.
 
     So it need not be stored, and is the same in every process. Where the admin API has no key, it is as secret as the request.
     """

@@ -17,7 +17,7 @@ _ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tup
 
 
 def safe_text(error: BaseException) -> str:
-    """An error as text without any client's data."""
+    """Return an error as text without any client's data."""
     kind = type(error).__name__
     if isinstance(error, GatewayError | OSError):
         return f"{kind}: {error}"
@@ -40,7 +40,7 @@ class Formatter(logging.Formatter):
         return super().format(record)
 
     def formatException(self, ei: _ExcInfo) -> str:
-        """The stack, and what was raised."""
+        """Return the stack, and what was raised."""
         lines, error, seen = [], ei[1], set()
         while error is not None and id(error) not in seen:
             seen.add(id(error))

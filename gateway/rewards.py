@@ -8,7 +8,7 @@ from typing import Any
 
 
 def number(value: Any) -> float:
-    """A finite number that an agent or a grader stated, as a float. Raises ValueError.
+    """Return a finite number that an agent or a grader stated, as a float. Raise ValueError.
 
     Scalars of NumPy and PyTorch are numbers. Truth values and text are not, even where Python would turn them into numbers:
     `true` says that something happened, not how well.
@@ -26,7 +26,7 @@ def number(value: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the number in a scalar of an array library; anything else as it is. Raises ValueError for several numbers."""
+    """Return the number in a scalar of an array library; anything else as it is. Raise ValueError for several numbers."""
     if not callable(getattr(value, "item", None)):
         return value
     try:

@@ -60,7 +60,7 @@ _GATHER_S = 1.0
 
 
 async def check_start(settings: Settings) -> None:
-    """Raises ConfigError for what can be known to be wrong before anything is started: a model's folder, an engine's program or
+    """Raise ConfigError for what can be known to be wrong before anything is started: a model's folder, an engine's program or
     place, a store that cannot go on under these settings, a missing package."""
     for name, model in settings.models.items():
         if model.path is not None:
@@ -84,7 +84,7 @@ async def check_start(settings: Settings) -> None:
 async def open_services(
     settings: Settings, lost: Callable[[BaseException], None] | None = None
 ) -> AsyncIterator[Services]:
-    """A gateway process: a single one is ready when this is entered; one of a cluster is elected or follows later.
+    """Yield a gateway process: a single one is ready when this is entered; one of a cluster is elected or follows later.
 
     `lost` is called when a process of a cluster cannot go on; it ends the process, if nothing else is given.
     """
@@ -167,7 +167,7 @@ async def _models(
 
 
 def hub_of(settings: Settings, models: Models) -> Hub:
-    """The links of other processes, of which there are none yet."""
+    """Return the links of other processes, of which there are none yet."""
     pools = {model.name: model.pool for model in models}
     apis = {name: settings.engine_of(name).api for name in pools}
     return Hub(pools, apis, settings.cluster.peer_timeout_s)
@@ -268,5 +268,5 @@ def _process_name() -> str:
 
 
 def _end_process(_error: BaseException) -> None:
-    """Ends this process by a signal; its supervisor restarts it."""
+    """End this process by a signal; its supervisor restarts it."""
     signal.raise_signal(signal.SIGTERM)

@@ -107,7 +107,7 @@ class Settings(Section):
         return self
 
     def model_on(self, node: str) -> str:
-        """The model that the engines of a node run."""
+        """Return the model that the engines of a node run."""
         return self.nodes[node].model or self.model_name
 
     @property
@@ -121,25 +121,25 @@ class Settings(Section):
         return self.models[self.model_name]
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
-        """The other names of a model."""
+        """Return the other names of a model."""
         given = self.models[name].aliases
         return given if given is not None else ("*",) if self.models[name].train else ()
 
     def engine_of(self, name: str) -> EngineSettings:
-        """Returns the settings by which a model's engines are started."""
+        """Return the settings by which a model's engines are started."""
         return self.models[name].engine or self.engine
 
     def staleness_of(self, name: str) -> StalenessSettings:
-        """The bound on a model's samples."""
+        """Return the bound on a model's samples."""
         return self.models[name].staleness or self.staleness
 
     def model_of(self, agent: str) -> str:
-        """The trained model that an agent's episodes are about."""
+        """Return the trained model that an agent's episodes are about."""
         return self.agents[agent].model or self.model_name
 
     @classmethod
     def load(cls, path: Path, only: tuple[str, ...] = ()) -> Settings:
-        """Reads a TOML file, or only some of its sections. Raises ConfigError."""
+        """Read a TOML file, or only some of its sections. Raise ConfigError."""
         try:
             values = read_toml(path)
         except Unreadable as error:
@@ -150,7 +150,7 @@ class Settings(Section):
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "settings", environment: bool = True) -> Settings:
-        """Checks values as they come from TOML; the environment fills in what they lack, if it is asked. Raises ConfigError."""
+        """Check values as they come from TOML; the environment fills in what they lack, if it is asked. Raise ConfigError."""
         try:
             values = filled(values) if environment else values
         except ValueError as error:

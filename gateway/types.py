@@ -163,7 +163,7 @@ class Probe:
     """The mean gap (nats) between two of the trainer's own passes of the same tokens under version N, batched otherwise."""
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with lists in place of tuples."""
+        """Return a JSON object with lists in place of tuples."""
         return {
             "sequences": [list(s) for s in self.sequences],
             "new_logprobs": [list(s) for s in self.new_logprobs],
@@ -173,7 +173,7 @@ class Probe:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Probe:
-        """Raises KeyError, TypeError or ValueError if `value` is no probe."""
+        """Raise KeyError, TypeError or ValueError if `value` is no probe."""
         probe = cls(
             tuple(tuple(int(t) for t in s) for s in value["sequences"]),
             tuple(tuple(float(x) for x in s) for s in value["new_logprobs"]),
@@ -201,7 +201,7 @@ class EpisodeSampling:
     """`ignore`: a seed that the agent names, with which several episodes of a task would all be the same."""
 
     def stored(self) -> dict[str, Any] | None:
-        """Returns the fields that are set; None if none is."""
+        """Return the fields that are set; None if none is."""
         values = {"temperature": self.temperature, "top_p": self.top_p}
         found: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
         return found | ({"seed": self.seed} if self.seed != "keep" else {}) or None
@@ -290,7 +290,7 @@ class Sampling:
         return "a seed" if self.seed is not None and self.temperature > 0 else ""
 
     def flags(self) -> TokenFlag:
-        """The flags that these parameters put on every token that they sample."""
+        """Return the flags that these parameters put on every token that they sample."""
         flags = TokenFlag.NONE
         if self.temperature == 0.0:
             flags |= TokenFlag.GREEDY

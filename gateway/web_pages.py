@@ -35,7 +35,7 @@ class OwnNames:
 
     @classmethod
     def of(cls, hosts: Iterable[str], urls: Sequence[str], remedy: str) -> OwnNames:
-        """The names of the addresses at which a server listens, and of the URLs by which it is reached."""
+        """Return the names of the addresses at which a server listens, and of the URLs by which it is reached."""
         parts = [urlsplit(url) for url in urls]
         names = {host.lower() for host in (*hosts, *(part.hostname or "" for part in parts)) if host}
         origins = {origin for url in urls if (origin := _origin(url)) is not None}
@@ -97,7 +97,7 @@ def _foreign(header: str, value: str, own: OwnNames) -> Forbidden:
 
 
 def _origin(url: str) -> str | None:
-    """Returns `HOST:PORT` of a URL without its scheme, which a proxy may have changed; None for `null`."""
+    """Return `HOST:PORT` of a URL without its scheme, which a proxy may have changed; None for `null`."""
     scheme, separator, rest = url.partition("://")
     return _place(scheme, rest.partition("/")[0].lower()) if separator else None
 

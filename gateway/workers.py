@@ -49,11 +49,11 @@ class Child(Protocol):
     name: str
 
     async def start(self) -> LocalProcess:
-        """Starts it; it may not answer yet."""
+        """Start it; it may not answer yet."""
         ...
 
     async def healthy(self) -> bool:
-        """True if the child answers."""
+        """Return true if the child answers."""
         ...
 
 
@@ -68,7 +68,7 @@ class Worker:
         self._environment = environment
 
     async def start(self) -> LocalProcess:
-        """Starts the process, on a new port each time."""
+        """Start the process, on a new port each time."""
         self.port = free_port()
         own = {"HEADGATE_WORKER": self.name, "HEADGATE_CLUSTER_URL": f"http://127.0.0.1:{self.port}"}
         return await LocalProcess.start(self.name, self._argv, None, self._environment | own)
@@ -94,7 +94,7 @@ class SupervisedEngine:
         self._settings = settings.engine_of(model)
 
     async def start(self) -> LocalProcess:
-        """Starts the engine with the model's first weights: the coordinator has it load the newest."""
+        """Start the engine with the model's first weights: the coordinator has it load the newest."""
         assert self._given.path is not None
         weights = str(self._given.path.resolve())
         return await launch(self.name, self._settings, self._given, self._model, weights, self._port)
@@ -133,7 +133,7 @@ class Supervisor:
         self._signals = 0
 
     async def run(self) -> int:
-        """Runs until a signal comes; returns the exit status. Raises ConfigError if the port is taken."""
+        """Run until a signal comes; returns the exit status. Raise ConfigError if the port is taken."""
         host, port = self._server.host, self._server.port
         for free in bound(host, port, False):  # only workers may listen here
             free.close()
@@ -182,7 +182,7 @@ class Supervisor:
         ]
 
     async def _keep(self, child: Child, stop_s: float) -> None:
-        """Starts a child again and again. Raises GivenUp if that is of no use."""
+        """Start a child again and again. Raise GivenUp if that is of no use."""
 
         async def start() -> list[processes.supervised.Child]:
             process = self._processes[child.name] = await child.start()
@@ -232,7 +232,7 @@ class Supervisor:
 
 
 def check(settings: Settings, workers: int, targets: Path | None = None) -> None:
-    """Raises ConfigError if these settings are not for several workers."""
+    """Raise ConfigError if these settings are not for several workers."""
     if targets is not None and settings.admin.port is not None:
         raise ConfigError(
             "--targets cannot name the metrics' ports if [admin] port is set: leave one of them out"
@@ -250,7 +250,7 @@ def check(settings: Settings, workers: int, targets: Path | None = None) -> None
 class _Restarts(Backoff):
     """Unlimited restarts, except where the next start would fail too.
 
-    That is so if the program is missing, or if a worker failed before any was up. Raises GivenUp then.
+    That is so if the program is missing, or if a worker failed before any was up. Raise GivenUp then.
     """
 
     def __init__(self, child: Child, up: set[str]) -> None:
@@ -270,7 +270,7 @@ class _Restarts(Backoff):
 
 
 async def _end(keepers: list[asyncio.Task[None]]) -> None:
-    """Ends the children of some tasks at the same time, and waits until they have ended."""
+    """End the children of some tasks at the same time, and waits until they have ended."""
     for keeper in keepers:
         keeper.cancel()
     if keepers:
@@ -278,7 +278,7 @@ async def _end(keepers: list[asyncio.Task[None]]) -> None:
 
 
 def _engines(settings: Settings) -> dict[str, list[SupervisedEngine]]:
-    """Yields the engines of each model that are to be started."""
+    """Yield the engines of each model that are to be started."""
     return {
         name: [SupervisedEngine(settings, name, i) for i in range(settings.engine_of(name).count)]
         for name, model in settings.models.items()
@@ -287,7 +287,7 @@ def _engines(settings: Settings) -> dict[str, list[SupervisedEngine]]:
 
 
 def _environment(settings: Settings, engines: dict[str, list[SupervisedEngine]]) -> dict[str, str]:
-    """The environment of all workers."""
+    """Return the environment of all workers."""
     key = settings.cluster.key
     urls = {name: [engine.url for engine in some] for name, some in engines.items() if some}
     return {

@@ -37,7 +37,7 @@ def _run(connection: Connection) -> None:
 
 
 def _in_transaction(connection: Connection) -> bool:
-    """Returns whether SQLite has a transaction open: Python's driver begins none for DDL."""
+    """Return whether SQLite has a transaction open: Python's driver begins none for DDL."""
     raw = connection.connection.driver_connection
     return isinstance(raw, sqlite3.Connection) and raw.in_transaction
 

@@ -43,7 +43,7 @@ class LocalProcess:
     async def start(
         cls, name: str, argv: Sequence[str], log: Path | None, env: Mapping[str, str] | None = None
     ) -> LocalProcess:
-        """Starts `argv` with its output appended to `log`; `env` is added to this process's environment. Raises ChildDied."""
+        """Start `argv` with its output appended to `log`; `env` is added to this process's environment. Raise ChildDied."""
         try:
             with _output(log) as output:
                 begun_at = output.tell() if output is not None else 0
@@ -64,7 +64,7 @@ class LocalProcess:
         return self._process.returncode
 
     async def wait(self) -> int:
-        """Waits until the child ends; answers its exit status."""
+        """Wait until the child ends; answers its exit status."""
         return await self._process.wait()
 
     async def ready(
@@ -93,7 +93,7 @@ class LocalProcess:
         return f"{self.name} ended with {self.returncode}" + (f"; {self.log}:\n{lines}" if lines else "")
 
     def tail(self, lines: int = 15) -> str:
-        """The last lines of the log."""
+        """Return the last lines of the log."""
         with contextlib.suppress(OSError):
             if self.log is None:
                 return ""
@@ -101,7 +101,7 @@ class LocalProcess:
         return ""
 
     def said(self) -> str:
-        """Returns what the process has written to its log, up to a megabyte."""
+        """Return what the process has written to its log, up to a megabyte."""
         with contextlib.suppress(OSError):
             if self.log is None:
                 return ""
@@ -142,7 +142,7 @@ async def start_group(
     stderr: int | IO[bytes] | None,
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Starts `argv` as the head of a process group, which dies with this process; `env` is added to its own. Raises OSError."""
+    """Start `argv` as the head of a process group, which dies with this process; `env` is added to its own. Raise OSError."""
     environment = {**os.environ, **(env or {})}
     _find(argv[0], environment.get("PATH"))
     return await asyncio.create_subprocess_exec(
@@ -162,7 +162,7 @@ def _nobody(_text: str) -> None:
 
 @contextlib.contextmanager
 def _output(log: Path | None) -> Iterator[BinaryIO | None]:
-    """The file to write to; None for the parent's own output."""
+    """Yield the file to write to; None for the parent's own output."""
     if log is None:
         yield None
         return
@@ -172,12 +172,12 @@ def _output(log: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def dependent(argv: Sequence[str]) -> list[str]:
-    """A command that runs `argv` as a program that ends when the thread that starts it does (`processes/dependent.py`)."""
+    """Return a command that runs `argv` as a program that ends when the thread that starts it does (`processes/dependent.py`)."""
     return [sys.executable, "-I", "-S", dependent_program.__file__, str(os.getpid()), *argv]
 
 
 def _find(program: str, path: str | None) -> None:
-    """Raises OSError, as a start would, for a program that cannot be started."""
+    """Raise OSError, as a start would, for a program that cannot be started."""
     if shutil.which(program, path=path) is None:
         number = errno.EACCES if os.path.exists(program) else errno.ENOENT
         raise OSError(number, os.strerror(number), program)

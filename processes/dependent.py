@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def become(parent: int, argv: list[str]) -> None:
-    """Returns only if the program cannot be started, with status 126 as shells do."""
+    """Return only if the program cannot be started, with status 126 as shells do."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before, and the kernel will say nothing
         sys.exit(128 + signal.SIGTERM)

@@ -42,7 +42,7 @@ class LineWorker:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Starts a process in place of the one before. Raises WorkerFailed."""
+        """Start a process in place of the one before. Raise WorkerFailed."""
         await self.end()
         pipe = asyncio.subprocess.PIPE
         self._process = await start_worker(self._argv, pipe, pipe, pipe)
@@ -50,7 +50,7 @@ class LineWorker:
         self._errors = _Tail(self._process.stderr)
 
     async def ask(self, question: bytes) -> dict[str, Any]:
-        """Writes a line (without its end) and reads one. Raises WorkerFailed; then, and when cancelled, the process is ended."""
+        """Write a line (without its end) and reads one. Raise WorkerFailed; then, and when cancelled, the process is ended."""
         try:
             await self.tell(question)
             return await self._read()
@@ -59,14 +59,14 @@ class LineWorker:
             raise
 
     async def tell(self, line: bytes) -> None:
-        """Writes a line (without its end); what comes back, `listen` reads."""
+        """Write a line (without its end); what comes back, `listen` reads."""
         assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
             self._process.stdin.write(line + b"\n")
             await self._process.stdin.drain()
 
     async def listen(self) -> dict[str, Any]:
-        """Reads a line that comes without a question. Raises WorkerFailed as `ask` does."""
+        """Read a line that comes without a question. Raise WorkerFailed as `ask` does."""
         try:
             return await self._read()
         except BaseException:
@@ -118,7 +118,7 @@ class _Tail:
             del self._kept[:-TAIL_BYTES]
 
     async def end(self) -> str:
-        """Returns the kept output, once the writers are dead. Does not wait for a writer that left the process group."""
+        """Return the kept output, once the writers are dead. Does not wait for a writer that left the process group."""
         await asyncio.wait({self._task}, timeout=_DRAIN_S)
         self._task.cancel()
         return self._kept.decode(errors="replace")
@@ -137,7 +137,7 @@ async def start_worker(
     stderr: int | IO[bytes],
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process:
-    """Starts `argv` by `start_group`. Raises WorkerFailed."""
+    """Start `argv` by `start_group`. Raise WorkerFailed."""
     try:
         return await start_group(argv, stdin, stdout, stderr, env)
     except OSError as error:

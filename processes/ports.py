@@ -14,11 +14,11 @@ _MOST_HELD = 64
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A free TCP port of an address of this machine, which no other caller of this function gets.
+    """Return a free TCP port of an address of this machine, which no other caller of this function gets.
 
     It is of none of the ranges from which Linux and Ray give ports to whoever asks for any: nobody has it by chance before it is
     used. A server can bind to it, as servers do with SO_REUSEADDR, though it is held here, by a socket that does not listen.
-    Raises OSError for an address that is not this machine's.
+    Raise OSError for an address that is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as own:
@@ -39,7 +39,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def url_of(host: str, port: int | str) -> str:
-    """The URL of an HTTP server: an IPv6 address stands in brackets, and the loopback for one that listens everywhere."""
+    """Return the URL of an HTTP server: an IPv6 address stands in brackets, and the loopback for one that listens everywhere."""
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

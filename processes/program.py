@@ -12,7 +12,7 @@ DEBUG = "--debug"
 
 
 def run(name: str, app: Callable[[], object]) -> None:
-    """Runs the program `name` by its command line. `--debug` may stand anywhere before a `--`."""
+    """Run the program `name` by its command line. `--debug` may stand anywhere before a `--`."""
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else sys.argv[1:]
     debug = DEBUG in own
     if debug:
@@ -31,7 +31,7 @@ def run(name: str, app: Callable[[], object]) -> None:
 
 
 def _paragraph(name: str, error: Exception) -> str:
-    """Describes an error in one paragraph: the error, its place, and the file with the traceback, which this writes."""
+    """Describe an error in one paragraph: the error, its place, and the file with the traceback, which this writes."""
     with tempfile.NamedTemporaryFile("w", prefix=f"headgate-{name}-", suffix=".log", delete=False) as file:
         traceback.print_exception(error, file=file)
     what = " ".join(f"{type(error).__name__}: {error}".split())

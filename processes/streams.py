@@ -7,7 +7,7 @@ from typing import IO
 
 
 def private_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The streams to the parent, questions and answers, out of reach of whatever is imported later.
+    """Return the streams to the parent, questions and answers, out of reach of whatever is imported later.
 
     Standard output is standard error from then on, and standard input is empty. A process that the child starts inherits neither.
     """

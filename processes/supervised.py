@@ -39,11 +39,11 @@ class Running(Protocol):
     name: str
 
     async def wait(self) -> Ended:
-        """Waits until the process ends, or its machine is lost."""
+        """Wait until the process ends, or its machine is lost."""
         ...
 
     async def stop(self, grace_s: float) -> None:
-        """Ends it and whatever it started; what is left after `grace_s` is killed."""
+        """End it and whatever it started; what is left after `grace_s` is killed."""
         ...
 
 
@@ -83,7 +83,7 @@ class Restarts(Protocol):
     """A policy of restarts."""
 
     def after(self, life: Life) -> float | None:
-        """Returns the seconds to wait before the next start; None for no other start. Raises GivenUp with words of its own."""
+        """Return the seconds to wait before the next start; None for no other start. Raise GivenUp with words of its own."""
         ...
 
 
@@ -96,7 +96,7 @@ class Budget:
         self._at: deque[float] = deque()
 
     def after(self, life: Life) -> float | None:
-        """Returns the pause after a life; None if the budget is used up."""
+        """Return the pause after a life; None if the budget is used up."""
         while self._at and life.ended_at - self._at[0] > self._window_s:
             self._at.popleft()
         if len(self._at) >= self._restarts:
@@ -112,7 +112,7 @@ class Backoff:
         self._delay_s = 0.0
 
     def after(self, life: Life) -> float | None:
-        """Returns the pause after a life."""
+        """Return the pause after a life."""
         before = 0.0 if life.lived_s >= _LONG_LIFE_S else self._delay_s
         self._delay_s = min(max(2 * before, _FIRST_DELAY_S), _LONGEST_DELAY_S)
         return self._delay_s
@@ -157,7 +157,7 @@ class SupervisedProcess(Generic[R]):
         """The request to end what runs, and to start it anew."""
 
     async def run(self) -> None:
-        """Runs it again and again until it ends with status 0, if it may. Raises GivenUp."""
+        """Run it again and again until it ends with status 0, if it may. Raise GivenUp."""
         while (life := await self._life()) is not None:
             if life.replaced:
                 continue
@@ -169,11 +169,11 @@ class SupervisedProcess(Generic[R]):
             await asyncio.sleep(delay)
 
     def replace(self) -> None:
-        """Ends what runs, and starts it anew at once, which counts as no restart."""
+        """End what runs, and start it anew at once, which counts as no restart."""
         self._replaced.set()
 
     async def _life(self) -> Life | None:
-        """Runs the process once. Returns the life, or None if it ended as it may."""
+        """Run the process once. Return the life, or None if it ended as it may."""
         began, grace_s = time.monotonic(), None
         self._replaced.clear()
         try:
@@ -194,7 +194,8 @@ class SupervisedProcess(Generic[R]):
         return Life(reason, status, started, now, now - began, started and self._replaced.is_set())
 
     async def _lived(self, running: Sequence[R]) -> tuple[str, int | None] | None:
-        """The reason why the processes must be replaced, and the status of the one that ended; None: all ended as they may."""
+        """Return the reason why the processes must be replaced, and the status of the one that ended; None: all ended as they
+        may."""
         waits = {asyncio.create_task(_end_of(one), name=f"wait-{one.name}") for one in running}
         watch = asyncio.create_task(self._watch(running[0]), name=f"watch-{self.name}")
         replaced = asyncio.create_task(self._replaced.wait(), name=f"replace-{self.name}")
@@ -220,7 +221,7 @@ class SupervisedProcess(Generic[R]):
             await asyncio.gather(*waits, watch, replaced, return_exceptions=True)
 
     async def _watch(self, first: R) -> str:
-        """Sets `up` at the first answer, and returns what is wrong once the process stops answering."""
+        """Set `up` at the first answer, and return what is wrong once the process stops answering."""
         answered, last = False, time.monotonic()
         said = False
         while True:

@@ -9,7 +9,7 @@ from reference.pages import PAGES
 
 
 def main() -> None:
-    """Replaces the pages in the folder."""
+    """Replace the pages in the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/reference"), help="the folder to write to")
     out: Path = parser.parse_args().out

@@ -10,7 +10,7 @@ from reference.markdown import cell, code, prose, table
 
 
 def page() -> str:
-    """The routes by their group, with parameters and bodies."""
+    """Return the routes by their group, with parameters and bodies."""
     described = create_app(Settings.model_validate({"models": {"model": {"path": "model"}}})).openapi()
     groups: dict[str, list[str]] = {}
     for path, methods in described["paths"].items():
@@ -57,7 +57,7 @@ def _row(name: str, place: str, schema: dict[str, Any], needed: bool) -> tuple[s
 
 
 def _kind(schema: dict[str, Any]) -> str:
-    """A JSON schema in words."""
+    """Return a JSON schema in words."""
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "enum" in schema:

@@ -41,7 +41,7 @@ def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _help(text: str) -> str:
-    """The paragraphs of a help text; indented ones are examples."""
+    """Return the paragraphs of a help text; indented ones are examples."""
     parts = []
     for part in text.split("\n\n"):
         lines = part.split("\n")

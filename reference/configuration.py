@@ -16,7 +16,8 @@ from reference.values import bounds_of, kind_of, toml
 def page(
     title: str, introduction: str, root: type[BaseModel], others: dict[str, dict[str, type[BaseModel]]]
 ) -> str:
-    """A file's page. `others`: by the name of a table, the classes that one of its keys chooses from, by that key's value."""
+    """Return a file's page. `others`: by the name of a table, the classes that one of its keys chooses from, by that key's
+    value."""
     parts = [f"# {title}\n", f"{introduction}\n"]
     for path, kind in _sections(root):
         found = others.get(path)
@@ -44,7 +45,7 @@ def _sections(root: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def _tables(annotation: Any, name: str) -> list[tuple[type[BaseModel], str]]:
-    """The tables that a key holds, and how they are named."""
+    """Return the tables that a key holds, and how they are named."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [(annotation, name)]
     inner = get_args(annotation)
@@ -56,13 +57,13 @@ def _tables(annotation: Any, name: str) -> list[tuple[type[BaseModel], str]]:
 
 
 def meaning_of(kind: type[BaseModel], name: str) -> str:
-    """The docstring of a key, or the one of the class that a class narrows the key of."""
+    """Return the docstring of a key, or the one of the class that a class narrows the key of."""
     bases = [base for base in kind.__mro__ if issubclass(base, BaseModel) and name in base.model_fields]
     return next((text for base in bases if (text := base.model_fields[name].description)), "")
 
 
 def _about(kind: type[BaseModel], path: str) -> str:
-    """A table's docstring, without the name that is the heading."""
+    """Return a table's docstring, without the name that is the heading."""
     text = (kind.__doc__ or "").removeprefix(f"`[{path}]`: ")
     return text[:1].upper() + text[1:]
 

@@ -62,7 +62,7 @@ def _classes() -> dict[str, type[errors.GatewayError]]:
 
 
 def _tables(module: ast.Module) -> dict[str, ast.Dict]:
-    """The module's dictionaries, of which some have messages by their codes."""
+    """Return the module's dictionaries, of which some have messages by their codes."""
     found = [
         node for node in module.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
     ]
@@ -79,7 +79,7 @@ def _raised(node: ast.AST, tables: dict[str, ast.Dict], inside: str = "") -> Ite
 
 
 def _own_calls(function: Function) -> Iterator[ast.Call]:
-    """The calls in a function, without those of the functions inside of it, which are looked at by themselves."""
+    """Yield the calls in a function, without those of the functions inside of it, which are looked at by themselves."""
     waiting: list[ast.AST] = [*function.args.defaults, *function.args.kw_defaults, *function.body]  # type: ignore[list-item]
     while waiting:
         node = waiting.pop()
@@ -106,7 +106,7 @@ def _of_call(
 
 
 def _by_code(given: ast.expr, function: Function, tables: dict[str, ast.Dict]) -> Iterator[tuple[str, str]]:
-    """The codes and messages of a table that the function looks its message up in, by the code."""
+    """Yield the codes and messages of a table that the function looks its message up in, by the code."""
     for node in ast.walk(function):
         if isinstance(node, ast.Subscript) and ast.unparse(node.slice) == ast.unparse(given):
             table = tables.get(ast.unparse(node.value), ast.Dict([], []))
@@ -115,7 +115,7 @@ def _by_code(given: ast.expr, function: Function, tables: dict[str, ast.Dict]) -
 
 
 def _assigned(function: Function, line: int) -> dict[str, ast.expr]:
-    """The value of each name at a line, from the last assignment above it."""
+    """Return the value of each name at a line, from the last assignment above it."""
     found = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno < line]
     found.sort(key=lambda node: node.lineno)
     return {node.targets[0].id: node.value for node in found if isinstance(node.targets[0], ast.Name)}

@@ -11,25 +11,26 @@ _PAGE = re.compile(r"docs/([\w/-]+\.md)")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells must have been made by `cell` or `code`."""
+    """Return a table; cells must have been made by `cell` or `code`."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def cell(text: str) -> str:
-    """A docstring on one line, as a table's cell: nothing in it is markup but code between backticks, and pages are links."""
+    """Return a docstring on one line, as a table's cell: nothing in it is markup but code between backticks, and pages are
+    links."""
     parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
     plain = [part if i % 2 else _escaped(part) for i, part in enumerate(parts)]
     return "".join(plain).replace("|", "\\|")
 
 
 def code(text: str) -> str:
-    """A piece of code in a table's cell; nothing for no code."""
+    """Return a piece of code in a table's cell; nothing for no code."""
     return f"`{text}`".replace("|", "\\|") if text else ""
 
 
 def prose(text: str) -> str:
-    """A docstring's paragraphs."""
+    """Return a docstring's paragraphs."""
     return "\n\n".join(cell(part).replace("\\|", "|") for part in text.split("\n\n"))
 
 

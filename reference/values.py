@@ -26,7 +26,7 @@ _LENGTHS = {"min_length": "at least {}", "max_length": "at most {}"}
 
 
 def kind_of(annotation: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " or ".join(code(toml(value)) for value in inner)
@@ -52,7 +52,7 @@ def _metadata(annotation: Any) -> list[Any]:
 
 
 def bounds_of(metadata: Sequence[Any], annotation: Any) -> Iterator[str]:
-    """The bounds that pydantic checks, in words."""
+    """Yield the bounds that pydantic checks, in words."""
     found = {
         name: value for one in metadata for name in _SIGNS if (value := getattr(one, name, None)) is not None
     }

@@ -25,7 +25,7 @@ class Unreadable(Exception):
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The values of a file. Raises Unreadable."""
+    """Return the values of a file. Raise Unreadable."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -35,7 +35,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def complaints(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Returns a line for each mistake, `table.key: what is wrong`. `model` is what the file was validated against."""
+    """Return a line for each mistake, `table.key: what is wrong`. `model` is what the file was validated against."""
     return [_complaint(each["loc"], each["type"], each["msg"], model) for each in error.errors()]
 
 
@@ -54,7 +54,7 @@ def _unknown_key(name: str, known: list[str]) -> str:
 
 
 def _keys(annotation: Any, path: Place) -> list[str]:
-    """Returns the keys of the table at `path` below a type; none where it is no table."""
+    """Return the keys of the table at `path` below a type; none where it is no table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         names = {field.alias or name: field for name, field in annotation.model_fields.items()}
         if not path:

@@ -50,7 +50,8 @@ class Check:
         return figures.peak_of(self.gpus[0].name) if self.gpus else None
 
     def measure(self, steps: Steps) -> dict[str, Any]:
-        """The trainer alone, and training; null for what failed, whose reason is in `errors`, so that the rest is reported."""
+        """Return the trainer alone, and training; null for what failed, whose reason is in `errors`, so that the rest is
+        reported."""
         model, errors = self.folder / "model", dict[str, str]()
         steps.begin(f"a random model of the shape {self.workload.name}")
         write_model(model, self.workload)
@@ -76,7 +77,7 @@ class Check:
         )
 
     def _alone(self, model: Path) -> list[dict[str, float]]:
-        """A process of its own, whose memory is gone before the engine comes."""
+        """Return a process of its own, whose memory is gone before the engine comes."""
         argv = [sys.executable, "-m", "bench.gpu.alone", "--shape", self.workload.name, "--model", str(model)]
         argv += ["--dir", str(self.folder / "alone"), "--device", self.device, "--steps", str(_ALONE_STEPS)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -87,7 +88,7 @@ class Check:
 
 
 def check(options: Check, tests: dict[str, Any], steps: Steps) -> dict[str, Any]:
-    """The report, but for the machine's."""
+    """Return the report, but for the machine's."""
     found = options.measure(steps)
     return {
         "bench": "gpu",
@@ -104,7 +105,7 @@ def check(options: Check, tests: dict[str, Any], steps: Steps) -> dict[str, Any]
 
 
 def passed(report: dict[str, Any]) -> bool:
-    """True if no test and no part failed, and every version went live."""
+    """Return true if no test and no part failed, and every version went live."""
     if report["tests"]["status"] or report["tests"]["failed"] or report["errors"]:
         return False
     return bool(report["updates"]["live"] == report["updates"]["versions"])

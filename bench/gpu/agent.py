@@ -11,7 +11,7 @@ _ANSWER_S = 1800.0
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """The answer's checksum, between 0 and 1: a reward only has to differ between the members of a group."""
+    """Return the answer's checksum, between 0 and 1: a reward only has to differ between the members of a group."""
     body = {
         "model": "gpt-4o-mini",
         "max_tokens": task["max_tokens"],

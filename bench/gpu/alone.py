@@ -27,7 +27,7 @@ _PROMPT = 1
 
 
 def settings_of(workload: Workload, model: Path, folder: Path, device: str) -> Settings:
-    """The recipe's way: all weights, every activation computed again, a row in each micro-batch."""
+    """Return the recipe's way: all weights, every activation computed again, a row in each micro-batch."""
     return Settings.parse({
         "run": {"dir": folder, "steps": 1_000_000, "device": device, "threads": THREADS[device]},
         "gateway": {"url": "http://127.0.0.1:9"},

@@ -22,7 +22,7 @@ _ENDED = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 def run_tests(
     folder: Path, engine_python: Path, options: Sequence[str] = ("tests/gpu", "-m", "gpu")
 ) -> dict[str, Any]:
-    """Runs pytest, its output on stderr; answers the counts, and the names of what failed or was skipped, with the reason."""
+    """Run pytest, its output on stderr; answers the counts, and the names of what failed or was skipped, with the reason."""
     report = (folder / "tests.xml").absolute()
     argv = [sys.executable, "-m", "pytest", "-q", *options, "--junitxml", str(report)]
     env = os.environ | {ENGINE_PYTHON: str(engine_python.absolute())}
@@ -39,7 +39,7 @@ def run_tests(
 
 
 def outcomes(report: Path) -> dict[str, Any]:
-    """Reads pytest's XML report."""
+    """Read pytest's XML report."""
     counts, reasons = Counter[str](), dict[str, str]()
     for case in ElementTree.parse(report).iter("testcase"):
         ended = next((child for child in case if child.tag in _ENDED), None)

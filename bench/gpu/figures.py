@@ -44,12 +44,12 @@ _PEAKS = (
 
 
 def peak_of(gpu: str) -> float | None:
-    """A GPU's peak in bf16; None for one that is not in the table."""
+    """Return a GPU's peak in bf16; None for one that is not in the table."""
     return next((peak for name, peak in _PEAKS if name in gpu), None)
 
 
 def layer_weights(config: Mapping[str, Any]) -> int:
-    """The weights of all layers' matrices, of a dense decoder with grouped queries and a gated MLP."""
+    """Return the weights of all layers' matrices, of a dense decoder with grouped queries and a gated MLP."""
     hidden, width = config["hidden_size"], config["head_dim"]
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
     attention = hidden * width * (2 * heads + 2 * shared)
@@ -68,7 +68,7 @@ def pairs_of(record: Mapping[str, float]) -> float:
 
 
 def operations(config: Mapping[str, Any], record: Mapping[str, float]) -> float:
-    """The useful operations of a step."""
+    """Return the useful operations of a step."""
     head = config["vocab_size"] * config["hidden_size"]
     scores = config["num_hidden_layers"] * config["num_attention_heads"] * config["head_dim"]
     return (
@@ -79,21 +79,21 @@ def operations(config: Mapping[str, Any], record: Mapping[str, float]) -> float:
 
 
 def operations_as_prime_rl_counts(config: Mapping[str, Any], tokens: float, row: int) -> float:
-    """The operations of so many tokens in rows of one length, by the formula of prime-rl's published figure."""
+    """Return the operations of so many tokens in rows of one length, by the formula of prime-rl's published figure."""
     matrices = layer_weights(config) + config["vocab_size"] * config["hidden_size"]
     attention = 12 * config["num_hidden_layers"] * config["hidden_size"] * row
     return tokens * float(6 * matrices + attention)
 
 
 def share(operations: float, seconds: float, peak: float | None) -> float | None:
-    """The share of the peak; None where it is not known."""
+    """Return the share of the peak; None where it is not known."""
     return operations / seconds / peak if peak else None
 
 
 def alone(
     config: Mapping[str, Any], records: Sequence[Mapping[str, float]], row: int, peak: float | None
 ) -> dict[str, Any]:
-    """The trainer alone: medians over steps."""
+    """Return the trainer alone: medians over steps."""
     seconds = median(record["seconds"] for record in records)
     typical = records[-1]
     counted = operations_as_prime_rl_counts(config, typical["computed_tokens"], row)
@@ -111,7 +111,7 @@ def alone(
 def beside_engine(
     config: Mapping[str, Any], records: Sequence[Mapping[str, Any]], peak: float | None
 ) -> dict[str, Any]:
-    """Steps with an engine beside the trainer: the rate of computing, that of the whole run, and seconds by part."""
+    """Step with an engine beside the trainer: the rate of computing, that of the whole run, and seconds by part."""
     computing = sum(record["seconds/compute"] for record in records)
     total = sum(record["seconds/total"] for record in records)
     tokens = sum(record["computed_tokens"] for record in records)

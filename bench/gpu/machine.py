@@ -91,7 +91,7 @@ def _ask_driver() -> tuple[tuple[Gpu, ...], str]:
 
 
 def parse(answer: str) -> tuple[Gpu, ...]:
-    """Reads the driver's answer, a line for each GPU."""
+    """Read the driver's answer, a line for each GPU."""
     rows = ([part.strip() for part in line.split(",")] for line in answer.splitlines() if line.strip())
     return tuple(
         Gpu(int(index), uuid, name, _number(memory) / 1024, _number(capability), driver)
@@ -105,7 +105,7 @@ def _number(text: str) -> float:
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
-    """Returns the GPUs that `CUDA_VISIBLE_DEVICES` lists by number or by the first characters of a UUID.
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` lists by number or by the first characters of a UUID.
 
     As in CUDA, the list ends at the first entry that names no GPU.
     """
@@ -125,7 +125,7 @@ def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:
 
 
 def missing(machine: Machine) -> list[str]:
-    """Returns a description of each thing that the machine lacks; empty if it lacks nothing."""
+    """Return a description of each thing that the machine lacks; empty if it lacks nothing."""
     found = []
     if machine.system != "Linux x86_64":
         found.append(f"Linux on x86-64, for which the builds are pinned (this is {machine.system})")
@@ -159,7 +159,7 @@ def refusal(lacks: Sequence[str]) -> str:
 
 
 def main() -> None:
-    """Ends with status 1 if the machine cannot run the check."""
+    """End with status 1 if the machine cannot run the check."""
     machine = look()
     lacks = missing(machine)
     if lacks:

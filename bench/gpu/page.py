@@ -20,12 +20,12 @@ th:first-child, td:first-child { text-align: left; } .bar { background: #2b6cb0;
 
 
 def share(value: float | None) -> str:
-    """A share for people."""
+    """Return a share for people."""
     return "-" if value is None else f"{value:.1%}"
 
 
 def alone_rows(report: Mapping[str, Any]) -> Rows:
-    """The trainer alone: figure, here, published."""
+    """Return the trainer alone: figure, here, published."""
     here, other = report["alone"], report["published"]
     if here is None:
         return [("failed", report["errors"]["alone"], "-")]
@@ -62,7 +62,7 @@ def part_rows(measured: Mapping[str, Any] | None) -> Rows:
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     gpus = ", ".join(f"{gpu['name']} ({gpu['memory_gib']:.0f} GiB)" for gpu in report["gpus"]) or "no GPU"
     tests = report["tests"]
     failures = (

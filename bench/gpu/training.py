@@ -63,7 +63,7 @@ class Run:
 async def train(
     workload: Workload, model: Path, folder: Path, engine: Engine, *, device: str, steps: int
 ) -> Run:
-    """Trains for some steps. Raises RuntimeError if the trainer fails, with the end of its log."""
+    """Trains for some steps. Raise RuntimeError if the trainer fails, with the end of its log."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     write_tasks(folder / "tasks.jsonl", workload, workload.groups * (steps + _MARGIN))

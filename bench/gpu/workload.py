@@ -56,7 +56,7 @@ def qwen3_0_6b() -> Workload:
 
 
 def tiny() -> Workload:
-    """A shape that a test computes in seconds: that of the tests' models, so that it runs in their engine."""
+    """Return a shape that a test computes in seconds: that of the tests' models, so that it runs in their engine."""
     config = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 256, "vocab_size": 272,
@@ -71,7 +71,7 @@ WORKLOADS = {"qwen3-0.6b": qwen3_0_6b, "tiny": tiny}
 
 
 def write_model(folder: Path, workload: Workload) -> None:
-    """Writes random weights, in the precision of the workload, and the tokenizer."""
+    """Write random weights, in the precision of the workload, and the tokenizer."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -106,7 +106,7 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def write_tasks(path: Path, workload: Workload, count: int) -> None:
-    """Writes questions of the workload's length, no two alike."""
+    """Write questions of the workload's length, no two alike."""
     with path.open("w") as file:
         for number in range(count):
             question = (f"question {number} " + "the quick brown fox " * workload.prompt)[: workload.prompt]

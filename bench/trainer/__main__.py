@@ -62,12 +62,12 @@ class Side:
         self._process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=self._log, text=True)
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._process.communicate()
         self._log.close()
 
     def step(self) -> dict[str, Any]:
-        """One optimizer step; answers what it says of it. Raises RuntimeError if it dies."""
+        """One optimizer step; answers what it says of it. Raise RuntimeError if it dies."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
@@ -100,13 +100,13 @@ class Load:
         return [trained / seconds for seconds in self.sides[name].seconds]
 
     def times(self, name: str, other: str) -> float | None:
-        """The median rate of one side over another's; None without that side."""
+        """Return the median rate of one side over another's; None without that side."""
         if other not in self.sides:
             return None
         return statistics.median(self.rate(name)) / statistics.median(self.rate(other))
 
     def times_of_cpu(self, name: str, other: str) -> float | None:
-        """The same by the CPU seconds of a step."""
+        """Return the same by the CPU seconds of a step."""
         if other not in self.sides:
             return None
         mine, theirs = (
@@ -115,7 +115,7 @@ class Load:
         return theirs / mine
 
     def gap(self, name: str, other: str) -> float | None:
-        """The norm of the difference of two sides' first gradients, as a share of the norm."""
+        """Return the norm of the difference of two sides' first gradients, as a share of the norm."""
         if other not in self.sides:
             return None
         mine, theirs = (np.load(self.sides[side].gradient) for side in (name, other))
@@ -139,7 +139,7 @@ class Bench:
     rounds: int
 
     def side(self, name: str, batch: Path, *options: str) -> Side:
-        """A side that trains on the batch in a file."""
+        """Return a side that trains on the batch in a file."""
         module = "bench.trainer.trl" if name == "trl" else "bench.trainer.headgate"
         python = self.trl if name == "trl" else sys.executable
         shared = [
@@ -153,7 +153,7 @@ class Bench:
         return Side(python, module, self.folder, f"{batch.stem}-{name}", *shared, *options)
 
     def run(self, name: str, batch: list[Rollout], steps: Steps, *, apart: bool) -> Load:
-        """Steps of each side in turns, after one that is not timed and whose gradients must agree."""
+        """Step of each side in turns, after one that is not timed and whose gradients must agree."""
         path = self.folder / f"{name}.npz"
         workloads.save(batch, path)
         longest = max(len(_ids(row)) for row in workloads.paths_apart(batch))
@@ -205,7 +205,7 @@ class Bench:
         return figures, self.rows_of("branching episodes", load)
 
     def rows_of(self, what: str, load: Load) -> list[list[str]]:
-        """The table's rows of a workload."""
+        """Return the table's rows of a workload."""
         return [
             [
                 f"{what}: {name}",
@@ -220,7 +220,7 @@ class Bench:
 
 
 def head_peak_ratio(steps: Steps, tokens: int) -> float:
-    """The head's peak memory with the large vocabulary over that with the small one."""
+    """Return the head's peak memory with the large vocabulary over that with the small one."""
     peaks = []
     for vocabulary in (SMALL, LARGE):
         steps.begin(f"head: a vocabulary of {vocabulary:,}")

@@ -28,7 +28,7 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
 
 def groups_of(rollouts: list[Rollout]) -> list[Group]:
-    """The batch as a gateway sends it."""
+    """Return the batch as a gateway sends it."""
     found = []
     for name, members in itertools.groupby(rollouts, key=lambda rollout: rollout.group):
         episodes = (Episode(f"{name}-{i}", member.reward, _nodes(member)) for i, member in enumerate(members))
@@ -47,7 +47,7 @@ def _nodes(rollout: Rollout) -> tuple[Node, ...]:
 
 
 def settings_of(model: str, tokens: int, threads: int, folder: Path, attention: str = "spans") -> Settings:
-    """A trainer with TRL's loss `dapo`, whose importance weight is clipped and not truncated."""
+    """Return a trainer with TRL's loss `dapo`, whose importance weight is clipped and not truncated."""
     return Settings.parse({
         "run": {"dir": folder, "steps": 1_000_000, "device": "cpu", "threads": threads},
         "gateway": {"url": "http://127.0.0.1:9"},

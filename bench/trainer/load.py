@@ -42,7 +42,7 @@ class Rollout:
     turns: tuple[Turn, ...]
 
     def paths(self) -> Iterator[list[int]]:
-        """The turns from the root to each leaf."""
+        """Yield the turns from the root to each leaf."""
         parents = {turn.parent for turn in self.turns}
         for leaf in range(len(self.turns)):
             if leaf in parents:
@@ -122,7 +122,7 @@ def shared_tokens(batch: list[Rollout]) -> int:
 
 
 def _prefixes(rollout: Rollout) -> Iterator[tuple[bytes, ...]]:
-    """The tokens of every turn after those of the turns before it."""
+    """Yield the tokens of every turn after those of the turns before it."""
     histories: list[tuple[bytes, ...]] = []
     for turn in rollout.turns:
         before = histories[turn.parent] if turn.parent >= 0 else ()
@@ -131,12 +131,12 @@ def _prefixes(rollout: Rollout) -> Iterator[tuple[bytes, ...]]:
 
 
 def paths_apart(batch: list[Rollout]) -> list[Rollout]:
-    """The same batch without a tree: see `Rollout.apart`."""
+    """Return the same batch without a tree: see `Rollout.apart`."""
     return [path for rollout in batch for path in rollout.apart()]
 
 
 def advantages(batch: list[Rollout]) -> list[float]:
-    """The advantage of each episode: its reward less the group's mean, over the (population) standard deviation + 1e-4."""
+    """Return the advantage of each episode: its reward less the group's mean, over the (population) standard deviation + 1e-4."""
     rewards, groups = (
         np.array([getattr(rollout, name) for rollout in batch]) for name in ("reward", "group")
     )
@@ -148,7 +148,7 @@ def advantages(batch: list[Rollout]) -> list[float]:
 
 
 def save(batch: list[Rollout], path: Path) -> None:
-    """Writes a batch."""
+    """Write a batch."""
     turns = [(i, turn) for i, rollout in enumerate(batch) for turn in rollout.turns]
     np.savez(
         path,
@@ -164,7 +164,7 @@ def save(batch: list[Rollout], path: Path) -> None:
 
 
 def load(path: Path) -> list[Rollout]:
-    """Reads a batch."""
+    """Read a batch."""
     with np.load(path) as file:
         read = {name: file[name] for name in file.files}
     ends = np.cumsum(read["length"])

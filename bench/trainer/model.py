@@ -22,7 +22,7 @@ class Shape:
 
 
 def write_model(folder: Path, shape: Shape) -> None:
-    """Writes a checkpoint in float32."""
+    """Write a checkpoint in float32."""
     logging.disable_progress_bar()
     torch.manual_seed(1)
     config = Qwen3Config(

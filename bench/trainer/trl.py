@@ -34,7 +34,7 @@ class Recorded(GRPOTrainer):
     rollouts: list[Rollout]
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        """The batch in TRL's form: prompts padded on the left, completions on the right, to the longest of the batch."""
+        """Return the batch in TRL's form: prompts padded on the left, completions on the right, to the longest of the batch."""
         gained = advantages(self.rollouts)
         rows = [
             (row, gained[place])
@@ -68,13 +68,13 @@ class OnCommand(TrainerCallback):
         self._began = (0.0, 0.0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Waits for the command."""
+        """Wait for the command."""
         if not sys.stdin.readline():
             os._exit(0)
         self._began = (time.perf_counter(), time.process_time())
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        """Writes the clipped gradient of the first step."""
+        """Write the clipped gradient of the first step."""
         if self._gradient is not None:
             grads = {name: p.grad.numpy() for name, p in model.named_parameters()}
             np.savez(self._gradient, **grads)

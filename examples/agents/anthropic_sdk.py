@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def answer(block: Any) -> dict[str, Any]:
-    """The result of one call; a wrong call gets one too, so that the model can do better."""
+    """Return the result of one call; a wrong call gets one too, so that the model can do better."""
     numbers = [block.input.get("a"), block.input.get("b")]
     result = str(sum(numbers)) if all(isinstance(n, int) for n in numbers) else "Error: a and b are numbers"
     return {"type": "tool_result", "tool_use_id": block.id, "content": result}

@@ -16,7 +16,7 @@ from langgraph.prebuilt import create_react_agent
 
 @tool
 def add(a: int, b: int) -> int:
-    """The sum of two numbers."""
+    """Return the sum of two numbers."""
     return a + b
 
 

@@ -14,7 +14,7 @@ from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 
 @function_tool
 def add(a: int, b: int) -> int:
-    """The sum of two numbers."""
+    """Return the sum of two numbers."""
     return a + b
 
 

@@ -29,7 +29,7 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
 
 
 def main(count: int) -> None:
-    """Prints tasks, one a line."""
+    """Print tasks, one a line."""
     for number, entry in enumerate(reasoning_gym.create_dataset(NAME, size=count, seed=1)):
         print(json.dumps({"task_id": f"{NAME}-{number}", **entry}))
 

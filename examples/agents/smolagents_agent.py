@@ -13,7 +13,7 @@ from smolagents import LogLevel, OpenAIServerModel, ToolCallingAgent, tool
 
 @tool
 def add(a: int, b: int) -> int:
-    """The sum of two numbers.
+    """Return the sum of two numbers.
 
     Args:
         a: The first.

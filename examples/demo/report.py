@@ -28,7 +28,7 @@ def summarize(
     seconds: dict[str, float],
     title: str,
 ) -> dict[str, Any]:
-    """The run's figures; also written to `summary.json`, and drawn to `reward.png`."""
+    """Return the run's figures; also written to `summary.json`, and drawn to `reward.png`."""
     records = [
         json.loads(line) for line in (directory / "trainer" / "metrics.jsonl").read_text().splitlines()
     ]
@@ -67,7 +67,7 @@ def summarize(
 
 
 def components(evaluation: dict[str, Any], when: str) -> dict[str, float]:
-    """The means of what the agent said beside its rewards in an evaluation, such as `tool_calls_before`."""
+    """Return the means of what the agent said beside its rewards in an evaluation, such as `tool_calls_before`."""
     said = [outcome["components"] for outcome in evaluation["outcomes"]]
     names = sorted({name for components in said for name in components})
     return {f"{name}_{when}": _mean([c[name] for c in said if name in c]) for name in names}
@@ -86,7 +86,7 @@ def failed_requests(facts: dict[str, Any], *evaluations: dict[str, Any]) -> int:
 
 
 def abandoned_requests(metrics: str) -> int:
-    """Calls whose agent went away: the agents that are at work when the last update is done are stopped."""
+    """Call whose agent went away: the agents that are at work when the last update is done are stopped."""
     return int(
         sum(
             sample.value
@@ -130,7 +130,7 @@ def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], tit
 
 
 def smoothed(values: list[float], weight: float = 0.2) -> list[float]:
-    """An exponential moving average."""
+    """Return an exponential moving average."""
     result: list[float] = []
     for value in values:
         result.append(value if not result else result[-1] + weight * (value - result[-1]))

@@ -94,7 +94,7 @@ class Demo:
         return f"http://127.0.0.1:{self.port}"
 
     async def run(self) -> dict[str, Any]:
-        """The whole job; answers the summary."""
+        """Return the whole job; answers the summary."""
         started = time.monotonic()
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
@@ -154,7 +154,7 @@ class Demo:
             Path(self.path(name)).write_text(text)
 
     async def start_gateway(self) -> LocalProcess:
-        """The gateway, which starts vLLM; ready when both are."""
+        """Return the gateway, which starts vLLM; ready when both are."""
         argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", self.path("gateway.toml")]
         console.print(f"[bold]$ {_shown(argv)}[/bold]   (vLLM takes about 40 s to start)")
         process = await LocalProcess.start("gateway", argv, Path(self.path("gateway.log")))
@@ -168,7 +168,7 @@ class Demo:
         return process
 
     async def try_out(self) -> None:
-        """Tries the demo's gateway before anything is sampled; does nothing unless a demo overrides it."""
+        """Try the demo's gateway before anything is sampled; does nothing unless a demo overrides it."""
 
     async def evaluate(self, name: str) -> dict[str, Any]:
         """Greedy replies to the held-out tasks, in eval episodes, which are never trained."""
@@ -179,7 +179,7 @@ class Demo:
         return result
 
     async def gateway_facts(self) -> dict[str, Any]:
-        """Saves the gateway's status, every update's report, and its Prometheus metrics."""
+        """Save the gateway's status, every update's report, and its Prometheus metrics."""
         async with GatewayClient(self.url) as client:
             status = await client.status()
             versions = [await client.weights(v) for v in range(1, status["version"] + 1)]
@@ -188,7 +188,7 @@ class Demo:
         return {"status": status, "versions": versions, "metrics": metrics}
 
     async def command(self, module: str, *arguments: str) -> None:
-        """Runs `python -m module ...` on this terminal. Raises SystemExit if it fails."""
+        """Run `python -m module ...` on this terminal. Raise SystemExit if it fails."""
         argv = [sys.executable, "-m", module, *arguments]
         set_first = "".join(f"{name}={value} " for name, value in self.variables.items())
         console.print(f"[bold]$ {set_first}{_shown(argv)}[/bold]")
@@ -206,7 +206,7 @@ class Demo:
             raise SystemExit(f"{_shown(argv)} ended with {code}; the logs are in {self.directory}")
 
     async def timed(self, step: str, work: Awaitable[T]) -> T:
-        """Notes how long a step took."""
+        """Note how long a step took."""
         started = time.monotonic()
         try:
             return await work
@@ -214,7 +214,7 @@ class Demo:
             self.seconds[step] = round(time.monotonic() - started, 1)
 
     def path(self, name: str) -> str:
-        """A file in the run's folder."""
+        """Return a file in the run's folder."""
         return str(self.directory / name)
 
 
@@ -239,7 +239,7 @@ def _shown(argv: list[str]) -> str:
 
 
 def main(job: Job = SUMS, description: str | None = __doc__) -> None:
-    """Runs a job once."""
+    """Run a job once."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -20,7 +20,7 @@ COLUMNS = ("reward_before", "reward_after", "updates", "streams_across_updates",
 
 
 def main() -> None:
-    """Runs all, one after the other."""
+    """Run all, one after the other."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

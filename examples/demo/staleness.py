@@ -171,12 +171,12 @@ def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def runs_of(runs: Sequence[dict[str, Any]], eta: int, bound: str) -> list[dict[str, Any]]:
-    """The runs of one bound."""
+    """Return the runs of one bound."""
     return [run for run in runs if (run["eta"], run["bound"]) == (eta, bound)]
 
 
 def tokens_by_staleness(runs: Sequence[dict[str, Any]]) -> Counter[int]:
-    """Returns the number of trained tokens at each staleness, over some runs."""
+    """Return the number of trained tokens at each staleness, over some runs."""
     counts: Counter[int] = Counter()
     for run in runs:
         counts.update({int(s): n for s, n in run["staleness_tokens"].items()})
@@ -279,7 +279,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    """Runs what is missing in the folder, then reports all of it."""
+    """Run what is missing in the folder, then reports all of it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

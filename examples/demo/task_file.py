@@ -11,7 +11,7 @@ from typing import Any
 
 
 def write_tasks(description: str, tasks: Callable[[Any, int], Iterator[dict[str, Any]]]) -> None:
-    """Writes as many tasks of `tasks(split, seed)` as the command line asks for; an error if there are fewer."""
+    """Write as many tasks of `tasks(split, seed)` as the command line asks for; an error if there are fewer."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--split", choices=["train", "heldout"], required=True)
     parser.add_argument("--count", type=int, required=True)

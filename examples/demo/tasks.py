@@ -35,13 +35,13 @@ SLIP_CHANCE = 0.6
 
 
 def split_of(question: str) -> Split:
-    """The split that a question belongs to, by its text alone."""
+    """Return the split that a question belongs to, by its text alone."""
     digest = hashlib.sha256(question.encode()).digest()
     return "heldout" if digest[0] % HELDOUT_SHARE == 0 else "train"
 
 
 def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
-    """The tasks of one split, in an order given by the seed, each question once; about 3750 to train, 250 held out."""
+    """Yield the tasks of one split, in an order given by the seed, each question once; about 3750 to train, 250 held out."""
     seen: set[str] = set()
     for entry in itertools.islice(_entries(seed), _DRAWS):
         question = entry["question"]
@@ -56,14 +56,14 @@ def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def score(task: dict[str, Any], text: str) -> float:
-    """The reward, 0 to 1, of an answer: reasoning-gym's scorer, given the last word (the words before it are working)."""
+    """Return the reward, 0 to 1, of an answer: reasoning-gym's scorer, given the last word (the words before it are working)."""
     words = text.split()
     reward: float = _dataset(0).score_answer(words[-1] if words else None, task)
     return reward
 
 
 def careless_teacher(seed: int) -> Iterator[tuple[str, str]]:
-    """An endless stream of (question, answer) of the training split, many of them wrong on purpose (see above)."""
+    """Yield an endless stream of (question, answer) of the training split, many of them wrong on purpose (see above)."""
     rng = random.Random(seed)
     for entry in _entries(seed):
         if split_of(entry["question"]) == "train":

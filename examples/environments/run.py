@@ -40,7 +40,7 @@ class EnvironmentDemo(Demo):
 
 
 def main() -> None:
-    """Runs all, one after the other."""
+    """Run all, one after the other."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

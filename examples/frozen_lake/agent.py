@@ -53,12 +53,12 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str) -> dict[str, 
 
 
 def opening(crossing: Crossing) -> list[dict[str, Any]]:
-    """The messages of the first call."""
+    """Return the messages of the first call."""
     return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": crossing.view()}]
 
 
 def use(function: Any, crossing: Crossing) -> str:
-    """The tool's answer; a wrong call gets an answer too, and moves nothing."""
+    """Return the tool's answer; a wrong call gets an answer too, and moves nothing."""
     try:
         return crossing.move(json.loads(function.arguments)["direction"])
     except (ValueError, KeyError, TypeError):

@@ -71,7 +71,7 @@ def train(
 
 
 def learner_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> Learner:
-    """A learner with the model's weights."""
+    """Return a learner with the model's weights."""
     settings = Settings.parse({
         "run": {"dir": model.parent / "run", "steps": steps, "seed": seed, "device": "cpu", "threads": 1},
         "gateway": {"url": "http://127.0.0.1:8000"},
@@ -97,20 +97,21 @@ def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tup
 
 
 def heldout_reward(walker: Walker, *, greedy: bool = True) -> float:
-    """The mean reward of walks on the held-out maps, greedy or sampled."""
+    """Return the mean reward of walks on the held-out maps, greedy or sampled."""
     lakes = [task["map"] for task in itertools.islice(tasks.tasks("heldout", EVALUATION_SEED), HELDOUT)]
     return sum(walk.crossing.reward for walk in walker.walk(lakes, greedy=greedy)) / HELDOUT
 
 
 def heldout_rewards(model: Path, seed: int, policy: Any) -> tuple[float, float]:
-    """The mean rewards of greedy and of sampled walks on the held-out maps; their walker is new, and no tool call fails."""
+    """Return the mean rewards of greedy and of sampled walks on the held-out maps; their walker is new, and no tool call
+    fails."""
     walker = Walker(model, seed)
     walker.take(policy)
     return heldout_reward(walker), heldout_reward(walker, greedy=False)
 
 
 def kept(path: Path, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The figures of a run from its file; the run is made first if there is no file."""
+    """Return the figures of a run from its file; the run is made first if there is no file."""
     if not path.exists():
         path.write_text(json.dumps(run()) + "\n")
     figures: dict[str, Any] = json.loads(path.read_text())
@@ -153,7 +154,7 @@ def show(runs: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Runs what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then reports all that was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

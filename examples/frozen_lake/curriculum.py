@@ -48,7 +48,7 @@ MOST_STEPS = 200
 
 
 def teaches(group: Group) -> bool:
-    """True if a group's rewards differ."""
+    """Return true if a group's rewards differ."""
     return not all_equal([episode.reward for episode in group.episodes])
 
 
@@ -93,7 +93,7 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Runs what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then reports all that was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -47,7 +47,7 @@ _LEAST = 2
 
 
 def without_failures(groups: list[Group], failed: set[str]) -> list[Group]:
-    """The groups without the episodes that failed, and without groups that have too few left."""
+    """Return the groups without the episodes that failed, and without groups that have too few left."""
     kept = (replace(g, episodes=tuple(e for e in g.episodes if e.episode_id not in failed)) for g in groups)
     return [group for group in kept if len(group.episodes) >= _LEAST]
 
@@ -104,7 +104,7 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Runs what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then reports all that was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -26,13 +26,13 @@ class Crossing:
         """True at the goal and in a hole."""
 
     def move(self, direction: str) -> str:
-        """Goes one tile, and tells what is around then. Raises KeyError for what is no direction."""
+        """Goes one tile, and tells what is around then. Raise KeyError for what is no direction."""
         self._tile, reward, self.over, _, _ = self._environment.step(_ACTIONS[direction])
         self.reward += float(reward)
         return self.view()
 
     def view(self) -> str:
-        """Returns the four tiles around, such as "left: edge, down: ice, right: hole, up: edge"."""
+        """Return the four tiles around, such as "left: edge, down: ice, right: hole, up: edge"."""
         row, column = divmod(self._tile, len(self._lake))
         return ", ".join(f"{name}: {self._at(row + r, column + c)}" for name, (r, c) in MOVES.items())
 

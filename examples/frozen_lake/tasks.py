@@ -27,13 +27,13 @@ HELDOUT_SHARE = 16
 
 
 def split_of(lake: Sequence[str]) -> Split:
-    """The split that a map belongs to, by its tiles alone."""
+    """Return the split that a map belongs to, by its tiles alone."""
     digest = hashlib.sha256("".join(lake).encode()).digest()
     return "heldout" if digest[0] % HELDOUT_SHARE == 0 else "train"
 
 
 def lakes(split: Split, seed: str) -> Iterator[list[str]]:
-    """Maps of one split without end; a row is a string of S (start), F (ice), H (hole) and G (goal)."""
+    """Map of one split without end; a row is a string of S (start), F (ice), H (hole) and G (goal)."""
     rng = random.Random(seed)
     while True:
         lake: list[str] = generate_random_map(SIZE, FROZEN, seed=rng.getrandbits(32))
@@ -42,7 +42,7 @@ def lakes(split: Split, seed: str) -> Iterator[list[str]]:
 
 
 def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
-    """The tasks of one split without end, in an order given by the seed."""
+    """Yield the tasks of one split without end, in an order given by the seed."""
     for number, lake in enumerate(lakes(split, f"tasks {seed}")):
         yield {"task_id": f"lake-{split}-{seed}-{number:05d}", "map": lake}
 

@@ -25,14 +25,14 @@ HASTE = 0.8
 
 
 def hasty_teacher(seed: int) -> Iterator[dict[str, Any]]:
-    """An endless stream of conversations, most of which end in a hole."""
+    """Yield an endless stream of conversations, most of which end in a hole."""
     rng = random.Random(f"steps {seed}")
     for lake in lakes("train", f"teacher {seed}"):
         yield conversation(lake, rng)
 
 
 def conversation(lake: Sequence[str], rng: random.Random) -> dict[str, Any]:
-    """A walk over a map, with the messages and tools that the agent sends, up to the call that ends it."""
+    """Return a walk over a map, with the messages and tools that the agent sends, up to the call that ends it."""
     crossing = Crossing(lake)
     messages = opening(crossing)
     for step in range(MAX_STEPS):

@@ -54,7 +54,7 @@ class Walk:
         return self.gave_up or self.failed or self.crossing.over or len(self.logprobs) == MAX_STEPS
 
     def episode(self, name: str, version: int) -> Episode:
-        """The walk as the trainer sees it, sampled by one version at temperature 1."""
+        """Return the walk as the trainer sees it, sampled by one version at temperature 1."""
         nodes = []
         for index, turn in enumerate(self.turns):
             logprobs = self.logprobs[index // 2] if index % 2 else []
@@ -78,13 +78,13 @@ class Reading:
         """Logits of each row's next token, shape (rows, vocabulary), float32."""
 
     def go_on(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Keeps these rows, and reads one more token of each."""
+        """Keep these rows, and reads one more token of each."""
         self._cache.batch_select_indices(rows)
         self._seen = torch.cat([self._seen[rows], torch.ones(len(rows), 1, dtype=torch.int64)], 1)
         self.logits = self._read(tokens[:, None], torch.zeros(len(rows), dtype=torch.int64))
 
     def _read(self, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """The logits behind each row's token at `last`. Short rows are padded behind it, where nothing looks."""
+        """Return the logits behind each row's token at `last`. Short rows are padded behind it, where nothing looks."""
         places = (self._seen.cumsum(1) - 1)[:, -ids.shape[1] :]
         hidden = self._model.get_decoder()(
             input_ids=ids,
@@ -114,7 +114,7 @@ class Walker:
         self._random = torch.Generator().manual_seed(seed)
 
     def take(self, model: Any) -> None:
-        """Takes over the weights of another model."""
+        """Take over the weights of another model."""
         self._model.load_state_dict(model.state_dict())
 
     def walk(self, lakes: Sequence[Sequence[str]], *, greedy: bool = False) -> list[Walk]:

@@ -57,7 +57,7 @@ class RunFailed(Exception):
 
 
 def cores() -> dict[str, str]:
-    """A core for each node. Raises RunFailed if there are no two."""
+    """Return a core for each node. Raise RunFailed if there are no two."""
     found = sorted(os.sched_getaffinity(0))
     if len(found) < 2:
         raise RunFailed("this needs two cores: one for each node")
@@ -87,7 +87,7 @@ class Run:
         return f"http://127.0.0.1:{self.port}"
 
     async def run(self) -> None:
-        """Trains `steps` batches. Raises RunFailed, ChildDied or TimeoutError."""
+        """Trains `steps` batches. Raise RunFailed, ChildDied or TimeoutError."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.engines = {node: free_port() for node, tags in self.topology.tags.items() if ROLLOUT in tags}
         self._configure()
@@ -114,7 +114,7 @@ class Run:
                     await self._until_trained(trainer, gateway, agents)
 
     async def _trainer_waits(self, http: httpx.AsyncClient) -> bool:
-        """Returns whether the trainer has released its nodes."""
+        """Return whether the trainer has released its nodes."""
         nodes = [
             (await http.get(f"{self.url}/admin/v1/nodes/{node}")).json() for node in self.topology.trained_on
         ]

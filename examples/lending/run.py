@@ -66,7 +66,7 @@ async def run(options: argparse.Namespace, directory: Path) -> dict[str, dict[st
 
 
 def measured(directory: Path) -> dict[str, Any]:
-    """The figures of one run, from its recording and its trainer's metrics."""
+    """Return the figures of one run, from its recording and its trainer's metrics."""
     whole = timeline_from(directory)
     steady = whole.within(whole.steps[0].end_s, whole.steps[-1].end_s)
     records = [
@@ -134,7 +134,7 @@ def _shown(shares: dict[str, float] | None) -> str:
 
 
 def main() -> None:
-    """Runs the topologies, one after the other."""
+    """Run the topologies, one after the other."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

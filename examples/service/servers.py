@@ -123,7 +123,7 @@ def _somebody() -> str:
 
 
 def _as_another(folder: Path) -> list[str]:
-    """The beginning of a command line that runs as an unprivileged user and still ends with its parent."""
+    """Return the beginning of a command line that runs as an unprivileged user and still ends with its parent."""
     if os.geteuid() != 0:
         return []
     check_unprivileged(find_program("postgres"))

@@ -68,7 +68,7 @@ async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
 
 
 async def next_message(client: AsyncOpenAI, messages: list[Any]) -> dict[str, Any]:
-    """The model's next message, put together from a stream."""
+    """Return the model's next message, put together from a stream."""
     content = ""
     calls: dict[int, Any] = {}
     stream = await client.chat.completions.create(
@@ -89,7 +89,7 @@ async def next_message(client: AsyncOpenAI, messages: list[Any]) -> dict[str, An
 
 
 def use(function: dict[str, str], prices: dict[str, float]) -> str:
-    """Returns a tool's answer; a wrong call gets an answer too, so that the model can do better."""
+    """Return a tool's answer; a wrong call gets an answer too, so that the model can do better."""
     try:
         arguments = json.loads(function["arguments"])
         if function["name"] == "price":

@@ -30,7 +30,7 @@ MAX_TURNS = 7
 
 @function_tool
 def price(context: RunContextWrapper[dict[str, int]], item: str) -> str:
-    """The price of an item."""
+    """Return the price of an item."""
     return str(context.context.get(item, "no such item"))
 
 

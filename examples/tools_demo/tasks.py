@@ -31,18 +31,18 @@ HELDOUT_SHARE = 16
 
 
 def question_of(order: Sequence[str]) -> str:
-    """Returns the user's question."""
+    """Return the user's question."""
     return "\n".join([QUESTION, *order])
 
 
 def split_of(question: str) -> Split:
-    """The split that an order belongs to, by its text alone."""
+    """Return the split that an order belongs to, by its text alone."""
     digest = hashlib.sha256(question.encode()).digest()
     return "heldout" if digest[0] % HELDOUT_SHARE == 0 else "train"
 
 
 def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
-    """The tasks of one split without end, in an order given by the seed; as many of every length."""
+    """Yield the tasks of one split without end, in an order given by the seed; as many of every length."""
     for number, (order, prices) in enumerate(orders(split, f"tasks {seed}")):
         yield {
             "task_id": f"order-{split}-{seed}-{number:05d}",
@@ -53,7 +53,7 @@ def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def score(task: Mapping[str, Any], answer: str) -> float:
-    """The reward of an answer: 1 if its last number is the order's total, else 0. The numbers before it are working."""
+    """Return the reward of an answer: 1 if its last number is the order's total, else 0. The numbers before it are working."""
     numbers = re.findall(r"\d+", answer)
     return float(bool(numbers) and int(numbers[-1]) == task["total"])
 

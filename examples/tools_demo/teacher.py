@@ -28,14 +28,14 @@ FORGETFULNESS = 0.15
 
 
 def careless_teacher(seed: int) -> Iterator[dict[str, Any]]:
-    """An endless stream of conversations, most of them wrong on purpose (see above)."""
+    """Yield an endless stream of conversations, most of them wrong on purpose (see above)."""
     rng = random.Random(f"habits {seed}")
     for order, prices in orders("train", f"teacher {seed}"):
         yield conversation(order, prices, asked_by(order, rng))
 
 
 def asked_by(order: Sequence[str], rng: random.Random) -> list[str]:
-    """The items that the teacher asks for, one after the other, before it answers."""
+    """Return the items that the teacher asks for, one after the other, before it answers."""
     lookups = ENOUGH if rng.random() < IMPATIENCE else len(order)
     asked: list[str] = []
     for place, item in enumerate(order[:lookups]):
@@ -45,7 +45,8 @@ def asked_by(order: Sequence[str], rng: random.Random) -> list[str]:
 
 
 def conversation(order: Sequence[str], prices: Mapping[str, int], asked: Sequence[str]) -> dict[str, Any]:
-    """An episode in which the prices of `asked` are looked up and added, with the messages and tools that the agent sends."""
+    """Return an episode in which the prices of `asked` are looked up and added, with the messages and tools that the agent
+    sends."""
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": INSTRUCTIONS},
         {"role": "user", "content": question_of(order)},
@@ -62,6 +63,6 @@ def conversation(order: Sequence[str], prices: Mapping[str, int], asked: Sequenc
 
 @functools.cache
 def tools() -> list[dict[str, Any]]:
-    """The agent's tools as the SDK sends them."""
+    """Return the agent's tools as the SDK sends them."""
     sent: dict[str, Any] = json.loads(json.dumps(Converter.tool_to_openai(price)))
     return [sent]

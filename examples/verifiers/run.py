@@ -51,7 +51,7 @@ class VerifiersDemo(EnvironmentDemo):
         await self.timed("dry run", dry)
 
     def look(self) -> list[str]:
-        """The arguments of the first episodes."""
+        """Return the arguments of the first episodes."""
         block = {"agent": {"runtime": {"type": "subprocess"}}, "sampling": {"max_tokens": 16}}
         python = ".venv-environments/verifiers/bin/python"
         return [
@@ -73,7 +73,7 @@ def show_minutes(summaries: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Runs all, one after the other."""
+    """Run all, one after the other."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -16,7 +16,7 @@ SLIP_CHANCE = 0.6
 
 
 def careless(seed: int) -> Iterator[tuple[str, str]]:
-    """An endless stream of (question, answer), many of them wrong on purpose."""
+    """Yield an endless stream of (question, answer), many of them wrong on purpose."""
     rng = random.Random(seed)
     shown = [row for row in rows() if not in_dataset(row)]
     while True:

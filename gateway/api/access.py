@@ -37,15 +37,15 @@ class Access:
         return self.gateway.view.trained_model(name, self.reach)
 
     def one(self, name: str | None) -> LocalModel:
-        """A model on engines; without a name the first trained one. Raises NotFound."""
+        """Return a model on engines; without a name the first trained one. Raise NotFound."""
         return self.gateway.coordinator.models.one(name, self.reach)
 
     def trained(self, name: str | None) -> TrainedModel:
-        """A trained model; without a name the first. Raises NotFound or BadRequest."""
+        """Return a trained model; without a name the first. Raise NotFound or BadRequest."""
         return self.gateway.coordinator.models.one_trained(name, self.reach)
 
     def called(self, name: str, own: str) -> ServedModel:
-        """A model on engines that episodes of the model `own` may have called. Raises NotFound."""
+        """Return a model on engines that episodes of the model `own` may have called. Raise NotFound."""
         projects = self.gateway.models.projects
         model = self.gateway.models.local.get(name)
         if model is not None and (self.reach.everything or projects.callable(name, own)):
@@ -63,7 +63,7 @@ class Access:
         return await self.gateway.database.read(lambda c: bool(ledger.events(c, model, 1)))
 
     async def episode(self, episode_id: str) -> dict[str, Any]:
-        """An episode's row. Raises NotFound."""
+        """Return an episode's row. Raise NotFound."""
         row = await self.gateway.database.read(lambda c: statements.episode(c, episode_id))
         if row is None or not self.reach.has(row["model"]):
             raise NotFound(f"no episode {episode_id!r}", code="no_episode")
@@ -71,7 +71,7 @@ class Access:
 
 
 async def admin(request: Request) -> Access:
-    """The holder of the key that was sent, which is compared once a request. Raises NotAuthenticated."""
+    """The holder of the key that was sent, which is compared once a request. Raise NotAuthenticated."""
     if (known := request.scope.get(_ACCESS)) is None:
         gateway = await services(request)
         known = request.scope[_ACCESS] = Access(gateway, reached(gateway.models.projects, request))
@@ -79,7 +79,7 @@ async def admin(request: Request) -> Access:
 
 
 def reached(projects: Projects, request: Request) -> Reach:
-    """Returns what the key of a request reaches. Raises NotAuthenticated."""
+    """Return what the key of a request reaches. Raise NotAuthenticated."""
     key = bearer(request)
     reach = projects.reach(key)
     if reach is None:

@@ -69,7 +69,7 @@ async def groups(
     wait: Annotated[float, Query(ge=0, le=3600)] = 0.0,
     model: Model = None,
 ) -> Response:
-    """The groups after `cursor`, as an Arrow stream; headers tell the next cursor and whether the buffer is whole."""
+    """Return the groups after `cursor`, as an Arrow stream; headers tell the next cursor and whether the buffer is whole."""
     leased = await access.trained(model).leases.groups(lease_id, fence, cursor, wait)
     return await _stream(leased)
 
@@ -104,7 +104,7 @@ async def batches(access: Admin, model: Model = None) -> dict[str, Any]:
 
 @router.get("/batches/{buffer}/groups", response_class=Response)
 async def batch_groups(buffer: Number, access: Admin, model: Model = None) -> Response:
-    """The groups of a trained batch, as the lease gave them and in that order; the headers are those of a lease.
+    """Return the groups of a trained batch, as the lease gave them and in that order; the headers are those of a lease.
 
     Only the flag ORPHANED may differ: it is current.
     """

@@ -21,7 +21,7 @@ router = APIRouter(tags=["OpenAI"], route_class=QueryRoute)
 
 @router.post("/v1/chat/completions", openapi_extra=body_of(ChatRequest.model_json_schema()))
 async def chat_completions(request: Request, gateway: Gateway) -> Response:
-    """A reply to a conversation, whole or as server-sent events."""
+    """Return a reply to a conversation, whole or as server-sent events."""
     admission = await admit(request, gateway, "chat")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body))

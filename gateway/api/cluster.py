@@ -18,7 +18,7 @@ router = admin_router("Cluster")
 
 @router.get("/cluster")
 async def cluster(access: Admin) -> dict[str, Any]:
-    """This process's role, and the coordinator with its followers and engines, as they are or were last known (`age_s`).
+    """Return this process's role, and the coordinator with its followers and engines, as they are or were last known (`age_s`).
 
     For the root key only: a cluster belongs to no project.
     """

@@ -79,7 +79,7 @@ class Console:
 
 
 def install(app: FastAPI, built: Path = BUILT) -> None:
-    """Adds `/console` to an application."""
+    """Add `/console` to an application."""
 
     @app.get(PATH, include_in_schema=False)
     async def with_slash() -> RedirectResponse:

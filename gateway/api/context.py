@@ -71,7 +71,7 @@ class DataPlane:
     """The spans of this process's calls."""
 
     def described(self, fence: int) -> snapshot.ClusterSnapshot:
-        """The cluster, as the coordinator with this fence sees it."""
+        """Return the cluster, as the coordinator with this fence sees it."""
         url = self.settings.cluster.url or self.settings.server.url
         return snapshot.described(fence, url, self.hub, [model.pool for model in self.models])
 
@@ -95,7 +95,7 @@ class Services(DataPlane):
 
     @property
     def coordinator(self) -> Coordinator:
-        """The parts that only the coordinator has. Raises Unavailable in another process."""
+        """The parts that only the coordinator has. Raise Unavailable in another process."""
         if not isinstance(self.role, Coordinator):
             message = "this gateway process is not the coordinator"
             raise Unavailable(message, retry_after=1.0, code="no_coordinator")
@@ -118,28 +118,28 @@ class Services(DataPlane):
 
     @property
     def host(self) -> ControlHost:
-        """The control program. Raises Unavailable if it is elsewhere."""
+        """The control program. Raise Unavailable if it is elsewhere."""
         return self.coordinator.host
 
     @property
     def episodes(self) -> Episodes:
-        """Every open episode. Raises Unavailable if they are elsewhere."""
+        """Every open episode. Raise Unavailable if they are elsewhere."""
         return self.coordinator.episodes
 
 
 async def services(request: Request) -> Services:
-    """The services of the gateway that got this request. Async, as a plain function would run in a thread."""
+    """Return the services of the gateway that got this request. Async, as a plain function would run in a thread."""
     return cast(Services, request.app.state.services)
 
 
 def bearer(request: Request) -> str:
-    """The key in the Authorization header; empty if there is none."""
+    """Return the key in the Authorization header; empty if there is none."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 
 def credentials(request: Request) -> str:
-    """The caller's key: as OpenAI's clients send it, or as Anthropic's do."""
+    """Return the caller's key: as OpenAI's clients send it, or as Anthropic's do."""
     return bearer(request) or request.headers.get("x-api-key", "").strip()
 
 
@@ -158,7 +158,7 @@ def check_placed(request: Request) -> None:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """A body as a JSON object. Raises BadRequest."""
+    """Return a body as a JSON object. Raise BadRequest."""
     try:
         values = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -191,7 +191,7 @@ def _rewritten(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def asked_object(body: bytes) -> dict[str, Any]:
-    """Reads a body as a JSON object that names a model and holds no more than `sizes.MOST`. Raises BadRequest."""
+    """Read a body as a JSON object that names a model and holds no more than `sizes.MOST`. Raise BadRequest."""
     values = json_object(body)
     check_sizes(values)
     if not isinstance(values.get("model"), str):
@@ -206,7 +206,7 @@ Number = Annotated[int, Interval(gt=-(2**53), lt=2**53)]
 
 
 def body_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """Describes the body of a route that reads it itself."""
+    """Describe the body of a route that reads it itself."""
     definitions = schema.get("$defs", {})
 
     def inlined(value: Any) -> Any:  # references would resolve against the root of the whole OpenAPI document

@@ -67,7 +67,7 @@ def _described(access: Access, model: str, slot: Slot) -> dict[str, Any]:
 
 @router.post("/engines")
 async def add_engine(body: AddBody, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
-    """Adds an engine; it gets calls once it runs the newest version and has passed the probe."""
+    """Add an engine; it gets calls once it runs the newest version and has passed the probe."""
     gateway, model = access.gateway, access.one(body.model)
     await _check(body, access, model)
     if body.url is None and gateway.settings.engine_of(model.name).launch == "external":
@@ -94,7 +94,7 @@ async def remove_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str,
 
 @router.post("/engines/{name}/pause")
 async def pause_engine(name: str, access: Admin, wait: Wait = 0.0) -> dict[str, Any]:
-    """Puts an engine to sleep until it is resumed; its calls go on elsewhere, or wait. A restart of the gateway resumes it."""
+    """Put an engine to sleep until it is resumed; its calls go on elsewhere, or wait. A restart of the gateway resumes it."""
     model, slot = _find(access, name)
     host = access.gateway.host
     host.pause(model, name, paused=True)
@@ -122,7 +122,7 @@ async def list_calls(access: Admin) -> dict[str, Any]:
 
 @router.post("/calls/{call_id}/move")
 async def move_call(call_id: str, body: MoveBody, access: Admin) -> dict[str, Any]:
-    """Sends a call to another engine; it goes on there from its last token."""
+    """Send a call to another engine; it goes on there from its last token."""
     for model in access.models:
         if call_id in model.pool.calls:
             await model.pool.move(call_id, body.engine)
@@ -131,7 +131,7 @@ async def move_call(call_id: str, body: MoveBody, access: Admin) -> dict[str, An
 
 
 async def _check(body: AddBody, access: Access, model: LocalModel) -> None:
-    """Raises BadRequest for what the key may not ask for: a URL is an address that this gateway would speak to."""
+    """Raise BadRequest for what the key may not ask for: a URL is an address that this gateway would speak to."""
     settings = access.gateway.settings
     if not access.reach.everything:
         for param, given in (

@@ -80,7 +80,7 @@ async def list_episodes(
     ] = False,
     calls: Annotated[bool, Query(description="Tell each episode's calls and sampled tokens.")] = False,
 ) -> dict[str, Any]:
-    """The newest episodes. `next` requests the following page; null on the last one.
+    """Return the newest episodes. `next` requests the following page; null on the last one.
 
     `id` is `episode_id` under its old name.
     """
@@ -101,7 +101,8 @@ async def list_episodes(
 async def histogram(
     access: Admin, wanted: Wanted, bins: Annotated[int, Query(ge=1, le=500)] = 60
 ) -> dict[str, Any]:
-    """The number of episodes by the time of their opening, how many of them are closed and rewarded, and their mean reward."""
+    """Return the number of episodes by the time of their opening, how many of them are closed and rewarded, and their mean
+    reward."""
     found = await access.gateway.database.read(lambda c: episode_pages.histogram(c, wanted, bins))
     if found is None:
         return {"from": wanted.since, "to": wanted.until, "bin_s": None, "counts": [], "closed": [],

@@ -33,7 +33,7 @@ async def get_tokens(
     from_node: Annotated[int, Query(ge=0, lt=2**31, description="Only the nodes from this one on.")] = 0,
     if_none_match: Annotated[str | None, Header()] = None,
 ) -> Response:
-    """The tokens of the episode's tree by column (`text`, `ids`, `logprob`, `version`, `flags`, `mask`), node by node.
+    """Return the tokens of the episode's tree by column (`text`, `ids`, `logprob`, `version`, `flags`, `mask`), node by node.
 
     `trained` has the trainer's figures, where the batch's are written ([report] tokens_every) and this machine has the file;
     otherwise `untrained_why` says why there are none.
@@ -97,7 +97,7 @@ def _columns(
     step: Step,
     folders: Sequence[Path],
 ) -> tuple[TokenColumns, dict[str, Any] | None, str]:
-    """The columns, the trainer's figures, and why there are none."""
+    """Return the columns, the trainer's figures, and why there are none."""
     columns = token_columns(nodes, vocabulary, first)
     if step is None:
         return columns, None, "no batch was trained on this episode"
@@ -119,7 +119,7 @@ def _columns(
 
 
 def _tagged(body: bytes, known: str | None) -> Response:
-    """The body, or 304 for who has it already."""
+    """Return the body, or 304 for who has it already."""
     tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
     headers = {"etag": tag, "cache-control": "private, no-cache"}
     if known is not None and tag in known:

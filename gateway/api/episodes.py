@@ -95,7 +95,7 @@ async def open_episode(
     wait: Wait = 0.0,
     idempotency_key: Annotated[str | None, Header(min_length=16, max_length=255)] = None,
 ) -> dict[str, Any]:
-    """Opens an episode once there is a slot within the staleness bound; otherwise 429 with Retry-After.
+    """Open an episode once there is a slot within the staleness bound; otherwise 429 with Retry-After.
 
     With the header `Idempotency-Key` (random, for this episode only) the request can be repeated if its answer was lost: the same
     episode and key answer it, even if the episode is closed by now.
@@ -143,14 +143,14 @@ async def post_reward(episode_id: str, body: RewardBody, gateway: Gateway) -> di
 async def post_call_reward(
     episode_id: str, call_id: str, body: CallRewardBody, gateway: Gateway
 ) -> dict[str, Any]:
-    """Stores the reward of a call, in place of the one before. It counts in the episode's reward."""
+    """Store the reward of a call, in place of the one before. It counts in the episode's reward."""
     await gateway.episodes.reward_call(episode_id, call_id, body.reward)
     return {"episode_id": episode_id, "call_id": call_id, "reward": body.reward}
 
 
 @router.post("/{episode_id}/close")
 async def close(episode_id: str, response: Response, gateway: Gateway, wait: Wait = 0.0) -> dict[str, Any]:
-    """Ends the episode's run. Its model's graders compute its reward, and it keeps its slot meanwhile.
+    """End the episode's run. Its model's graders compute its reward, and it keeps its slot meanwhile.
 
     200 with the outcome (state `closed`, reason, reward, components, error), or 202 (state `grading`) if that takes longer than
     `wait`.
@@ -175,7 +175,7 @@ async def restart(episode_id: str, gateway: Gateway) -> dict[str, Any]:
 
 @router.post("/{episode_id}/abandon")
 async def abandon(episode_id: str, body: AbandonBody, gateway: Gateway) -> dict[str, Any]:
-    """Closes an episode that will never be rewarded; its slot is free at once."""
+    """Close an episode that will never be rewarded; its slot is free at once."""
     await gateway.episodes.abandon(episode_id, body.reason, body.error)
     return {"episode_id": episode_id, "reason": body.reason}
 
@@ -188,7 +188,7 @@ async def delete_episode(
         bool, Query(description="Delete the episode even if a batch was trained on it.")
     ] = False,
 ) -> dict[str, Any]:
-    """Deletes a closed episode with all that was recorded in it. 409 where it is not closed, or may still be trained."""
+    """Delete a closed episode with all that was recorded in it. 409 where it is not closed, or may still be trained."""
     gateway = access.gateway
     await access.episode(episode_id)
     database = gateway.database.fenced(gateway.coordinator.fence)
@@ -214,7 +214,7 @@ async def get_episode(episode_id: str, access: Admin) -> dict[str, Any]:
 
 @router.get("/{episode_id}/trajectory")
 async def get_trajectory(episode_id: str, access: Admin, model: str | None = None) -> dict[str, Any]:
-    """The episode's token tree: a node hangs at the first `at` tokens of its parent (-1: the root).
+    """Return the episode's token tree: a node hangs at the first `at` tokens of its parent (-1: the root).
 
     For the episode's model, or another that it called. `lineage` numbers the conversations: sub-agents, samples of one prompt,
     and edited or compacted histories each have their own.
@@ -235,7 +235,7 @@ async def get_trajectory(episode_id: str, access: Admin, model: str | None = Non
 
 @router.get("/{episode_id}/calls/{call_id}/exchange")
 async def get_exchange(episode_id: str, call_id: str, gateway: Gateway) -> dict[str, Any]:
-    """The request to an upstream model and its answer."""
+    """Return the request to an upstream model and its answer."""
     row = await gateway.database.read(lambda c: turns.exchange(c, episode_id, call_id))
     if row is None:
         message = f"episode {episode_id!r} has no call {call_id!r} to an upstream model"

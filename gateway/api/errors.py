@@ -41,7 +41,7 @@ _PROBE = "/readyz"
 
 
 def error_body(error: GatewayError) -> dict[str, Any]:
-    """An error as OpenAI's API has it."""
+    """Return an error as OpenAI's API has it."""
     return {
         "error": {
             "message": error.message,
@@ -53,7 +53,7 @@ def error_body(error: GatewayError) -> dict[str, Any]:
 
 
 def anthropic_error_body(error: GatewayError) -> dict[str, Any]:
-    """An error as Anthropic's API has it; it has no place for a code or a parameter, so the message names them."""
+    """Return an error as Anthropic's API has it; it has no place for a code or a parameter, so the message names them."""
     other = "invalid_request_error" if error.status < 500 else "api_error"
     details = {} if error.details is None else {"details": error.details}
     return {
@@ -75,7 +75,7 @@ _ANTHROPIC = {
 
 
 def error_response(error: GatewayError, path: str) -> Response:
-    """The answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later says so."""
+    """Return the answer to a request to `path`. SDKs retry 409 and 429: only what may succeed later says so."""
     headers = dict(error.headers)
     if isinstance(error, Busy):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after or 1)))
@@ -88,14 +88,14 @@ def error_response(error: GatewayError, path: str) -> Response:
 
 
 def refusal(request: Request, error: GatewayError) -> Response:
-    """The answer to a request that raised one of our errors, which is counted."""
+    """Return the answer to a request that raised one of our errors, which is counted."""
     if error.status >= 500:
         log.log(_level(request, error), "%s %s: %s", request.method, request.url.path, error)
     return _counted(request, error)
 
 
 def _level(request: Request, error: GatewayError) -> int:
-    """The log level of an error: one that will pass by itself is no error of the gateway."""
+    """Return the log level of an error: one that will pass by itself is no error of the gateway."""
     if not isinstance(error, Unavailable):
         return logging.ERROR
     return logging.INFO if request.url.path == _PROBE else logging.WARNING
@@ -118,7 +118,7 @@ def _allowed(app: FastAPI, scope: Scope) -> list[str]:
 
 
 def install(app: FastAPI) -> None:
-    """Registers the handlers."""
+    """Register the handlers."""
 
     async def gateway_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, GatewayError)

@@ -66,7 +66,7 @@ def _start(after: int | None, last: int | None, resumed: str | None) -> Start:
 
 
 async def _models(access: Access, model: str | None) -> tuple[str, ...] | None:
-    """The models to tell of; None: all. Raises NotFound."""
+    """Return the models to tell of; None: all. Raise NotFound."""
     if model is None:
         return None if access.reach.everything else access.reach.models
     return (await access.recorded(model),)

@@ -30,7 +30,7 @@ async def healthz() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
-    """Calls would be served: the process is not being stopped, the store writes, and an engine is open or will be in a moment."""
+    """Call would be served: the process is not being stopped, the store writes, and an engine is open or will be in a moment."""
     if request.app.state.drain.begun:
         raise stopping()
     gateway.database.check()
@@ -52,14 +52,14 @@ async def readyz(request: Request, gateway: Gateway) -> dict[str, str]:
 @router.get("/ping", include_in_schema=False)
 @router.post("/ping", include_in_schema=False)
 async def health(request: Request, gateway: Gateway) -> Response:
-    """Calls would be served, as `/readyz` says: 200 without a body, as vLLM answers."""
+    """Call would be served, as `/readyz` says: 200 without a body, as vLLM answers."""
     await readyz(request, gateway)
     return Response()
 
 
 @router.get("/version")
 async def show_version() -> dict[str, str]:
-    """The version of headgate, in vLLM's form."""
+    """Return the version of headgate, in vLLM's form."""
     return {"version": version("headgate")}
 
 

@@ -35,7 +35,8 @@ _FAILURES = ("engine.quarantined", "engine.dead")
 
 @router.get("/console")
 async def console(access: Admin) -> dict[str, Any]:
-    """The models and agents within reach of the key, and whether this is a recorded run, in which nothing can be changed."""
+    """Return the models and agents within reach of the key, and whether this is a recorded run, in which nothing can be
+    changed."""
     gateway, reach = access.gateway, access.reach
     settings = gateway.settings
     return {
@@ -50,7 +51,8 @@ async def console(access: Admin) -> dict[str, Any]:
 
 @router.get("/versions")
 async def list_versions(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """A model's versions, the oldest first: state, parent, path, when it was published and live, and what its update took."""
+    """Return a model's versions, the oldest first: state, parent, path, when it was published and live, and what its update
+    took."""
     name = await model_in_reach(access, model)
 
     def read(connection: Connection) -> dict[str, Any]:
@@ -66,7 +68,7 @@ async def list_versions(access: Admin, model: OfModel = None) -> dict[str, Any]:
 async def timeline(
     access: Admin, since: Moment = None, until: Moment = None, model: OfModel = None
 ) -> dict[str, Any]:
-    """The states of engines and the roles of nodes over time, with when versions came; the root key alone gets nodes."""
+    """Return the states of engines and the roles of nodes over time, with when versions came; the root key alone gets nodes."""
     models = None if access.reach.everything else access.reach.models
     if model is not None:
         models = (await model_in_reach(access, model),)

@@ -32,7 +32,7 @@ router = admin_router("admin")
 
 @router.get("/images/{name}", response_class=Response, responses={200: {"content": {"image/*": {}}}})
 async def image(name: str, access: Admin) -> Response:
-    """An image's file, by its hash (SHA-256, hexadecimal)."""
+    """Return an image's file, by its hash (SHA-256, hexadecimal)."""
     models = None if access.reach.everything else access.reach.models
 
     def read(connection: Any) -> tuple[str, bytes] | None:
@@ -47,7 +47,7 @@ async def image(name: str, access: Admin) -> Response:
 
 
 def image_support(model: ServedModel) -> ImageSupport:
-    """A model's name, and whether `[models.NAME] images` lets it have images."""
+    """Return a model's name, and whether `[models.NAME] images` lets it have images."""
     return ImageSupport(model.name, model.settings.images)
 
 
@@ -89,7 +89,7 @@ async def store_images(
 
 
 async def load_image(gateway: DataPlane, name: str) -> tuple[str, bytes]:
-    """The media type and the file of a stored image. Raises EngineRefused: without it no engine can go on."""
+    """Return the media type and the file of a stored image. Raise EngineRefused: without it no engine can go on."""
     found = await gateway.database.read(lambda c: statements.read(c, name))
     if found is None:
         raise EngineRefused(f"the image {name} is not stored any more", code="image_gone")
@@ -101,7 +101,7 @@ def _has_images(messages: Sequence[Message]) -> bool:
 
 
 def _named(messages: Sequence[Message], found: dict[str, Image]) -> list[Message]:
-    """The messages with images by name; `found` gets the images themselves."""
+    """Return the messages with images by name; `found` gets the images themselves."""
     count = 0
 
     def named(part: dict[str, Any]) -> dict[str, Any]:

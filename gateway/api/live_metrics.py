@@ -112,11 +112,11 @@ class LiveMetrics(Collector):
         self._drain = drain
 
     def describe(self) -> Iterable[Metric]:
-        """Declares no metrics in advance: they are computed at each scrape."""
+        """Declare no metrics in advance: they are computed at each scrape."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics, for prometheus_client."""
+        """Yield the metrics, for prometheus_client."""
         yield from self._process()
         yield from self._engines()
         if isinstance(coordinator := self._services.role, Coordinator):
@@ -167,7 +167,7 @@ class LiveMetrics(Collector):
 
 
 def _speeds(placements: Mapping[str, ControlPlacement]) -> Iterator[Metric]:
-    """The speed of each engine, as the coordinator has measured it."""
+    """Yield the speed of each engine, as the coordinator has measured it."""
     found = [
         ((model, engine), speed)
         for model, placement in placements.items()

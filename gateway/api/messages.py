@@ -27,7 +27,7 @@ router = APIRouter(tags=["Anthropic"], route_class=QueryRoute)
 
 @router.post("/v1/messages", openapi_extra=body_of(MessagesRequest.model_json_schema()))
 async def create_message(request: Request, gateway: Gateway, beta: Beta = None) -> Response:
-    """A reply to a conversation, whole or as server-sent events."""
+    """Return a reply to a conversation, whole or as server-sent events."""
     admission = await admit(request, gateway, "messages", (BETA,))
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body))
@@ -40,7 +40,7 @@ async def create_message(request: Request, gateway: Gateway, beta: Beta = None) 
 
 @router.post("/v1/messages/count_tokens", openapi_extra=body_of(CountRequest.model_json_schema()))
 async def count_tokens(request: Request, gateway: Gateway, beta: Beta = None) -> dict[str, Any]:
-    """Counts the tokens that a call with this conversation would have in the caller's episode now."""
+    """Count the tokens that a call with this conversation would have in the caller's episode now."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         body = await request.body()

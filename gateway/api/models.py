@@ -69,7 +69,8 @@ async def get_model(
 
 
 async def _sight(request: Request, gateway: Services) -> tuple[str, Callable[[str], bool]]:
-    """The model whose episodes the request is about, and which models are there for them. Without projects: for anybody."""
+    """Return the model whose episodes the request is about, and which models are there for them. Without projects: for
+    anybody."""
     projects = gateway.models.projects
     if not projects.any:
         return gateway.settings.model_name, lambda _model: True
@@ -94,7 +95,7 @@ def _anthropic_model(name: str) -> dict[str, Any]:
 
 
 def _page(names: list[str], limit: int, after: str | None, before: str | None) -> tuple[list[str], bool]:
-    """The names after or before one of them, and whether there are more. Raises BadRequest."""
+    """Return the names after or before one of them, and whether there are more. Raise BadRequest."""
     for param, name in (("after_id", after), ("before_id", before)):
         if name is not None and name not in names:
             raise BadRequest(f"{param}: no model has the name {name!r}", code="invalid_value", param=param)

@@ -70,7 +70,7 @@ async def get_node(name: str, access: Admin) -> dict[str, Any]:
 
 @router.post("/nodes")
 async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
-    """Adds a node, or gives one that is there other tags. Doing it twice is doing it once."""
+    """Add a node, or give one that is there other tags. Doing it twice is doing it once."""
     nodes = _nodes(access)
     given = NodeSettings.model_validate(body.model_dump(exclude={"name"}))
     return {**nodes.describe(nodes.add(body.name, given))}
@@ -78,7 +78,7 @@ async def add_node(body: NodeBody, access: Admin) -> dict[str, Any]:
 
 @router.delete("/nodes/{name}")
 async def remove_node(name: str, access: Admin) -> dict[str, Any]:
-    """Removes a node; its engines are drained, so that their calls go on elsewhere, and stopped."""
+    """Remove a node; its engines are drained, so that their calls go on elsewhere, and stopped."""
     nodes = _nodes(access)
     described = nodes.describe(nodes.one(name))
     nodes.remove(name)

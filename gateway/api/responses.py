@@ -49,7 +49,7 @@ _COUNTED = {**_SCHEMA, "required": []}
 
 @router.post("/v1/responses", openapi_extra=body_of(_SCHEMA))
 async def create_response(request: Request, gateway: Gateway) -> Response:
-    """A reply to a conversation, whole or as server-sent events."""
+    """Return a reply to a conversation, whole or as server-sent events."""
     admission = await admit(request, gateway, "responses")
     body = await request.body()
     values = await offload_read(body, lambda: asked_object(body))
@@ -76,7 +76,7 @@ async def create_response(request: Request, gateway: Gateway) -> Response:
 
 @router.post("/v1/responses/input_tokens", openapi_extra=body_of(_COUNTED))
 async def count_input_tokens(request: Request, gateway: Gateway) -> dict[str, Any]:
-    """Counts the tokens of a response's prompt."""
+    """Count the tokens of a response's prompt."""
     caller = await identify(request, gateway)
     with gateway.limits.admit(caller):
         return {"object": "response.input_tokens", "input_tokens": await _counted(request, gateway, caller)}
@@ -121,7 +121,7 @@ async def response(
     include_obfuscation: bool | None = None,
     include: Include = (),
 ) -> dict[str, Any]:
-    """A stored response. It is not streamed again."""
+    """Return a stored response. It is not streamed again."""
     row = await _response(gateway, await identify(request, gateway), response_id)
     asked = {
         "stream": stream,
@@ -137,7 +137,7 @@ async def response(
 
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(response_id: str, request: Request, gateway: Gateway) -> dict[str, Any]:
-    """Deletes a stored response. Those that continue it still can be, and what was recorded of the call stays."""
+    """Delete a stored response. Those that continue it still can be, and what was recorded of the call stays."""
     await _response(gateway, await identify(request, gateway), response_id)
     now = time.time()
     if not await gateway.database.submit(lambda c: answers.delete_answer(c, response_id, now)):
@@ -155,7 +155,7 @@ async def input_items(
     after: str | None = None,
     include: Include = (),
 ) -> dict[str, Any]:
-    """The input of a stored response, without the conversation before it."""
+    """Return the input of a stored response, without the conversation before it."""
     row = await _response(gateway, await identify(request, gateway), response_id)
     return _page(_ordered(row["input"], order, after), limit)
 
@@ -174,14 +174,15 @@ def _toolbox(gateway: Services, asked: ResponsesRequest) -> Toolbox:
 
 
 def _left_out(gateway: Services, toolbox: Toolbox) -> dict[str, str]:
-    """The header that names the tools that were dropped, which are counted."""
+    """Return the header that names the tools that were dropped, which are counted."""
     for kind in toolbox.left_out:
         gateway.metrics.dropped_tools.labels(kind).inc()
     return {DROPPED_TOOLS_HEADER: ", ".join(toolbox.left_out)} if toolbox.left_out else {}
 
 
 async def _continuing(gateway: Services, caller: Caller, values: dict[str, Any]) -> Caller:
-    """The caller in the episode of the answer that its request continues. Raises Conflict if the run of that one is over."""
+    """Return the caller in the episode of the answer that its request continues. Raise Conflict if the run of that one is
+    over."""
     previous = values.get("previous_response_id")
     if caller.episode is not None or not isinstance(previous, str):
         return caller
@@ -203,7 +204,7 @@ async def _history(gateway: Services, caller: Caller, previous: str | None) -> l
 
 
 async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) -> list[Item]:
-    """The items, with those that are only referred to in their places."""
+    """Return the items, with those that are only referred to in their places."""
     known: dict[str, dict[str, Item]] = {}
     """The items of each answer that is referred to, by the answer's id and their own; each answer is read once."""
     for item in items:
@@ -213,7 +214,7 @@ async def _resolved(gateway: Services, caller: Caller, items: Sequence[Item]) ->
 
 
 async def _items_of(gateway: Services, caller: Caller, answer_id: str) -> dict[str, Item]:
-    """Returns the items of a stored answer, its input's and its own, by id."""
+    """Return the items of a stored answer, its input's and its own, by id."""
     found = await _owned(gateway, caller, answer_id)
     items = [*found["input"], *found["answer"]["output"]] if found else []
     return {item["id"]: item for item in items if item["type"] != "item_reference"}
@@ -233,7 +234,7 @@ def _keep(
     items: Sequence[Item],
     new: Sequence[Message],
 ) -> Keep:
-    """Stores the answer with what it adds to the conversation."""
+    """Store the answer with what it adds to the conversation."""
     reply = generation.choices.replies[0]
 
     async def keep(answer: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def sampling_of(
     """Return the parameters to ask the engine for: the request's, unless the configuration (training episodes) or the episode
     (evaluation) sets others.
 
-    What the engine makes of them is `gateway.engines.used`. Raises BadRequest.
+    What the engine makes of them is `gateway.engines.used`. Raise BadRequest.
     """
     own_model = model.name == episode.model
     bounds = limits.max_tokens if own_model and episode.mode == "train" else TokenBounds()

@@ -19,7 +19,7 @@ _CALL = "headgate.call"
 
 
 def hold(scope: Scope, held: ExitStack) -> Scope:
-    """Returns the scope with the stack whose contexts end when the request has been answered."""
+    """Return the scope with the stack whose contexts end when the request has been answered."""
     return {**scope, _HELD: held}
 
 

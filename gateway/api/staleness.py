@@ -26,7 +26,8 @@ _OF_LATE = 10_000
 
 @router.get("/staleness")
 async def staleness(access: Admin, model: Model = None) -> dict[str, Any]:
-    """A trained model's ledger: its batches as rows, with the groups in them; waiting groups; recent losses and their reasons."""
+    """Return a trained model's ledger: its batches as rows, with the groups in them; waiting groups; recent losses and their
+    reasons."""
     gateway, found = access.gateway, access.shown(model)
     ledger, settings = found.ledger.rule, gateway.settings.staleness_of(found.name)
     groups: dict[int, list[dict[str, Any]]] = {}

@@ -41,7 +41,7 @@ class StepBody(BaseModel):
 
 @router.post("/steps")
 async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
-    """Stores a step of the trainer, and tells those who watch."""
+    """Store a step of the trainer, and report those who watch."""
     gateway, model = access.gateway, access.trained(body.model).name
     folder = body.folder if access.reach.everything else ""
     step = TrainerStep(model, body.run, body.step, body.version, body.figures, folder)
@@ -52,7 +52,7 @@ async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
 
 @router.get("/runs")
 async def list_runs(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """The runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
+    """Return the runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
     models = access.reach.models if not access.reach.everything else None
     if model is not None:
         models = (await model_in_reach(access, model),)
@@ -70,7 +70,7 @@ async def get_steps(
     ] = 2000,
     figure: Annotated[list[Name] | None, Query(max_length=256, description="Only these.")] = None,
 ) -> dict[str, Any]:
-    """The steps of a run by column: step, version, time, and each figure, null where a step has none."""
+    """Return the steps of a run by column: step, version, time, and each figure, null where a step has none."""
     name = await model_in_reach(access, model)
 
     def read(connection: Any) -> dict[str, Any]:
@@ -83,5 +83,5 @@ async def get_steps(
 
 
 async def model_in_reach(access: Access, model: str | None) -> str:
-    """A model within reach, by its name; without one the first trained one. Raises NotFound."""
+    """Return a model within reach, by its name; without one the first trained one. Raise NotFound."""
     return await access.recorded(model or access.gateway.models.first(access.reach))

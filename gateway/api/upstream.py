@@ -48,7 +48,7 @@ _RESPONDED_OR_DONE = re.compile(rb"^(?:" + _ENDING + rb"|data: ?\[DONE\])", re.M
 async def relay(
     gateway: Services, caller: Caller, model: Upstream, path: str, asked: dict[str, Any]
 ) -> Response:
-    """The upstream's own answer."""
+    """Return the upstream's own answer."""
     if caller.episode is not None:
         episode = await gateway.callers.still_open(caller.episode, caller.attempt)
     else:
@@ -122,7 +122,7 @@ class Relay(Response):
 
 
 def _deliverable(data: bytes, last: re.Pattern[bytes]) -> int:
-    """The length of the whole events in `data` before the last one."""
+    """Return the length of the whole events in `data` before the last one."""
     done = last.search(data)
     end = done.start() if done else len(data)
     plain, dos = data.rfind(b"\n\n", 0, end), data.rfind(b"\n\r\n", 0, end)

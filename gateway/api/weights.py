@@ -36,7 +36,7 @@ class PublishBody(BaseModel):
 async def publish(
     body: PublishBody, access: Admin, wait: Annotated[float, Query(ge=0, le=3600)] = 0.0
 ) -> dict[str, Any]:
-    """Checks the manifest and every tensor, and updates the engines; answers the version's record."""
+    """Check the manifest and every tensor, and update the engines; answers the version's record."""
     versions = access.one(body.model).versions
     if (body.path is None) == (body.url is None):
         raise BadRequest(
@@ -50,13 +50,14 @@ async def publish(
 
 @router.get("/weights/{version}")
 async def get_version(version: Number, access: Admin, model: str | None = None) -> dict[str, Any]:
-    """A version's state, parent, path, what each step of its update took, whether it is bad, and why it is not live."""
+    """Return a version's state, parent, path, what each step of its update took, whether it is bad, and why it is not live."""
     return await access.gateway.view.versions(model, access.reach).version(version)
 
 
 @router.get("/status")
 async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
-    """A trained model's newest version and the ledger's buffers; every engine, and totals. `trained`: what its trainer said when
+    """Return a trained model's newest version and the ledger's buffers; every engine, and totals. `trained`: what its trainer
+    said when
     it released its node after a batch."""
     gateway, reach, found = access.gateway, access.reach, access.shown(model)
     newest, bad = await found.versions.newest(), await found.versions.bad()
@@ -90,7 +91,7 @@ async def status(access: Admin, model: str | None = None) -> dict[str, Any]:
 
 
 def _source(access: Access, url: str) -> str:
-    """The server that a version is fetched from. Raises Unprocessable for one that the configuration does not name, and for a
+    """The server that a version is fetched from. Raise Unprocessable for one that the configuration does not name, and for a
     project's key, by which others' weights could be loaded."""
     source = url.rstrip("/")
     if not access.reach.everything:
@@ -103,8 +104,9 @@ def _source(access: Access, url: str) -> str:
 
 
 def _folder(access: Access, path: str) -> Path:
-    """The folder of a version. A project's key may name paths only in its own folder, so that it cannot have other files read or
-    load others' weights. Raises Unprocessable without looking at the path."""
+    """Return the folder of a version. A project's key may name paths only in its own folder, so that it cannot have other
+    files read or
+    load others' weights. Raise Unprocessable without looking at the path."""
     if access.reach.everything:
         return Path(path)
     own = access.gateway.settings.projects[access.reach.project].weights

@@ -88,24 +88,24 @@ class Bus(Protocol):
         ...
 
     async def write(self, process: Process, entries: Sequence[Entry]) -> list[Outcome]:
-        """Adds to logs, and announces the process. Answers what became of each; each log stays for `[bus] log_s` from now."""
+        """Add to logs, and announces the process. Answers what became of each; each log stays for `[bus] log_s` from now."""
         ...
 
     async def find(self, place: str) -> list[Log]:
-        """The logs of one place, by the ids of their calls."""
+        """Return the logs of one place, by the ids of their calls."""
         ...
 
     async def take_over(self, log: Log, process: Process) -> bool:
-        """Makes a process the owner in the next epoch and announces it, if the log has not changed since and its
+        """Make a process the owner in the next epoch and announces it, if the log has not changed since and its
         owner is dead."""
         ...
 
     async def put(self, key: str, value: bytes, ttl_s: float) -> None:
-        """Keeps a value for some seconds."""
+        """Keep a value for some seconds."""
         ...
 
     async def get(self, key: str) -> bytes | None:
-        """The value, if it is still there."""
+        """Return the value, if it is still there."""
         ...
 
     async def publish(self, topic: str, message: bytes = b"") -> None:
@@ -113,10 +113,10 @@ class Bus(Protocol):
         ...
 
     def listen(self, *topics: str) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yields (topic, message), for ever. Each topic comes once, empty, at the start and after every gap, because messages may
+        """Yield (topic, message), for ever. Each topic comes once, empty, at the start and after every gap, because messages may
         have been missed."""
         ...
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         ...

@@ -24,5 +24,5 @@ _SCHEMES: dict[str, Callable[[BusSettings], Bus]] = {
 
 
 def open_bus(settings: BusSettings) -> Bus:
-    """A bus by the scheme of its URL. Connects at its first operation; close it with `close`."""
+    """Return a bus by the scheme of its URL. Connects at its first operation; close it with `close`."""
     return _SCHEMES[settings.url.partition("://")[0]](settings)

@@ -128,7 +128,7 @@ class RedisBus:
                 await asyncio.sleep(_AGAIN_S)
 
     async def _messages(self, topics: Sequence[str]) -> AsyncGenerator[tuple[str, bytes], None]:
-        """Yields messages until the connection breaks."""
+        """Yield messages until the connection breaks."""
         names = {f"{self._prefix}topic:{topic}": topic for topic in topics}
         async with self._listening.pubsub() as channel:
             await channel.subscribe(*names)
@@ -145,7 +145,7 @@ class RedisBus:
         await self._listening.aclose()
 
     async def _do(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Raises BusUnavailable."""
+        """Raise BusUnavailable."""
         if self._away and self.unbroken_s < _AGAIN_S:
             raise BusUnavailable("the bus cannot be reached")
         began = time.monotonic()

@@ -58,7 +58,7 @@ def demo_settings(folder: Path, port: int) -> dict[str, Any]:
 
 
 def save_checkpoint(folder: Path) -> None:
-    """Writes a tokenizer, a configuration and one tensor of zeros. Text is encoded byte by byte."""
+    """Write a tokenizer, a configuration and one tensor of zeros. Text is encoded byte by byte."""
     import numpy as np
     from safetensors.numpy import save_file
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -81,7 +81,7 @@ def save_checkpoint(folder: Path) -> None:
 
 
 def introduction(folder: Path, url: str) -> str:
-    """Returns a text that says what a person can do with the demo, and how to go on to a model."""
+    """Return a text that says what a person can do with the demo, and how to go on to a model."""
     ask = f"curl -s {url}/admin/v1/episodes -H 'content-type: application/json' -d '{{\"task_id\": \"t1\"}}'"
     return "\n".join([
         f"A fake engine answers at {url}/v1: words in no order, every token recorded. Files: {folder}/",

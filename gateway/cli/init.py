@@ -197,7 +197,7 @@ def _engine(url: str | None, python: str | None) -> dict[str, str]:
 
 
 def gateway_toml(project: Project) -> str:
-    """The gateway's file."""
+    """Return the gateway's file."""
     grader = ""
     if project.grader:
         key = "url" if "://" in project.grader else "function"
@@ -240,7 +240,7 @@ recording = "runs/{project.name}/control.jsonl"
 
 
 def trainer_toml(project: Project) -> str:
-    """The trainer's file, which starts the gateway."""
+    """Return the trainer's file, which starts the gateway."""
     rollout = f"""
 [rollout]                           # the trainer runs the agent itself
 agent = {_quoted(project.agent)}
@@ -295,7 +295,7 @@ def next_steps(project: Project, directory: Path) -> str:
 
 
 def episodes_command(project: Project) -> str:
-    """The command that runs the agent once per episode."""
+    """Return the command that runs the agent once per episode."""
     words = ["gateway", "episodes", "run", "--tasks", "tasks.jsonl", "--group-size", str(_GROUP), "--forever"]
     if project.is_function:
         return shlex.join([*words, "--agent", project.agent])
@@ -312,5 +312,5 @@ def _tasks() -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string."""
+    """Return a TOML string."""
     return json.dumps(text, ensure_ascii=False)

@@ -61,7 +61,7 @@ def mirror(
 async def _serve(
     directory: Path, host: str, port: int, key: str | None, keep: int | None, limit: float | None
 ) -> None:
-    """Serves until a signal comes."""
+    """Serve until a signal comes."""
     from aiohttp import web
 
     from gateway.weights.mirror import Mirror

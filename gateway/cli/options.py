@@ -21,7 +21,7 @@ WORKER = "HEADGATE_WORKER"
 
 
 def _root(url: str) -> str:
-    """A gateway's root URL, from what people have at hand: without a scheme, or with the path that agents are given."""
+    """Return a gateway's root URL, from what people have at hand: without a scheme, or with the path that agents are given."""
     url = url if "://" in url else f"http://{url}"
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -76,7 +76,7 @@ class EpisodeProgress:
                 self._print(f"{episodes} {noun} ({attempts} attempts): {crash}")
 
     def add(self, outcome: EpisodeOutcome) -> None:
-        """Counts an ended episode."""
+        """Count an ended episode."""
         self._done += 1
         if outcome.aborted is not None:
             self._aborted += 1
@@ -147,7 +147,7 @@ class EpisodeProgress:
         }
 
     def view(self) -> Group:
-        """Returns the table as it is now, with what is waited for and the last error under it."""
+        """Return the table as it is now, with what is waited for and the last error under it."""
         table = Table("episodes", "", "recent reward", "failed", "not needed", "seconds")
         bar = ProgressBar(self._total, self._done, width=_BAR, pulse=self._total is None)
         done = f"{self._done}" if self._total is None else f"{self._done} of {self._total}"
@@ -196,5 +196,5 @@ class GroupProgress(TerminalBar):
         super().__init__(TextColumn("groups"), BarColumn(), MofNCompleteColumn())
 
     def show(self, done: int, total: int) -> None:
-        """Shows how many of all groups are written."""
+        """Show how many of all groups are written."""
         self._bar.update(self._task, completed=done, total=total)

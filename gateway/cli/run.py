@@ -147,7 +147,7 @@ async def _run(
     """`tasks`: or the split of an environment's own, and their number at most. `kind`: the arguments of the EpisodeRunner.
     `ordered`: makes the order of the tasks of a run without an end.
 
-    Raises ValueError if the environment cannot be loaded, and SandboxUnavailable.
+    Raise ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
     from gateway.cli.progress import ENDING, EpisodeProgress
     from gateway.client import EpisodeRunner, GatewayClient
@@ -182,7 +182,7 @@ async def _once(runner: EpisodeRunner, tasks: list[Task]) -> None:
 def _check_together(
     env: str | None, sandbox: str | None, agent: str | None, command: list[str] | None, worker: bool
 ) -> None:
-    """Raises ValueError for options that exclude one another."""
+    """Raise ValueError for options that exclude one another."""
     if sandbox and (worker or not command):
         raise ValueError("--sandbox contains a command that is run once per episode")
     if env and (agent or command):

@@ -100,7 +100,7 @@ def serve(
 
 
 def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
-    """Serves the fake engine of `gateway/cli/demo.py`."""
+    """Serve the fake engine of `gateway/cli/demo.py`."""
     if not alone:
         raise typer.BadParameter("cannot be combined with --config or --workers", param_hint="--demo")
     from gateway.cli.demo import demo_settings, introduction

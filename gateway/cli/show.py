@@ -144,7 +144,7 @@ def why(
 
 
 async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:
-    """Ends with Ctrl-C, or when the gateway does not answer."""
+    """End with Ctrl-C, or when the gateway does not answer."""
     from rich.live import Live
 
     from gateway.cli.tables import status_view

@@ -16,7 +16,7 @@ _WIDE = 160
 
 
 def status_view(status: dict[str, Any]) -> Group:
-    """A model on one screen: its versions, batches and episodes, and every engine."""
+    """Return a model on one screen: its versions, batches and episodes, and every engine."""
     lines = [
         "model {model}: version {version} is live, {newest_version} is the newest; {updates} weight updates".format(
             **status
@@ -101,7 +101,7 @@ def show_trajectory(episode: dict[str, Any], most: int | None) -> None:
 
 
 def _node_head(node: dict[str, Any]) -> str:
-    """A heading for a node: the prompt's tokens, or sampled ones with their versions, mean log-probability and flags."""
+    """Return a heading for a node: the prompt's tokens, or sampled ones with their versions, mean log-probability and flags."""
     place = f"node {node['index']}" + (f" after {node['parent']}" if node["parent"] >= 0 else "")
     count = len(node["ids"])
     if not node["sampled"]:
@@ -119,7 +119,7 @@ def _node_head(node: dict[str, Any]) -> str:
 
 
 def show_staleness(shown: dict[str, Any]) -> None:
-    """Prints a model's ledger: a row per batch up to the last one used; below it the waiting groups and recent losses."""
+    """Print a model's ledger: a row per batch up to the last one used; below it the waiting groups and recent losses."""
     console = Console()
     head = (
         "model {model}, eta {eta}, late_groups {late_groups}, batches of {batch}: version {version},"

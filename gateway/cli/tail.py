@@ -114,7 +114,7 @@ def tail_episodes(
 
 
 async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bool) -> None:
-    """Shows one stream after the other, each from where the one before ended. Raises if not even the first begins."""
+    """Show one stream after the other, each from where the one before ended. Raises if not even the first begins."""
     import httpx
 
     from gateway.client import GatewayRefused
@@ -153,7 +153,7 @@ def _show_line(event: dict[str, Any]) -> None:
 
 
 def line_of(event: dict[str, Any], *, coloured: bool) -> str:
-    """An event as one line of text, in which agents' words cannot move the cursor."""
+    """Return an event as one line of text, in which agents' words cannot move the cursor."""
     at = datetime.fromtimestamp(event["at"]).strftime("%H:%M:%S") if "at" in event else " " * 8
     kind = f"{event['kind']:<18}"
     if coloured:

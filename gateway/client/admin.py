@@ -73,7 +73,7 @@ class GatewayClient:
         idempotency_key: str | None = None,
         sampling: EpisodeSampling = AS_REQUESTED,
     ) -> EpisodeOpened:
-        """Opens an episode; waits up to `wait_s` for a slot, then raises `GatewayRefused` with status 429.
+        """Open an episode; waits up to `wait_s` for a slot, then raise `GatewayRefused` with status 429.
 
         `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: at least 16
         random characters; a request that repeats the key gets the same episode. `sampling`: parameters of an evaluation
@@ -111,7 +111,7 @@ class GatewayClient:
         return await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
 
     async def call_reward(self, episode_id: str, call_id: str, reward: float) -> None:
-        """Posts the reward of one call (its `id` as the agent saw it). It replaces the call's earlier reward and is added
+        """Post the reward of one call (its `id` as the agent saw it). It replaces the call's earlier reward and is added
         to the episode's."""
         await self._json("POST", f"/episodes/{episode_id}/calls/{call_id}/reward", json={"reward": reward})
 
@@ -135,23 +135,23 @@ class GatewayClient:
         await self._json("POST", f"/episodes/{episode_id}/abandon", json=body)
 
     async def episode(self, episode_id: str) -> dict[str, Any]:
-        """An episode's state."""
+        """Return an episode's state."""
         return await self._json("GET", f"/episodes/{episode_id}")
 
     async def episodes(self, **filters: str | int) -> list[dict[str, Any]]:
-        """The newest episodes; filters: state, mode, group_id, task_id, limit."""
+        """Return the newest episodes; filters: state, mode, group_id, task_id, limit."""
         return (await self._json("GET", "/episodes", params=filters))["episodes"]
 
     async def trajectory(self, episode_id: str, model: str | None = None) -> dict[str, Any]:
-        """An episode's token tree, as JSON; of the episode's own model, or of another that it called."""
+        """Return an episode's token tree, as JSON; of the episode's own model, or of another that it called."""
         return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_of(model))
 
     async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
-        """The request to an upstream model and its answer."""
+        """Return the request to an upstream model and its answer."""
         return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
 
     async def not_ready(self) -> str:
-        """The reason why calls would not be served now, such as that no engine is ready; empty if they would be, or if
+        """Return the reason why calls would not be served now, such as that no engine is ready; empty if they would be, or if
         the gateway does not say."""
         try:
             response = await self._http.get("/readyz")
@@ -160,19 +160,19 @@ class GatewayClient:
         return refusal(response).message if response.status_code == _UNAVAILABLE else ""
 
     async def image(self, name: str) -> bytes:
-        """The file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""
+        """Return the file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""
         return (await self._send("GET", f"/images/{name}")).content
 
     # Batches
 
     async def lease(self, consumer: str, model: str | None = None) -> Lease:
-        """Leases the next buffer, whole or not yet. Raises `GatewayRefused` 409 while another consumer holds it."""
+        """Leases the next buffer, whole or not yet. Raise `GatewayRefused` 409 while another consumer holds it."""
         return Lease(**await self._json("POST", "/leases", json={"consumer": consumer, "model": model}))
 
     async def leased_groups(
         self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None
     ) -> LeasedGroups:
-        """The groups after `cursor`; waits up to `wait_s` for one to become ready. May return none."""
+        """Return the groups after `cursor`; waits up to `wait_s` for one to become ready. May return none."""
         params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
         response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
         return _leased(response)
@@ -186,7 +186,7 @@ class GatewayClient:
         await self._post_lease(lease, "ack", model, checkpoint=checkpoint)
 
     async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
-        """Gives the buffer back untrained: the next lease is of the same buffer, unless a version after it is published."""
+        """Give the buffer back untrained: the next lease is of the same buffer, unless a version after it is published."""
         await self._post_lease(lease, "nack", model, reason=reason)
 
     async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
@@ -194,7 +194,7 @@ class GatewayClient:
         return (await self._json("GET", "/batches", params=_of(model)))["batches"]
 
     async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
-        """The groups of a trained batch, in the order and form in which the lease gave them; 404 if the batch was not
+        """Return the groups of a trained batch, in the order and form in which the lease gave them; 404 if the batch was not
         trained.
 
         The flag ORPHANED alone may differ: it says what is true now.
@@ -203,11 +203,12 @@ class GatewayClient:
         return _leased(response).groups
 
     async def staleness(self, model: str | None = None) -> dict[str, Any]:
-        """The ledger of a trained model: version, the next batch to train, the batches as rows, waiting groups, recent losses."""
+        """Return the ledger of a trained model: version, the next batch to train, the batches as rows, waiting groups, recent
+        losses."""
         return await self._json("GET", "/staleness", params=_of(model))
 
     async def why(self, episode_id: str) -> dict[str, Any]:
-        """The history of an episode and its group, in order and in words, and the verdict."""
+        """Return the history of an episode and its group, in order and in words, and the verdict."""
         return await self._json("GET", f"/episodes/{episode_id}/why")
 
     async def _post_lease(self, lease: Lease, action: str, model: str | None, **fields: str) -> None:
@@ -237,7 +238,7 @@ class GatewayClient:
         return await self._json("GET", f"/weights/{version}", params=_of(model))
 
     async def status(self, model: str | None = None) -> dict[str, Any]:
-        """A trained model's newest version and the ledger's buffers; every engine, open episodes, totals."""
+        """Return a trained model's newest version and the ledger's buffers; every engine, open episodes, totals."""
         return await self._json("GET", "/status", params=_of(model))
 
     # Engines and calls
@@ -254,7 +255,7 @@ class GatewayClient:
         wait_s: float = 0.0,
         node: str | None = None,
     ) -> dict[str, Any]:
-        """Adds an engine: the one at `url`, or a child process of the gateway; waits up to `wait_s` until it is open, or, on a
+        """Add an engine: the one at `url`, or a child process of the gateway; waits up to `wait_s` until it is open, or, on a
         `node` that is not lent, asleep."""
         body = {"name": name, "url": url, "model": model, "node": node}
         return await self._json("POST", "/engines", json=body, params={"wait": wait_s}, wait_s=wait_s)
@@ -264,7 +265,7 @@ class GatewayClient:
         return await self._json("DELETE", f"/engines/{name}", params={"wait": wait_s}, wait_s=wait_s)
 
     async def pause_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
-        """Puts an engine to sleep until it is resumed; its calls go on elsewhere. Waits up to `wait_s` until it has none."""
+        """Put an engine to sleep until it is resumed; its calls go on elsewhere. Waits up to `wait_s` until it has none."""
         return await self._json("POST", f"/engines/{name}/pause", params={"wait": wait_s}, wait_s=wait_s)
 
     async def resume_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
@@ -276,7 +277,7 @@ class GatewayClient:
         return (await self._json("GET", "/calls"))["calls"]
 
     async def move_call(self, call_id: str, engine: str | None = None) -> None:
-        """Sends a call to another engine: to `engine`, or to any; it goes on there from its last token."""
+        """Send a call to another engine: to `engine`, or to any; it goes on there from its last token."""
         await self._json("POST", f"/calls/{call_id}/move", json={"engine": engine})
 
     # Nodes
@@ -297,12 +298,12 @@ class GatewayClient:
         hardware: str = "",
         capacity: Mapping[str, float] | None = None,
     ) -> dict[str, Any]:
-        """Adds a node, or gives one that is there other tags."""
+        """Add a node, or give one that is there other tags."""
         words = {"zone": zone, "hardware": hardware, "capacity": dict(capacity or {})}
         return await self._json("POST", "/nodes", json={"name": name, "tags": list(tags), **words})
 
     async def remove_node(self, name: str) -> dict[str, Any]:
-        """Removes a node; its engines are drained and stopped."""
+        """Remove a node; its engines are drained and stopped."""
         return await self._json("DELETE", f"/nodes/{name}")
 
     async def claim(self, node: str, wait_s: float = 0.0, model: str | None = None) -> dict[str, Any]:
@@ -345,7 +346,7 @@ class GatewayClient:
         group: str | None = None,
         wait_s: float | None = None,
     ) -> EventStream:
-        """The events after an id (0: all), or the `last` few and those that follow; without either, those that follow.
+        """Return the events after an id (0: all), or the `last` few and those that follow; without either, those that follow.
 
         `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after so many seconds; 0: at the newest
         event.
@@ -370,7 +371,7 @@ class GatewayClient:
         run: str = "",
         folder: str = "",
     ) -> None:
-        """Stores a step of the trainer, with its finite figures, and tells those who watch.
+        """Store a step of the trainer, with its finite figures, and report those who watch.
 
         `run`: the name by which its curves are found; `folder`: where a gateway on this machine finds its figures by token.
         """

@@ -79,14 +79,14 @@ class Agent(Protocol):
     async def __call__(self, task: Task, base_url: str, api_key: str) -> Reward | None: ...
 
     async def close(self) -> None:
-        """Ends whatever outlives a call."""
+        """End whatever outlives a call."""
         ...
 
 
 def read_tasks(path: str | Path) -> list[Task]:
     """Tasks from a file with one JSON object a line, each with a `task_id` of its own. Empty lines are skipped.
 
-    Raises ValueError, naming file and line, on anything else.
+    Raise ValueError, naming file and line, on anything else.
     """
     tasks: dict[str, Task] = {}
     for at, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -119,9 +119,9 @@ def _task(value: Any) -> Task:
 
 
 def reward_of(value: Any) -> Reward | None:
-    """A number, or an object with `reward` (and `components`, `calls`), as a Reward; None, or `{"reward": None}`, as None.
+    """Return a number, or an object with `reward` (and `components`, `calls`), as a Reward; None, or `{"reward": None}`, as None.
 
-    Raises AgentCrashed on anything else.
+    Raise AgentCrashed on anything else.
     """
     fields = value if isinstance(value, dict) else {"reward": value}
     if fields == {"reward": None}:
@@ -141,7 +141,7 @@ def _stated(value: Any) -> float:
 
 
 def _crash_of(answer: dict[str, Any], who: str) -> AgentCrashed:
-    """The error of an agent that says `{"error": "...", "reason": "..."}`."""
+    """Return the error of an agent that says `{"error": "...", "reason": "..."}`."""
     reason = str(answer.get("reason") or AGENT_FAILED)[:_REASON_LENGTH]
     return AgentCrashed(f"{who}: {str(answer['error'])[:2000]}", reason)
 
@@ -185,7 +185,8 @@ def load_agent(name: str, timeout_s: float = 600.0) -> FunctionAgent:
 
 
 def function_named(name: str) -> Callable[..., Awaitable[Any]]:
-    """The async function `module:function`, or `path/to/file.py:function`. Raises ValueError if there is none of that name."""
+    """Return the async function `module:function`, or `path/to/file.py:function`. Raise ValueError if there is none of that
+    name."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
         raise ValueError(f"an agent is named module:function or file.py:function, not {name!r}")
@@ -297,7 +298,7 @@ class CommandAgent:
             raise overrun("run the agent's command", self._timeout_s, quoted(_end_of(errors))) from error
 
     async def close(self) -> None:
-        """Ends what `open` began."""
+        """End what `open` began."""
         await self._runner.close()
 
 
@@ -309,7 +310,8 @@ def _last_line(text: str) -> str:
 
 
 def _read(line: str) -> Any:
-    """The number in a line, as any language prints one (`.5`, `nan`), or its object with `reward` or `error`; else `_NOTHING`."""
+    """Return the number in a line, as any language prints one (`.5`, `nan`), or its object with `reward` or `error`; else
+    `_NOTHING`."""
     try:
         return float(line)
     except ValueError:

@@ -44,7 +44,7 @@ class EnvironmentAgent:
         python: str | Path | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        """Raises ValueError if there is no such kind of environment."""
+        """Raise ValueError if there is no such kind of environment."""
         parse(environment)
         folders = [str(Path(next(iter(package.__path__)))) for package in (gateway, processes)]
         argv = [
@@ -68,7 +68,7 @@ class EnvironmentAgent:
         """The last words of the process, once it has ended."""
 
     async def tasks(self, split: Split, limit: int | None = None) -> list[Task]:
-        """The tasks of a split, at most so many. Raises ValueError if the environment cannot be loaded, or has none."""
+        """Return the tasks of a split, at most so many. Raise ValueError if the environment cannot be loaded, or has none."""
         wanted = {"split": split, "limit": limit}
         try:
             found = [answer["task"] async for answer in self._ask({"tasks": wanted}) if "task" in answer]
@@ -96,7 +96,7 @@ class EnvironmentAgent:
         await self._worker.end()
 
     async def _ask(self, question: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The answers to a question, up to its end. Raises AgentCrashed; who stops listening cancels the question."""
+        """Yield the answers to a question, up to its end. Raise AgentCrashed; who stops listening cancels the question."""
         await self._start()
         number = next(self._numbers)
         answers = self._asked[number] = asyncio.Queue()
@@ -137,7 +137,7 @@ class EnvironmentAgent:
             self._reading = asyncio.create_task(self._read(), name="environment-answers")
 
     async def _read(self) -> None:
-        """Gives every answer to who asked; ends with the process."""
+        """Give every answer to who asked; ends with the process."""
         try:
             while True:
                 answer = await self._worker.listen()

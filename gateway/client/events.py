@@ -15,7 +15,7 @@ class EventStream:
     """One stream, to be read once with `async for`: objects with `id`, `at`, `kind`, `model`, `data`, and where it is about one
     `episode` and `group`. The kind `gap` says which events the gateway has no more.
 
-    It ends when the gateway stops, and a new one can go on after `last`. Raises GatewayRefused, and httpx's errors.
+    It ends when the gateway stops, and a new one can go on after `last`. Raise GatewayRefused, and httpx's errors.
     """
 
     def __init__(self, http: httpx.AsyncClient, path: str, params: tuple[tuple[str, str], ...]) -> None:

@@ -23,7 +23,7 @@ class KeptOrder:
     """`order`, restored from `path` if it is there, and written with every group that ends."""
 
     def __init__(self, order: Lasting, path: Path) -> None:
-        """Raises ValueError if the file holds no state."""
+        """Raise ValueError if the file holds no state."""
         self._order = order
         self._path = path
         try:
@@ -58,7 +58,7 @@ class KeptOrder:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The state in a file."""
+    """Return the state in a file."""
     first, *others = path.read_text().splitlines()
     state: dict[str, Any] = json.loads(first)
     for number, line in enumerate(others, 1):

@@ -27,7 +27,7 @@ class TaskOrder(Protocol):
     """Says which task is next."""
 
     def next(self) -> Task:
-        """The task of the next group."""
+        """Return the task of the next group."""
 
     def ended(self, task_id: str, teaches: bool | None) -> None:
         """Take a group that is over, and whether its rewards differ; None: it has too few to say."""
@@ -146,7 +146,7 @@ class Visits:
         return self.at + 1.0 / self.weight(floor)
 
     def after(self, teaches: bool) -> Visits:
-        """The same after a group."""
+        """Return the same after a group."""
         return replace(
             self, groups=_MEMORY * self.groups + 1.0, taught=_MEMORY * self.taught + float(teaches)
         )

@@ -51,7 +51,7 @@ def answered(response: httpx.Response) -> dict[str, Any]:
 
 
 def refusal(response: httpx.Response) -> GatewayRefused:
-    """Reads an error that the gateway answered."""
+    """Read an error that the gateway answered."""
     try:
         error = response.json()["error"]
         message, code = error["message"], error["code"]

@@ -40,7 +40,7 @@ class ControlPlacement(ProgramPlacer):
         """The fitted speed of the engines."""
 
     def begin(self) -> None:
-        """Starts choosing engines for calls."""
+        """Start choosing engines for calls."""
         self._pool.set_placer(self)
 
     async def close(self) -> None:
@@ -53,7 +53,7 @@ class ControlPlacement(ProgramPlacer):
         self._peers.send_table(self._model, None)
 
     async def read_loads(self) -> None:
-        """Sends the control program the loads of all open engines, what other processes have, and fitted speeds; and those
+        """Send the control program the loads of all open engines, what other processes have, and fitted speeds; and those
         processes what it knows and has decided."""
         slots = [slot for slot in self._pool.slots.values() if slot.state == "open"]
         loads = await asyncio.gather(*(_load(slot) for slot in slots))
@@ -75,7 +75,7 @@ class ControlPlacement(ProgramPlacer):
         self._peers.send_table(self._model, Table(snapshot, self.reactor.decided(), self.fits.models()))
 
     def _engine_load(self, slot: Slot, load: Load | None) -> EngineSeen:
-        """Combines both sides of an engine's load: gateways know best how many requests are inside, the engine which of
+        """Combine both sides of an engine's load: gateways know best how many requests are inside, the engine which of
         them wait and what they hold."""
         inside = slot.streams + self._peers.count_runs(self._model, slot.name)[0]
         kv = sum(run.call.length for run in slot.runs.values())
@@ -87,7 +87,7 @@ class ControlPlacement(ProgramPlacer):
         return EngineSeen(slot.name, inside - waiting, waiting, max(kv, load.kv), rate)
 
     def describe(self) -> Mapping[str, dict[str, Any]]:
-        """The fitted speed of each engine, by name."""
+        """Return the fitted speed of each engine, by name."""
         return self.fits.describe()
 
 

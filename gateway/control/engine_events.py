@@ -42,7 +42,7 @@ class EngineEvents:
         self._stored: _Engines = {}
 
     async def tend(self) -> None:
-        """Stores an event of each change since the last time; a change that could not be stored is stored the next time."""
+        """Store an event of each change since the last time; a change that could not be stored is stored the next time."""
         now: _Engines = {
             (model, slot.name): _described(slot)
             for model, slots in self._engines.items()
@@ -65,7 +65,7 @@ def _described(slot: Slot) -> EngineState:
 
 
 def _moves(before: Mapping[str, tuple[str, str]], now: Mapping[str, tuple[str, str]]) -> Iterable[Event]:
-    """Changes of nodes' roles. They belong to no model, so projects do not see them."""
+    """Change of nodes' roles. They belong to no model, so projects do not see them."""
     for name, (role, reason) in now.items():
         if before.get(name) != (role, reason):
             yield Event(f"node.{role}", "", data={"node": name, "role": role, "reason": reason})

@@ -65,7 +65,7 @@ class ModelEngines:
     """Health checks in a row that each engine has failed."""
 
     def all_tasks(self) -> list[asyncio.Task[None]]:
-        """The tasks that run on behalf of the engines."""
+        """Return the tasks that run on behalf of the engines."""
         steps = [task for tasks in self.tasks.values() for task in tasks]
         return [*steps, *self.watchers.values(), *self.checks.values()]
 
@@ -119,7 +119,7 @@ class ControlHost:
     def inject(self, action: PhysicalAction[T], value: T, *, now: bool = False) -> None:
         """Injects an event. `now`: the decisions about it have been observed when this returns.
 
-        Raises Unavailable if the program has stopped.
+        Raise Unavailable if the program has stopped.
         """
         if not self.running:
             message = "the control program has stopped; restart the gateway"
@@ -130,13 +130,13 @@ class ControlHost:
             self._runtime.inject(action, value)
 
     def start(self) -> None:
-        """Starts the program. Call it once, before any event."""
+        """Start the program. Call it once, before any event."""
         self._runtime.start()
         self._driver = asyncio.create_task(drive(self._runtime), name="control-program")
         self._driver.add_done_callback(_report_death)
 
     async def close(self) -> None:
-        """Ends the program and every step; the engines are the caller's to stop."""
+        """End the program and every step; the engines are the caller's to stop."""
         tasks = [task for model in self.models.values() for task in model.all_tasks()]
         if self._driver is not None:
             tasks.append(self._driver)
@@ -161,7 +161,7 @@ class ControlHost:
         self._runtime.inject(self.program.placements[model].begun, Begun(version))
 
     def add(self, model: str, slot: Slot) -> None:
-        """Adds an engine."""
+        """Add an engine."""
         self.models[model].pool.slots[slot.name] = slot
         if slot.node:
             self._runtime.inject(self.program.lending.hosted, Hosted(slot.name, slot.node))
@@ -206,7 +206,7 @@ class ControlHost:
                 )
 
     async def check_health(self) -> None:
-        """Checks every open engine; several checks in a row without an answer count as its death."""
+        """Check every open engine; several checks in a row without an answer count as its death."""
         await self._check_coordinator()
         checks = [
             self._check(name, slot, _MAX_FAILED_CHECKS)
@@ -321,7 +321,7 @@ class ControlHost:
 
 
 def program_settings(settings: Settings, model: str) -> dict[str, Any]:
-    """The control program's settings for a model."""
+    """Return the control program's settings for a model."""
     engine, update = settings.engine_of(model), settings.update
     trained = settings.models[model].train
     return {
@@ -345,7 +345,7 @@ def program_settings(settings: Settings, model: str) -> dict[str, Any]:
 
 
 def placement_settings(settings: Settings) -> dict[str, Any]:
-    """The control program's settings for routing."""
+    """Return the control program's settings for routing."""
     routing, pulls = settings.routing, settings.update.order == "pull"
     names = ("rule", "min_gain_share", "late_call_weight")
     prior = routing.engine_prior
@@ -373,7 +373,7 @@ def placement_settings(settings: Settings) -> dict[str, Any]:
 
 
 def lending_settings(settings: Settings) -> dict[str, Any]:
-    """The control program's settings for lending."""
+    """Return the control program's settings for lending."""
     return settings.lending.model_dump()
 
 

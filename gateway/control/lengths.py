@@ -97,7 +97,7 @@ class Lengths:
         return PredictedCall(found, features, prediction)
 
     def describe(self, model: str) -> dict[str, Any] | None:
-        """The quality of the newest predictions; None for a model that is not trained."""
+        """Return the quality of the newest predictions; None for a model that is not trained."""
         return self._models[model].describe() if model in self._models else None
 
     async def warm_up(self, database: Database) -> None:
@@ -113,7 +113,7 @@ class Lengths:
             log.info("length predictions of %s: fitted to %d calls in the store", name, learned)
 
     async def _newest(self, database: Database, model: str, ends: float) -> list[Past]:
-        """The newest calls, oldest first, as far as there is time to read them."""
+        """Return the newest calls, oldest first, as far as there is time to read them."""
         limit = _WARM_CALLS
         episodes = await database.read(lambda c: statements.newest_episodes(c, model, limit))
         found: list[Past] = []
@@ -170,7 +170,8 @@ class _Model:
 
 
 def past_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[Past]:
-    """The past calls of some episodes. Numbers of messages are not stored; they are taken to be those of a plain conversation."""
+    """Return the past calls of some episodes. Numbers of messages are not stored; they are taken to be those of a plain
+    conversation."""
     nodes = turns.nodes(connection, model, episode_ids)
     trees = {episode: TokenTree(found) for episode, found in nodes.items()}
     before: dict[str, int] = {}

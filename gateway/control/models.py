@@ -39,7 +39,7 @@ class ServedModel:
     recorder: Recorder
 
     def mask_reason(self, model: str) -> str:
-        """The reason why nothing that this model samples is trained in an episode of `model`; empty if it is."""
+        """Return the reason why nothing that this model samples is trained in an episode of `model`; empty if it is."""
         if not self.settings.train:
             return "frozen_model"
         return "" if self.name == model else "other_model"
@@ -78,7 +78,7 @@ class Models:
         return iter(self.local.values())
 
     def resolve(self, name: str, own: str) -> ServedModel | Upstream:
-        """Resolves `name`, requested in an episode of the model `own`. Raises NotFound.
+        """Resolve `name`, requested in an episode of the model `own`. Raise NotFound.
 
         Unknown names resolve to the episode's model, unless an alias says otherwise. The name of a model outside the episode's
         reach counts as unknown, so that no key reveals that such a model exists.
@@ -92,7 +92,7 @@ class Models:
         return self.upstream.get(found) or self.local[found]
 
     def first(self, reach: Reach) -> str:
-        """The first trained model within reach; empty: none."""
+        """Return the first trained model within reach; empty: none."""
         return next((name for name in reach.models if self._settings.models[name].train), "")
 
     def names(self, visible: Callable[[str], bool] = lambda _model: True) -> list[str]:
@@ -116,7 +116,7 @@ class CoordinatorModels:
         return [model for model in self if isinstance(model, TrainedModel)]
 
     def one(self, name: str | None, reach: Reach | None = None) -> LocalModel:
-        """A model by its name, or the first trained one. Raises NotFound.
+        """Return a model by its name, or the first trained one. Raise NotFound.
 
         `reach`: the admin key's reach; models outside it do not exist for the key.
         """
@@ -128,7 +128,7 @@ class CoordinatorModels:
         return model
 
     def one_trained(self, name: str | None = None, reach: Reach | None = None) -> TrainedModel:
-        """A trained model; without a name the first. `reach`: see `one`. Raises NotFound or BadRequest."""
+        """Return a trained model; without a name the first. `reach`: see `one`. Raise NotFound or BadRequest."""
         model = self.one(name, reach)
         if not isinstance(model, TrainedModel):
             message = f"the model {model.name!r} is frozen ([models.{model.name}] train = false)"

@@ -123,7 +123,7 @@ class Nodes(LedgerListener):
             self.add(name, given)
 
     def slots(self, model: str) -> list[Slot]:
-        """The engines of a model that the configuration puts on nodes."""
+        """Return the engines of a model that the configuration puts on nodes."""
         return [
             Slot(f"{name}-{i}", url, name)
             for name, given in self._settings.nodes.items()
@@ -134,7 +134,7 @@ class Nodes(LedgerListener):
     # Nodes
 
     def add(self, name: str, given: NodeSettings) -> Node:
-        """Adds a node, or changes the tags and description of a known one, whose engines stay."""
+        """Add a node, or change the tags and description of a known one, whose engines stay."""
         node = self.nodes.get(name)
         if node is None:
             node = self.nodes[name] = Node(name, given)
@@ -143,7 +143,7 @@ class Nodes(LedgerListener):
         return node
 
     def remove(self, name: str) -> Node:
-        """Removes a node: drains and stops its engines. Raises NotFound."""
+        """Remove a node: drains and stop its engines. Raise NotFound."""
         node = self.one(name)
         for model, slot in self.engines(name):
             self._host.remove(model, slot.name)
@@ -153,13 +153,13 @@ class Nodes(LedgerListener):
         return node
 
     def one(self, name: str) -> Node:
-        """A node. Raises NotFound."""
+        """Return a node. Raise NotFound."""
         if (node := self.nodes.get(name)) is None:
             raise NotFound(f"no node {name!r}", code="no_node")
         return node
 
     def engines(self, name: str) -> list[tuple[str, Slot]]:
-        """The engines on a node, each with its model."""
+        """Return the engines on a node, each with its model."""
         pools = {model: engines.pool for model, engines in self._host.models.items()}
         return [
             (model, slot)
@@ -173,7 +173,7 @@ class Nodes(LedgerListener):
     async def claim(self, name: str, model: str, wait_s: float) -> Node:
         """Claims a node for a trainer, or renews its claim; waits up to `wait_s` until the trainer has the node.
 
-        Raises NotFound, also if the node is removed meanwhile, and Conflict if it is not for trainers or another trainer has it.
+        Raise NotFound, also if the node is removed meanwhile, and Conflict if it is not for trainers or another trainer has it.
         """
         node = self._trainers(name, model)
         node.holder = model
@@ -188,7 +188,7 @@ class Nodes(LedgerListener):
         """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
         weights had taken `load_s` to come back to the node, and was busy for `rest_s` with the rest of it.
 
-        Raises NotFound and Conflict, as `claim`.
+        Raise NotFound and Conflict, as `claim`.
         """
         node = self._trainers(name, model)
         node.holder = ""

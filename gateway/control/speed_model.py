@@ -65,7 +65,7 @@ class Fitting:
 
 
 def fit(samples: Sequence[Sample], prior: EngineModel) -> Fitting:
-    """The coefficients that explain the samples best. Raises ValueError without samples."""
+    """The coefficients that explain the samples best. Raise ValueError without samples."""
     if not samples:
         raise ValueError("there are no samples to fit coefficients to")
     running, kv, step, prompts = np.array([[s.running, s.kv, s.step_s, s.prompts] for s in samples]).T
@@ -122,7 +122,7 @@ def _robust(columns: Array, start: Array) -> tuple[Array, float]:
 
 
 def _nonnegative(a: Array, b: Array) -> Array:
-    """The x >= 0 with the least x @ a @ x / 2 - b @ x; `a` is positive definite.
+    """Return the x >= 0 with the least x @ a @ x / 2 - b @ x; `a` is positive definite.
 
     If no x is negative without that bound, none is better; or else it tries which of the few (at most four) are zero.
     """
@@ -148,13 +148,13 @@ class _Look:
     load: Load
 
     def alike(self, other: _Look) -> bool:
-        """True if about the same number of calls runs."""
+        """Return true if about the same number of calls runs."""
         both = self.running, other.running
         return min(both) > 0 and max(both) - min(both) <= max(1, self.running // 10)
 
 
 def _sample(begun: _Look, now: _Look) -> Sample | None:
-    """The steps between two looks; None: they are too few.
+    """Return the steps between two looks; None: they are too few.
 
     An engine that does not count its steps has made one for each token of a running call.
     """
@@ -192,7 +192,7 @@ class SpeedModels:
         self._changed: set[str] = set()
 
     def observe(self, name: str, generation: int, now: float, running: int, kv: int, load: Load) -> float:
-        """Takes an engine's report, and how many calls run in it with how many tokens; returns its tokens per second since the
+        """Take an engine's report, and how many calls run in it with how many tokens; returns its tokens per second since the
         last one.
 
         The steps since a look count as a sample once they are enough, if about the same number of calls ran all the time.
@@ -232,7 +232,7 @@ class SpeedModels:
             del self._engines[name]
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Describes the models for the admin API: coefficients in seconds, and the median relative error; None until fitted."""
+        """Describe the models for the admin API: coefficients in seconds, and the median relative error; None until fitted."""
         found: dict[str, dict[str, Any]] = {}
         for name, engine in self._engines.items():
             model = engine.fitting.model if engine.fitting else self.prior

@@ -58,7 +58,7 @@ class VersionRecords:
         return await self._database.read(lambda c: statements.bad_versions(c, self.model))
 
     async def version(self, number: int) -> dict[str, Any]:
-        """One version's record. `why`: why it is not live, in one sentence. Raises NotFound."""
+        """One version's record. `why`: why it is not live, in one sentence. Raise NotFound."""
         row = await self._database.read(lambda c: statements.version(c, self.model, number))
         if row is None:
             raise NotFound(f"no version {number} of {self.model!r}", code="no_version")
@@ -97,7 +97,7 @@ class Versions(VersionRecords):
         host.set_update_listener(model, self)
 
     async def start(self, settings: EngineSettings, *, wait: bool, on_nodes: Iterable[Slot] = ()) -> None:
-        """Starts the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
+        """Start the engines with the newest live version. `wait`: until all are open or asleep; raises EngineError if one cannot
         be. `on_nodes`: the engines that live on nodes, in addition to the others.
 
         Takes over the engines that this process knows already because it was a follower.
@@ -121,7 +121,7 @@ class Versions(VersionRecords):
             await self._opened()
 
     def _taken_over(self) -> dict[str, Slot]:
-        """The engines of the last coordinator that outlived it, with what this process has running in them."""
+        """Return the engines of the last coordinator that outlived it, with what this process has running in them."""
         pool = self._engines.pool
         for slot in [slot for slot in pool.slots.values() if slot.owned]:
             slot.fail("it ended with its coordinator")
@@ -129,7 +129,7 @@ class Versions(VersionRecords):
         return dict(pool.slots)
 
     async def _opened(self) -> None:
-        """Waits until no engine is about to be opened. Raises EngineError if one of them was given up."""
+        """Wait until no engine is about to be opened. Raise EngineError if one of them was given up."""
         slots = self._engines.pool.slots.values()
         await self._engines.pool.until(lambda: all(s.state in _SETTLED or s.given_up for s in slots), None)
         for slot in slots:
@@ -151,7 +151,7 @@ class Versions(VersionRecords):
         self.bad_ones = set(await self.bad())
 
     async def close(self) -> None:
-        """Ends updates that still run; a version that was not live by then is published again by its trainer."""
+        """End updates that still run; a version that was not live by then is published again by its trainer."""
         tasks = [*self._offers.values(), *self._updates.values(), *self._late_ends.values()]
         for task in tasks:
             task.cancel()
@@ -161,12 +161,12 @@ class Versions(VersionRecords):
     async def publish(
         self, version: int, path: Path | None, wait_s: float, source: str = ""
     ) -> dict[str, Any]:
-        """Checks version `version` in `path`, and updates the engines to it; waits up to `wait_s` for the end of the update.
+        """Check version `version` in `path`, and update the engines to it; waits up to `wait_s` for the end of the update.
 
         `source`: in place of `path`, the server to fetch it from.
 
         The same version may be published again from the same path: the record answers, or the update is tried again if no engine
-        runs the version. A bad version is not tried again. Raises Unprocessable for unusable weights, Conflict for a number that
+        runs the version. A bad version is not tried again. Raise Unprocessable for unusable weights, Conflict for a number that
         was used otherwise, WeightsUnavailable if the source does not answer.
         """
         if self._ledger is None:
@@ -182,14 +182,14 @@ class Versions(VersionRecords):
         return await self.version(version)
 
     async def _is_known(self, version: int, path: Path) -> bool:
-        """True if a version was published from this path and neither its check nor its update is to be done again."""
+        """Return true if a version was published from this path and neither its check nor its update is to be done again."""
         row = await self._database.read(lambda c: statements.version(c, self.model, version))
         if row is None or row["path"] != str(path.resolve()):
             return False
         return row["state"] == "live" or bool(row["bad"]) or version in self._updates
 
     async def _offered(self, version: int, path: Path, source: str) -> None:
-        """Verifies a version and begins its update. Requests for the same one share this, and it goes on if one goes away."""
+        """Verify a version and begins its update. Requests for the same one share this, and it goes on if one goes away."""
         task = self._offers.get((version, path))
         if task is None:
             task = asyncio.create_task(
@@ -214,7 +214,7 @@ class Versions(VersionRecords):
             task.exception()  # asyncio warns of one that was not retrieved, and all who waited may have left
 
     async def _begin(self, weights: Weights) -> None:
-        """Records the version and starts its update, unless it has one."""
+        """Record the version and start its update, unless it has one."""
         version = weights.version
         row = await self._database.read(lambda c: statements.version(c, self.model, version))
         newest = await self._database.read(lambda c: statements.newest_version(c, self.model))
@@ -290,7 +290,7 @@ class Versions(VersionRecords):
             await self._set_live(weights, row["report"])
 
     def _on_done(self, tasks: dict[int, asyncio.Task[None]], number: int, task: asyncio.Task[None]) -> None:
-        """Logs a task that failed. Its version is unchanged, and is tried again when its trainer publishes it again."""
+        """Log a task that failed. Its version is unchanged, and is tried again when its trainer publishes it again."""
         tasks.pop(number, None)
         if task.cancelled() or (error := task.exception()) is None:
             return

@@ -110,7 +110,7 @@ _NOT_RECORDED = {"messages", "tools"}
 
 
 def parse(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> tuple[ChatRequest, GenerationRequest]:
-    """A request's body. Raises BadRequest that names what is wrong or not supported."""
+    """Return a request's body. Raise BadRequest that names what is wrong or not supported."""
     take_out(values, _UNSUPPORTED)
     try:
         request = ChatRequest.model_validate(values)
@@ -165,7 +165,7 @@ def _generation_request(request: ChatRequest, values: dict[str, Any]) -> Generat
 
 
 def tool_choice(asked: str | dict[str, Any] | None, tools: Sequence[dict[str, Any]]) -> str:
-    """Returns the choice in `GenerationRequest`'s form. Raises BadRequest if a tool that must be called is not there."""
+    """Return the choice in `GenerationRequest`'s form. Raise BadRequest if a tool that must be called is not there."""
     if asked is None:
         return "auto"
     if isinstance(asked, str):
@@ -204,7 +204,7 @@ class ChatAnswer:
         self._whole_head = {**head, "object": "chat.completion", "service_tier": "default"}
 
     async def complete(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         logged: list[list[dict[str, Any]]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news if self._request.logprobs else ():
@@ -223,7 +223,7 @@ class ChatAnswer:
         }
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events, each a `data:` line; what has come together is yielded together."""
+        """Yield the answer as server-sent events, each a `data:` line; what has come together is yielded together."""
         async for news in self._choices:
             yield b"".join([self._events(index, delivery) for index, delivery in news])
         last = [self._last_event(i, reply) for i, reply in enumerate(self._choices.replies)]
@@ -297,7 +297,7 @@ _AFTER_TEXT = b'},"logprobs":null,"finish_reason":null}]}\n\n'
 
 
 def stream_end(last: Sequence[bytes], head: bytes, usage: dict[str, Any] | None) -> bytes:
-    """The last events of all choices, the usage if there is one, and `[DONE]`."""
+    """Return the last events of all choices, the usage if there is one, and `[DONE]`."""
     counted = b""
     if usage is not None:
         counted = head + b"," + orjson.dumps({"choices": [], "usage": usage})[1:] + b"\n\n"
@@ -305,7 +305,7 @@ def stream_end(last: Sequence[bytes], head: bytes, usage: dict[str, Any] | None)
 
 
 def usage_of(prompt: int, completion: int) -> dict[str, int]:
-    """The usage, in tokens."""
+    """Return the usage, in tokens."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -56,7 +56,7 @@ class CompletionRequest(EngineFields):
 
 
 def parse(values: dict[str, Any]) -> tuple[CompletionRequest, GenerationRequest]:
-    """A request's body. Raises BadRequest that names what is wrong or not supported."""
+    """Return a request's body. Raise BadRequest that names what is wrong or not supported."""
     prompts = _prompts(values.get("prompt"))
     if values.get("suffix"):
         instead = "this model only continues a text: say what follows the gap in the prompt"
@@ -97,7 +97,7 @@ def _prompts(given: Any) -> list[Prompt]:
 
 
 def _is_ids(given: list[Any]) -> bool:
-    """True if these may be token ids; the model checks that they exist."""
+    """Return true if these may be token ids; the model checks that they exist."""
     return all(type(token) is int and 0 <= token < 2**31 for token in given)
 
 
@@ -154,7 +154,7 @@ class CompletionAnswer:
         self._head = b"data: " + orjson.dumps(self._whole_head)[:-1]
 
     async def complete(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         deliveries: list[list[Delivery]] = [[] for _ in self._choices.replies]
         async for news in self._choices:
             for index, delivery in news:
@@ -171,7 +171,7 @@ class CompletionAnswer:
         return {**self._whole_head, "choices": choices, "usage": self._usage()}
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events, each a `data:` line; what has come together is yielded together."""
+        """Yield the answer as server-sent events, each a `data:` line; what has come together is yielded together."""
         async for news in self._choices:
             yield b"".join([self._event(index, delivery) for index, delivery in news])
         last = [self._end(index, reply) for index, reply in enumerate(self._choices.replies)]
@@ -215,7 +215,7 @@ class CompletionAnswer:
         return [sampled for delivery in deliveries for sampled in aligner.take(delivery)] + aligner.end()
 
     def _echoed(self, index: int) -> str:
-        """The text before a choice's own."""
+        """Return the text before a choice's own."""
         if not self._request.echo:
             return ""
         prompt = self._asked.prompts[index // self._asked.n]

@@ -29,7 +29,7 @@ class EngineFields(Body):
 
     @property
     def content_form(self) -> ContentForm | None:
-        """The form that they ask for. Raises BadRequest."""
+        """The form that they ask for. Raise BadRequest."""
         return of_vllm({name: getattr(self, name) for name in _FORMS})
 
 
@@ -66,7 +66,7 @@ class ThinkingFields(Body):
     reasoning: ReasoningOptions | None = None
 
     def wishes(self, effort: Effort | None) -> tuple[Effort | None, bool | None]:
-        """Return the effort, and whether to think. `effort`: OpenAI's own field. Raises BadRequest if two fields disagree."""
+        """Return the effort, and whether to think. `effort`: OpenAI's own field. Raise BadRequest if two fields disagree."""
         variables = _variables(self.chat_template_kwargs or {})
         efforts = {
             "reasoning_effort": effort,

@@ -26,7 +26,7 @@ def any_object(param: str) -> ContentForm:
 
 
 def of_response_format(asked: Any, param: str = "response_format") -> ContentForm | None:
-    """Return the form that OpenAI's `response_format` asks for; None: free text. Raises BadRequest."""
+    """Return the form that OpenAI's `response_format` asks for; None: free text. Raise BadRequest."""
     kind = asked.get("type") if asked is not None else "text"
     if kind == "text":
         return None
@@ -41,7 +41,7 @@ def of_response_format(asked: Any, param: str = "response_format") -> ContentFor
 
 
 def of_named_schema(given: dict[str, Any], where: str, param: str) -> ContentForm:
-    """Return the form of an object with a `name` and a `schema`, which is at `where`. Raises BadRequest."""
+    """Return the form of an object with a `name` and a `schema`, which is at `where`. Raise BadRequest."""
     if not isinstance(given.get("name"), str) or not given["name"]:
         raise _invalid("must be a string that is not empty", f"{where}.name")
     return ContentForm("json", check_schema(given.get("schema"), f"{where}.schema"), param)
@@ -102,7 +102,7 @@ def check_choice(form: ContentForm | None, choice: str) -> None:
 
 
 def only_one(first: ContentForm | None, second: ContentForm | None) -> ContentForm | None:
-    """Return the form that is asked for. Raises BadRequest if both are."""
+    """Return the form that is asked for. Raise BadRequest if both are."""
     if first is not None and second is not None:
         raise _invalid(f"{first.param} asks for a form already", second.param)
     return first or second

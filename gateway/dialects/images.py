@@ -45,7 +45,7 @@ class Image:
 
     @classmethod
     def of(cls, url: str, where: str, most: int) -> Image:
-        """Reads a data URL. Raises BadRequest that says what is wrong with it. `most`: bytes that a file may have."""
+        """Read a data URL. Raise BadRequest that says what is wrong with it. `most`: bytes that a file may have."""
         head, _, text = url.partition(",")
         media_type, _, form = head.removeprefix("data:").partition(";")
         if form != "base64" or media_type not in TYPES:
@@ -70,7 +70,7 @@ class Image:
 
 
 def check_url(value: Any, where: str, detail: Any = None) -> str:
-    """An image's URL. Raises BadRequest unless it has the image's bytes."""
+    """Return an image's URL. Raise BadRequest unless it has the image's bytes."""
     if not isinstance(value, str):
         raise _invalid(where, "an image needs a URL, as a string")
     if not value.startswith("data:"):
@@ -96,7 +96,7 @@ def url_part(url: str, where: str) -> dict[str, Any]:
 
 
 def _size(data: bytes) -> tuple[int, int]:
-    """Width and height, from the file's head. Raises ValueError."""
+    """Width and height, from the file's head. Raise ValueError."""
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR":
         size = _big(data[16:20]), _big(data[20:24])
     elif data[:6] in (b"GIF87a", b"GIF89a"):

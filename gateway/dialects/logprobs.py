@@ -65,7 +65,7 @@ class LogprobAligner:
         self._in_call = False
 
     def take(self, delivery: Delivery) -> list[TokenLogprob]:
-        """Adds a delivery, and returns the tokens whose bytes are known by now."""
+        """Add a delivery, and return the tokens whose bytes are known by now."""
         recorded = [_finite(x) for x in np.asarray(delivery.logprobs, np.float32).tolist()]
         top = [[(i, _finite(x)) for i, x in row] for row in delivery.top or [()] * len(recorded)]
         self._text = self._text[self._at :] + "".join([piece.text for piece in delivery.pieces])
@@ -80,12 +80,12 @@ class LogprobAligner:
         return ready
 
     def end(self) -> list[TokenLogprob]:
-        """Ends the reply, and returns all tokens that are left."""
+        """End the reply, and return all tokens that are left."""
         self._end_run()
         return self._ready(over=True)
 
     def _add(self, sampled: TokenLogprob) -> bool:
-        """Adds a token; returns whether its bytes are known at once, as for nearly every token. Otherwise the token waits."""
+        """Add a token; returns whether its bytes are known at once, as for nearly every token. Otherwise the token waits."""
         if sampled.token in self._marks.control:
             self._end_run()
             self._waiting.append(_Group([sampled], self._renderer.decode([sampled.token]), mark=True))
@@ -106,7 +106,7 @@ class LogprobAligner:
         return False
 
     def _end_run(self) -> None:
-        """Ends a run of text: tokens of a character that never became whole form a group of their own."""
+        """End a run of text: tokens of a character that never became whole form a group of their own."""
         if self._open.tokens:
             self._open.text = self._stream.end()
             self._waiting.append(self._open)
@@ -126,7 +126,7 @@ class LogprobAligner:
         return ready
 
     def _text_of(self, group: _Group, *, over: bool) -> str | None:
-        """Returns the part of the text that a group gave; None if that is not known yet."""
+        """Return the part of the text that a group gave; None if that is not known yet."""
         text, at, left = self._text, self._at, len(self._text) - self._at
         if self._in_call or not group.text:
             self._in_call = self._in_call and group.tokens[0].token != self._marks.tool_end
@@ -149,7 +149,7 @@ class LogprobAligner:
         return "".join(letter for letter, _ in same)
 
     def _own_text(self, group: _Group) -> str:
-        """Returns a group's text as it would be in the middle of a text, where a leading space counts."""
+        """Return a group's text as it would be in the middle of a text, where a leading space counts."""
         return b"".join(self._renderer.token_bytes(s.token) for s in group.tokens).decode(errors="replace")
 
     def _divide(self, group: _Group, given: str) -> None:
@@ -177,7 +177,7 @@ def _finite(logprob: float | None) -> float:
 
 
 def entries(tokens: Iterable[TokenLogprob], renderer: ChatRenderer, top: int) -> list[dict[str, Any]]:
-    """Returns log-probabilities in OpenAI's form, for chat completions and responses."""
+    """Return log-probabilities in OpenAI's form, for chat completions and responses."""
     return [
         {
             **_entry(renderer, sampled.token, sampled.logprob, sampled.own),

@@ -125,7 +125,7 @@ _HARMLESS_EDITS = ("clear_thinking_20251015",)
 def parse(
     values: dict[str, Any], images: ImageSupport = TEXT_ONLY
 ) -> tuple[MessagesRequest, GenerationRequest]:
-    """A request's body. Raises BadRequest that names what is wrong or not supported."""
+    """Return a request's body. Raise BadRequest that names what is wrong or not supported."""
     request = _validated(MessagesRequest, values)
     asked = _generation_request(request, images)
     _check_limits(request)
@@ -141,7 +141,7 @@ def parse(
 
 
 def parse_count(values: dict[str, Any], images: ImageSupport = TEXT_ONLY) -> GenerationRequest:
-    """The body of a request to count its tokens. Raises BadRequest as `parse` does."""
+    """Return the body of a request to count its tokens. Raise BadRequest as `parse` does."""
     return _generation_request(_validated(CountRequest, values), images)
 
 
@@ -193,7 +193,7 @@ def _check_thinking(asked: Thinking | None) -> None:
 
 
 def _check_limits(request: MessagesRequest) -> None:
-    """Raises BadRequest for what Anthropic's API refuses of parameters that are right by themselves."""
+    """Raise BadRequest for what Anthropic's API refuses of parameters that are right by themselves."""
     budget = request.thinking.budget_tokens if request.thinking else None
     if budget is not None and budget >= request.max_tokens:
         message = f"max_tokens: must be greater than thinking.budget_tokens, {budget}"
@@ -238,7 +238,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def _tool(tool: Any, where: str, names: set[str]) -> Tool:
-    """Returns a tool in the form of chat completions."""
+    """Return a tool in the form of chat completions."""
     if not isinstance(tool, dict):
         raise BadRequest(f"{where}: a tool must be an object", code="invalid_value", param=where)
     if tool.get("type") not in (None, "custom"):

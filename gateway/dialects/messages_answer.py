@@ -42,7 +42,7 @@ class MessagesAnswer:
         self._calls = 0
 
     async def complete(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         blocks: list[Block] = []
         async for news in self._choices:
             for _, delivery in news:
@@ -68,7 +68,7 @@ class MessagesAnswer:
             blocks[-1][name] += piece.text
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; what has come together is yielded together."""
+        """Yield the answer as server-sent events; what has come together is yielded together."""
         begun = False
         async for news in self._choices:
             events = [] if begun else [self._start()]
@@ -110,7 +110,7 @@ class MessagesAnswer:
         return b"%b%b}}\n\n" % (self._delta_head, orjson.dumps(text))
 
     def _close(self) -> bytes:
-        """Ends the block that may grow, if there is one."""
+        """End the block that may grow, if there is one."""
         kind, self._open = self._open, ""
         if not kind:
             return b""
@@ -130,7 +130,7 @@ class MessagesAnswer:
         )
 
     def _next_call(self) -> tuple[Block, str]:
-        """The next tool call as a block, and its input as text."""
+        """Return the next tool call as a block, and its input as text."""
         call = self._reply.tool_calls[self._calls]
         self._calls += 1
         name, arguments = call["function"]["name"], call["function"]["arguments"]

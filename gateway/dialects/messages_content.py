@@ -58,7 +58,7 @@ _ATTRIBUTION = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 def conversation(
     system: str | list[Any] | None, messages: list[Any], images: ImageSupport = TEXT_ONLY
 ) -> list[Message]:
-    """The messages of a request. Raises BadRequest that names the block that is wrong or not supported."""
+    """Return the messages of a request. Raise BadRequest that names the block that is wrong or not supported."""
     if not messages:
         raise BadRequest("messages: the conversation has none", code="invalid_value", param="messages")
     result: list[Message] = []
@@ -79,14 +79,14 @@ def conversation(
 
 
 def effort_of_turn(messages: list[Any]) -> TurnEffort | None:
-    """The effort that a system message asks for since the last reply. The messages are those that `conversation` took."""
+    """Return the effort that a system message asks for since the last reply. The messages are those that `conversation` took."""
     since = itertools.takewhile(lambda message: message["role"] != "assistant", reversed(messages))
     asked = (message.get("output_config") or {} for message in since)
     return next((config["effort"] for config in asked if config.get("effort")), None)
 
 
 def unknown(values: dict[str, Any], known: set[str], where: str) -> None:
-    """Raises BadRequest if a key that is not known asks for something; null asks for nothing."""
+    """Raise BadRequest if a key that is not known asks for something; null asks for nothing."""
     for name, value in values.items():
         if name not in known and value is not None:
             param = f"{where}.{name}"
@@ -113,7 +113,7 @@ def _turn(message: Any, where: str, images: ImageSupport) -> tuple[str, list[Blo
 
 
 def _check_system(message: dict[str, Any], where: str) -> bool:
-    """Checks what a system message has beside its content. True if it may have none, as it asks for an effort."""
+    """Check what a system message has beside its content. True if it may have none, as it asks for an effort."""
     if message.get("clear_at") not in (None, "never", "next_user_message"):
         text = f"{where}.clear_at: {message['clear_at']!r} is none of never, next_user_message"
         raise BadRequest(text, code="invalid_value", param=f"{where}.clear_at")
@@ -134,7 +134,7 @@ def _is_cleared(message: dict[str, Any]) -> bool:
 
 
 def _blocks(role: str, content: Any, where: str, images: ImageSupport) -> list[Block]:
-    """The blocks that a message of this role may have, each known to be well-formed."""
+    """Return the blocks that a message of this role may have, each known to be well-formed."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -163,7 +163,7 @@ def _check(role: str, block: Any, where: str, images: ImageSupport) -> None:
 
 
 def _check_source(block: Block, where: str) -> None:
-    """Puts an image's place in the request beside it, for the errors of what is read of it later."""
+    """Put an image's place in the request beside it, for the errors of what is read of it later."""
     source = block["source"]
     if block.get("transformations") not in _TRANSFORMATIONS:
         instead = "leave it out: the model's processor scales an image down to what it takes"

@@ -90,7 +90,7 @@ class GenerationRequest:
 
 
 def replies_of(values: dict[str, Any]) -> tuple[int, str]:
-    """Counts the replies that a body asks for, and names the parameter that asks for most of them.
+    """Count the replies that a body asks for, and names the parameter that asks for most of them.
 
     The body was not validated: what is nonsense asks for one reply, and is refused elsewhere.
     """
@@ -112,7 +112,7 @@ _IMAGES = ("image", "image_url", "image_file", "input_image")
 
 
 def check_messages(messages: Sequence[Any], images: ImageSupport = TEXT_ONLY) -> None:
-    """Raises BadRequest if a message is of no kind that the model can read."""
+    """Raise BadRequest if a message is of no kind that the model can read."""
     if not messages:
         raise BadRequest("the conversation has no messages", code="invalid_value", param="messages")
     for i, message in enumerate(messages):
@@ -123,7 +123,7 @@ _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def check_tools(tools: Sequence[Any]) -> None:
-    """Raises BadRequest if a tool is not a function with a name of its own and the schema of an object."""
+    """Raise BadRequest if a tool is not a function with a name of its own and the schema of an object."""
     names: set[str] = set()
     for i, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
@@ -142,7 +142,7 @@ def check_tools(tools: Sequence[Any]) -> None:
 
 
 def check_tool_name(name: str, where: str) -> None:
-    """Raises BadRequest for a name that neither OpenAI's API nor Anthropic's has for tools."""
+    """Raise BadRequest for a name that neither OpenAI's API nor Anthropic's has for tools."""
     if not _TOOL_NAME.fullmatch(name):
         message = (
             f"{where}: {name[:200]!r} is not the name of a tool: use 1 to 128 letters, digits, '_' and '-'"
@@ -151,7 +151,7 @@ def check_tool_name(name: str, where: str) -> None:
 
 
 def check_unique(name: str, names: Container[str], where: str) -> None:
-    """Raises BadRequest if there is a tool of that name already."""
+    """Raise BadRequest if there is a tool of that name already."""
     if name in names:
         message = f"{where}: two tools have the name {name!r}: rename or remove one"
         raise BadRequest(message, code="invalid_value", param=where)
@@ -206,7 +206,7 @@ Unsupported = dict[str, tuple[tuple[Any, ...], str]]
 
 
 def take_out(values: dict[str, Any], parameters: Unsupported, where: str = "") -> None:
-    """Removes such parameters from a body where they ask for nothing. Raises BadRequest where they ask for something."""
+    """Remove such parameters from a body where they ask for nothing. Raise BadRequest where they ask for something."""
     for name, (neutral, instead) in parameters.items():
         value = values.pop(name, None)
         if isinstance(value, dict):
@@ -237,12 +237,13 @@ class PromptCacheOptions(Body):
 
 
 def unsupported(where: str, what: str, instead: str, code: str = "unsupported_parameter") -> BadRequest:
-    """The error for what this gateway cannot do, or this model."""
+    """Return the error for what this gateway cannot do, or this model."""
     return BadRequest(f"{where}: {what} is not supported here: {instead}", code=code, param=where)
 
 
 def unsupported_content(where: str, what: str, kind: Any, images: ImageSupport = TEXT_ONLY) -> BadRequest:
-    """The error for a part of a conversation that the model cannot read. `what`: the name of such a part in its dialect."""
+    """Return the error for a part of a conversation that the model cannot read. `what`: the name of such a part in its
+    dialect."""
     instead = TEXT_ALONE
     if kind in _IMAGES:
         model = f"the model {images.model!r}" if images.model else "this model"
@@ -305,7 +306,7 @@ def _check_tool_calls(calls: Any, where: str) -> None:
 
 
 def check_arguments(arguments: Any, where: str) -> None:
-    """Raises BadRequest if a call's arguments, which are JSON as text, are nested deeper than templates could follow."""
+    """Raise BadRequest if a call's arguments, which are JSON as text, are nested deeper than templates could follow."""
     if isinstance(arguments, str) and too_deep(arguments):
         message = (
             f"{where}: nested more than {MAX_DEPTH} deep: send them flatter, or as a string in one field"

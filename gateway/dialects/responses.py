@@ -116,7 +116,7 @@ _NOT_RECORDED = {"input", "instructions", "tools"}
 
 
 def parse(values: dict[str, Any]) -> ResponsesRequest:
-    """A request's body, but for its items. Raises BadRequest that names what is wrong or not supported."""
+    """Return a request's body, but for its items. Raise BadRequest that names what is wrong or not supported."""
     take_out(values, _UNSUPPORTED)
     try:
         request = ResponsesRequest.model_validate(values)
@@ -140,7 +140,7 @@ def parse(values: dict[str, Any]) -> ResponsesRequest:
 def generation_request(
     request: ResponsesRequest, toolbox: Toolbox, conversation: Sequence[Message], values: dict[str, Any]
 ) -> GenerationRequest:
-    """The generation request, in a conversation that already has the request's own messages."""
+    """Return the generation request, in a conversation that already has the request's own messages."""
     choice = request.tool_choice
     if isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
         name = function_name(str(choice.get("name")), choice.get("namespace"))

@@ -57,7 +57,7 @@ class ResponsesAnswer:
         self._echo = _echo(request, self._reply)
 
     async def complete(self) -> dict[str, Any]:
-        """The answer in one piece."""
+        """Return the answer in one piece."""
         async for news in self._choices:
             for _, delivery in news:
                 self._events(delivery)
@@ -65,7 +65,7 @@ class ResponsesAnswer:
         return await self._finished()
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; what has come together is yielded together."""
+        """Yield the answer as server-sent events; what has come together is yielded together."""
         async for news in self._choices:
             begun = b"" if self._sequence else self._opening_events()
             yield begun + b"".join([self._events(delivery) for _, delivery in news])
@@ -74,7 +74,8 @@ class ResponsesAnswer:
         yield ended + self._event(f"response.{answer['status']}", response=answer)
 
     def failure(self, error: GatewayError) -> bytes:
-        """The events that end a stream that failed: OpenAI's SDK raises on the first of them, others wait for the second."""
+        """Return the events that end a stream that failed: OpenAI's SDK raises on the first of them, others wait for the
+        second."""
         event = error_event(error, self._sequence)
         self._sequence += 1
         fault = {"code": "server_error", "message": error.message}
@@ -123,7 +124,7 @@ class ResponsesAnswer:
         }
 
     def _reasoning_tokens(self) -> int:
-        """The number of tokens up to the mark that ends reasoning; all if there is none."""
+        """Return the number of tokens up to the mark that ends reasoning; all if there is none."""
         if not any(item.kind == "reasoning" for item in self._items):
             return 0
         ids = [token for delivery in self._reply.log for token in delivery.ids]
@@ -141,7 +142,7 @@ class ResponsesAnswer:
         return created + self._event("response.in_progress", response=response)
 
     def _events(self, delivery: Delivery) -> bytes:
-        """Adds a delivery; returns its events."""
+        """Add a delivery; returns its events."""
         if self._request.logprobs:
             if self._text_follows is None:
                 self._text_follows = not (delivery.pieces and delivery.pieces[0].kind == "reasoning")
@@ -185,7 +186,7 @@ class ResponsesAnswer:
         return b"".join(events)
 
     def _close(self, status: str = "completed") -> bytes:
-        """Ends the text that is open, if one is."""
+        """End the text that is open, if one is."""
         item = self._items[-1] if self._items else None
         if item is None or item.status != "in_progress":
             return b""
@@ -225,14 +226,14 @@ class ResponsesAnswer:
         return closed + added + filled_in + done
 
     def _end(self) -> bytes:
-        """The events that finish the items. A reply without a word is an empty message."""
+        """Return the events that finish the items. A reply without a word is an empty message."""
         begun = b"" if self._sequence else self._opening_events()
         if self._request.logprobs:
             self._log(self._aligner.end())
         return begun + (b"" if self._items else self._open("message")) + self._close(self._status)
 
     def _log(self, tokens: Sequence[TokenLogprob]) -> None:
-        """Keeps the log-probabilities of messages: neither of reasoning, nor of anything from a tool call on."""
+        """Keep the log-probabilities of messages: neither of reasoning, nor of anything from a tool call on."""
         marks = self._renderer.marks
         top = self._request.top_logprobs or 0
         for sampled in tokens:
@@ -273,13 +274,13 @@ def _event(kind: str, sequence: int, fields: dict[str, Any]) -> bytes:
 
 
 def _head(kind: str, fields: dict[str, Any]) -> bytes:
-    """Returns the beginning of an event of this kind, up to its sequence number and its content."""
+    """Return the beginning of an event of this kind, up to its sequence number and its content."""
     fields_json = orjson.dumps({"type": kind, **fields})[:-1]
     return b'event: %b\ndata: %b,"sequence_number":' % (kind.encode(), fields_json)
 
 
 def _echo(request: ResponsesRequest, reply: Reply) -> dict[str, Any]:
-    """Returns the request's parameters as the answer repeats them: as asked for, or as used instead; null where not given."""
+    """Return the request's parameters as the answer repeats them: as asked for, or as used instead; null where not given."""
     reasoning = request.reasoning
     return {
         "background": False,

@@ -20,7 +20,7 @@ Item = dict[str, Any]
 
 
 def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[Item]:
-    """An input as items of one form, as they are listed; `item_reference` is left as it is. Raises BadRequest."""
+    """Return an input as items of one form, as they are listed; `item_reference` is left as it is. Raise BadRequest."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not given:
@@ -29,7 +29,7 @@ def items(given: str | Sequence[Any], images: ImageSupport = TEXT_ONLY) -> list[
 
 
 def named(found: Sequence[Item], response_id: str) -> list[Item]:
-    """The items of an answer's input, each with an id."""
+    """Return the items of an answer's input, each with an id."""
     return [
         {**item, "id": item.get("id") or item_id(_PREFIXES[item["type"]], response_id, f"i{index}")}
         for index, item in enumerate(found)
@@ -37,12 +37,12 @@ def named(found: Sequence[Item], response_id: str) -> list[Item]:
 
 
 def item_id(prefix: str, response_id: str, place: int | str) -> str:
-    """The id of an answer's item. `place`: its index in the output, or i and its index in the input."""
+    """Return the id of an answer's item. `place`: its index in the output, or i and its index in the input."""
     return f"{prefix}_{response_id.removeprefix('resp_')}_{place}"
 
 
 def answer_of(item: Item) -> str:
-    """The id of the answer that an item belongs to, read from the item's id; empty if the item's id is not one of ours."""
+    """Return the id of the answer that an item belongs to, read from the item's id; empty if the item's id is not one of ours."""
     match = _ITEM_ID.fullmatch(str(item.get("id") or ""))
     return f"resp_{match[1]}" if match else ""
 
@@ -62,7 +62,7 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 def messages(found: Sequence[Item]) -> list[Message]:
-    """Converts items to messages in the form of chat completions."""
+    """Convert items to messages in the form of chat completions."""
     joined: list[Message] = []
     before: Item = {}
     for item in found:
@@ -84,7 +84,7 @@ def _by_assistant(item: Item) -> bool:
 
 
 def _begins(item: Item, before: Item) -> bool:
-    """True if an item belongs to another reply than the item before it. Clients need not send ids."""
+    """Return true if an item belongs to another reply than the item before it. Clients need not send ids."""
     if (own := answer_of(item)) and (other := answer_of(before)):
         return own != other
     return item["type"] == "reasoning" or (item["type"] == before["type"] == "message")

@@ -55,14 +55,14 @@ class OutputItem:
         return [{"type": "summary_text", "text": self.text}] if self.summarized else []
 
     def begun(self) -> dict[str, Any]:
-        """The item in the API's form, still empty."""
+        """Return the item in the API's form, still empty."""
         shown = self.shown()
         name = _FILLED.get(self.kind, "content")
         shown[name] = [] if name == "content" else ""
         return shown | ({"summary": []} if self.kind == "reasoning" else {})
 
     def shown(self) -> dict[str, Any]:
-        """The item in the API's form."""
+        """Return the item in the API's form."""
         shown: dict[str, Any] = {"id": self.id, "type": self.kind, "status": self.status}
         if self.call is not None:
             return shown | self.call

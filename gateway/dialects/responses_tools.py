@@ -72,7 +72,7 @@ class Toolbox:
 
     @classmethod
     def of(cls, tools: Sequence[Any], hosted: Hosted, grammars: Grammars = "refuse") -> Toolbox:
-        """Makes a request's toolbox. Raises BadRequest for tools that no function can stand for, or that are to be refused."""
+        """Make a request's toolbox. Raise BadRequest for tools that no function can stand for, or that are to be refused."""
         box = cls(grammars=grammars)
         for i, tool in enumerate(tools):
             kind = tool.get("type") if isinstance(tool, dict) else None
@@ -85,7 +85,7 @@ class Toolbox:
         return box
 
     def call(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Returns a model's call as the fields of its item, `type` among them. A function that the client did not offer keeps its
+        """Return a model's call as the fields of its item, `type` among them. A function that the client did not offer keeps its
         name.
         """
         name, arguments = call["function"]["name"], call["function"]["arguments"]
@@ -97,7 +97,7 @@ class Toolbox:
         return {"type": "function_call", **named, "arguments": arguments}
 
     def _add_namespace(self, namespace: dict[str, Any], where: str) -> None:
-        """Adds the tools of a namespace, whose description goes before that of its first tool."""
+        """Add the tools of a namespace, whose description goes before that of its first tool."""
         name, tools = namespace.get("name"), namespace.get("tools")
         if not isinstance(name, str) or not name or not isinstance(tools, list):
             message = f"{where}: a namespace needs a name and a list of tools"
@@ -135,7 +135,7 @@ class Toolbox:
         self.functions.append({"type": "function", "function": function})
 
     def _grammar(self, given: Any, where: str) -> str:
-        """Returns what the model is told of the form of a custom tool's input; empty if any text will do. Raises BadRequest for a
+        """Return what the model is told of the form of a custom tool's input; empty if any text will do. Raise BadRequest for a
         grammar that is to be refused.
         """
         if given is None or (isinstance(given, dict) and given.get("type") == "text"):
@@ -154,17 +154,17 @@ _KNOWN = {"function": ("name", "description", "parameters", "strict"), "custom":
 
 
 def function_name(name: str, namespace: str | None) -> str:
-    """Returns the name of the function that stands for a tool. No name in OpenAI's API has a dot."""
+    """Return the name of the function that stands for a tool. No name in OpenAI's API has a dot."""
     return f"{namespace}.{name}" if namespace else name
 
 
 def custom_arguments(given: str) -> str:
-    """The arguments of the function that stands for a custom tool."""
+    """Return the arguments of the function that stands for a custom tool."""
     return orjson.dumps({_INPUT: given}).decode()
 
 
 def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Returns the tools that the model was told of, as the answer repeats them; null where a value was not given."""
+    """Return the tools that the model was told of, as the answer repeats them; null where a value was not given."""
     for tool in tools:
         if tool["type"] == "function":
             yield {"description": None, "parameters": None, "strict": None, **tool}
@@ -173,7 +173,7 @@ def offered(tools: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 
 def _input(arguments: str) -> str:
-    """Returns a custom tool's input: the one string in the arguments, or all that the model wrote if it did not keep to that."""
+    """Return a custom tool's input: the one string in the arguments, or all that the model wrote if it did not keep to that."""
     try:
         values = orjson.loads(arguments)
     except orjson.JSONDecodeError:

@@ -10,7 +10,7 @@ _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 
 
 def check_schema(schema: Any, param: str) -> dict[str, Any]:
-    """Return a schema. Raises BadRequest that names the part of it that is wrong."""
+    """Return a schema. Raise BadRequest that names the part of it that is wrong."""
     if not isinstance(schema, dict):
         raise _invalid("a JSON schema must be an object", param)
     kinds = schema.get("type", [])
@@ -30,7 +30,7 @@ def check_schema(schema: Any, param: str) -> dict[str, Any]:
 
 
 def check_parameters(schema: Any, param: str) -> None:
-    """Raises BadRequest if a tool's parameters are not the schema of an object. None: it has no parameters."""
+    """Raise BadRequest if a tool's parameters are not the schema of an object. None: it has no parameters."""
     if schema is None:
         return
     check_schema(schema, param)

@@ -52,13 +52,13 @@ def _check(name: str, count: int, bound: str, of: str = "entries") -> None:
 
 
 def _tools(tool: Any) -> int:
-    """Counts tools; a namespace counts as the tools in it."""
+    """Count tools; a namespace counts as the tools in it."""
     inner = tool.get("tools") if isinstance(tool, dict) else None
     return 1 + len(inner) if isinstance(inner, list) else 1
 
 
 def _parts(messages: list[Any]) -> Iterator[int]:
-    """The number of parts in each list of parts; a tool's result may be a part, and have parts of its own."""
+    """Yield the number of parts in each list of parts; a tool's result may be a part, and have parts of its own."""
     for message in messages:
         if isinstance(message, dict):
             for name in _LISTS:

@@ -27,7 +27,7 @@ LoadImage = Callable[[str], Awaitable[tuple[str, bytes]]]
 
 
 async def no_images(name: str) -> tuple[str, bytes]:
-    """Finds none."""
+    """Find none."""
     raise EngineRefused(f"the image {name} is not stored here")
 
 
@@ -98,7 +98,7 @@ class Engine(Protocol):
     name: str
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        """Samples tokens for a request."""
+        """Sample tokens for a request."""
         ...
 
     async def pause(self, *, keep: bool = False) -> None:
@@ -107,15 +107,15 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Samples again."""
+        """Sample again."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Gives requests back, paused or not; ids that do not run are no error."""
+        """Give requests back, paused or not; ids that do not run are no error."""
         ...
 
     async def load(self, path: str) -> None:
-        """Loads the checkpoint in `path` in place of the present weights. Only while paused."""
+        """Load the checkpoint in `path` in place of the present weights. Only while paused."""
         ...
 
     async def workers(self) -> int:
@@ -128,30 +128,30 @@ class Engine(Protocol):
         ...
 
     async def receive_weights(self, version: int, timeout_s: float) -> None:
-        """Puts the version that was received in place of the present weights. Only while paused. If it did not come whole, the
+        """Put the version that was received in place of the present weights. Only while paused. If it did not come whole, the
         weights are as before."""
         ...
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Loads the adapter in `path` under a name, beside the weights and all that runs; one that is there already stays.
+        """Load the adapter in `path` under a name, beside the weights and all that runs; one that is there already stays.
 
         A name stands for the same bytes for ever."""
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Gives no new request the adapter of a name; one that is not there is no error."""
+        """Give no new request the adapter of a name; one that is not there is no error."""
         ...
 
     async def forget_adapters(self) -> None:
-        """Takes every adapter out of the engine, so that its own weights sample alone. Only while no request is inside."""
+        """Take every adapter out of the engine, so that its own weights sample alone. Only while no request is inside."""
         ...
 
     async def label(self, version: int) -> None:
-        """Sets the label that the engine puts on what it samples from now on."""
+        """Set the label that the engine puts on what it samples from now on."""
         ...
 
     async def frees_memory(self) -> bool:
-        """True if `sleep` frees memory: the engine has an accelerator, and was started to sleep."""
+        """Return true if `sleep` frees memory: the engine has an accelerator, and was started to sleep."""
         ...
 
     async def sleep(self, level: Level) -> None:
@@ -159,28 +159,29 @@ class Engine(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Takes its memory again; then the weights are to be loaded. An engine that is awake is only paused."""
+        """Take its memory again; then the weights are to be loaded. An engine that is awake is only paused."""
         ...
 
     async def score(self, ids: Sequence[int], adapter: str = "") -> list[float]:
-        """The log-probability of every token of `ids` but the first, at temperature 1, by the present weights, or an adapter."""
+        """Return the log-probability of every token of `ids` but the first, at temperature 1, by the present weights, or an
+        adapter."""
         ...
 
     async def prove(self, version: int, path: str, adapter: str = "") -> list[Holding]:
         """Compare what each worker holds with a version's tensors: those that it received, else those of the files in `path`.
 
-        `adapter`: the version is an adapter of this name, and not the engine's own weights. Raises NotComparable where the engine
+        `adapter`: the version is an adapter of this name, and not the engine's own weights. Raise NotComparable where the engine
         has no means to compare."""
         ...
 
     async def read_load(self) -> Load | None:
-        """The engine's load; None if it does not report one."""
+        """Return the engine's load; None if it does not report one."""
         ...
 
     async def healthy(self) -> bool:
-        """True if the engine answers."""
+        """Return true if the engine answers."""
         ...
 
     async def close(self) -> None:
-        """Closes connections; the engine itself goes on."""
+        """Close connections; the engine itself goes on."""
         ...

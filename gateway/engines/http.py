@@ -35,7 +35,7 @@ class HTTPEngine:
         self._http = http
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._http.close()
 
     async def workers(self) -> int:
@@ -71,7 +71,7 @@ class HTTPEngine:
 
 
 def version_spans(spans: list[dict[str, Any]] | None) -> tuple[tuple[str, int], ...] | None:
-    """The label of each version that sampled, and its number of tokens; None if the engine does not report them."""
+    """Return the label of each version that sampled, and its number of tokens; None if the engine does not report them."""
     if spans is None:
         return None
     return tuple(
@@ -89,7 +89,7 @@ class EngineHTTP:
         self._opened: aiohttp.ClientSession | None = None
 
     async def post(self, path: str, body: Any = None, params: Mapping[str, str] | None = None) -> bytes:
-        """Posts a JSON object; answers the body."""
+        """Post a JSON object; answers the body."""
         content = None if body is None else _dump(body)
         with self._translated(path):
             async with self._control.post(
@@ -101,7 +101,7 @@ class EngineHTTP:
                 return answer
 
     async def get(self, path: str) -> bytes:
-        """The body of a GET."""
+        """Return the body of a GET."""
         with self._translated(path):
             async with self._control.get(
                 self._base_url + path, headers=_JSON, allow_redirects=False
@@ -114,7 +114,7 @@ class EngineHTTP:
     async def events(
         self, path: str, body: Any, on_new: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """Posts a JSON object; yields the events of the answer, until `[DONE]`.
+        """Post a JSON object; yields the events of the answer, until `[DONE]`.
 
         If the answer comes over a new connection, `on_new` is awaited before the first event. A connection does not outlive the
         server's process, so what `on_new` finds out holds for everything that comes over it. Streams share no connection with
@@ -140,7 +140,7 @@ class EngineHTTP:
                 answer.leave(done=done)
 
     async def returns_ok(self, path: str, timeout_s: float) -> bool:
-        """True if a GET is answered with 200."""
+        """Return true if a GET is answered with 200."""
         timeout = aiohttp.ClientTimeout(total=timeout_s)
         try:
             async with self._control.get(
@@ -151,7 +151,7 @@ class EngineHTTP:
             return False
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._streams.close()
         if self._opened is not None:
             await self._opened.close()
@@ -180,12 +180,12 @@ class EngineHTTP:
 
 
 def _dump(body: Any) -> bytes:
-    """A body as JSON, in which token ids may be arrays."""
+    """Return a body as JSON, in which token ids may be arrays."""
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def failure(error: Mapping[str, Any]) -> EngineError:
-    """The error of an event with an `error`, which an engine sends before or amid tokens."""
+    """Return the error of an event with an `error`, which an engine sends before or amid tokens."""
     quoted = str(error.get("message"))
     if error.get("code") in _BLAMES_THE_REQUEST:
         return EngineRefused("the engine refuses the request", quoted=quoted)
@@ -193,7 +193,7 @@ def failure(error: Mapping[str, Any]) -> EngineError:
 
 
 def _message(body: bytes) -> str:
-    """Returns the message in an answer, without the JSON around it."""
+    """Return the message in an answer, without the JSON around it."""
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -68,19 +68,19 @@ _VLLM_ENV = {
 
 
 def connect(name: str, url: str, api: str) -> Engine:
-    """The adapter to an engine at `url`; no connection is made yet."""
+    """Return the adapter to an engine at `url`; no connection is made yet."""
     return _ADAPTERS[api](name, url, SILENCE_S)
 
 
 def api_of(settings: EngineSettings) -> str:
-    """The API that the engines speak."""
+    """Return the API that the engines speak."""
     return "vllm" if settings.launch == "vllm" else settings.api
 
 
 async def launch(
     name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, port: int
 ) -> LocalProcess:
-    """Starts an engine with the checkpoint in `weights` on a port of the loopback; it does not answer yet."""
+    """Start an engine with the checkpoint in `weights` on a port of the loopback; it does not answer yet."""
     argv, env = await asyncio.to_thread(command, settings, model, served_name, weights, LOOPBACK, port)
     log = settings.log.with_stem(f"{settings.log.stem}-{name}")
     return await LocalProcess.start(name, argv, log, env)
@@ -89,7 +89,7 @@ async def launch(
 def command(
     settings: EngineSettings, model: ModelSettings, served_name: str, weights: str, host: str, port: int
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line of an engine that listens at `host` and `port`, and its additional environment variables.
+    """Return the command line of an engine that listens at `host` and `port`, and its additional environment variables.
 
     The engine asks for no key, so `host` must be an address that only gateways reach.
     """
@@ -110,7 +110,7 @@ def command(
 
 
 def check_launch(settings: EngineSettings) -> None:
-    """Raises ConfigError if the program of an engine that is to be started is not there."""
+    """Raise ConfigError if the program of an engine that is to be started is not there."""
     if settings.launch == "vllm" and shutil.which(os.path.expanduser(settings.python)) is None:
         raise ConfigError(f"{_python_of(settings)}: no such program{_OTHERWISE}")
 
@@ -131,9 +131,9 @@ class EngineProcess:
     async def start(
         cls, name: str, settings: EngineSettings, model: ModelSettings, served_name: str, weights: str
     ) -> EngineProcess:
-        """Starts an engine with the checkpoint in `weights` and waits until it answers.
+        """Start an engine with the checkpoint in `weights` and waits until it answers.
 
-        Raises ChildDied, with the line of the engine's log that says why it ended, or TimeoutError.
+        Raise ChildDied, with the line of the engine's log that says why it ended, or TimeoutError.
         """
         port = free_port()
         url = f"http://{LOOPBACK}:{port}"
@@ -152,7 +152,7 @@ class EngineProcess:
         return cls(process, engine, url)
 
     async def stop(self, grace_s: float = 10.0) -> None:
-        """Ends the engine and whatever it started; what is left after `grace_s` is killed."""
+        """End the engine and whatever it started; what is left after `grace_s` is killed."""
         try:
             await self.engine.close()
         finally:  # also on cancellation: nobody else would stop the process
@@ -184,14 +184,14 @@ def _vllm_command(
 
 
 def _is_to_sleep(settings: EngineSettings) -> bool:
-    """True if vLLM is to be started so that sleep frees its memory: without an accelerator, it would not start then."""
+    """Return true if vLLM is to be started so that sleep frees its memory: without an accelerator, it would not start then."""
     if settings.sleep == "auto":
         return has_accelerator({**os.environ, **settings.env}) and not _is_for_cpu(settings.python)
     return settings.sleep != "pause"
 
 
 def has_accelerator(env: Mapping[str, str], devices: Path = Path("/dev")) -> bool:
-    """True if this machine has a GPU that a process with these environment variables may see."""
+    """Return true if this machine has a GPU that a process with these environment variables may see."""
     if env.get("CUDA_VISIBLE_DEVICES", "any") in ("", "-1"):
         return False
     return any((devices / name).exists() for name in ("nvidiactl", "kfd"))

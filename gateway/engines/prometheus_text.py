@@ -13,7 +13,7 @@ _NUMBER = r"([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\b"
 
 
 def samples(page: str, names: Iterable[str]) -> dict[str, list[float]]:
-    """The values of each name, one for each set of labels; a name that is not there has none."""
+    """Return the values of each name, one for each set of labels; a name that is not there has none."""
     found: dict[str, list[float]] = {}
     page = f"\n{page}"
     for name in names:
@@ -28,6 +28,6 @@ def samples(page: str, names: Iterable[str]) -> dict[str, list[float]]:
 
 
 def label(page: str, name: str, key: str) -> str | None:
-    """A label's value in the first sample of a name; None: it is not there."""
+    """Return a label's value in the first sample of a name; None: it is not there."""
     match = re.search(rf'^{re.escape(name)}\{{[^\n]*?\b{re.escape(key)}="([^"\n]*)"', page, re.MULTILINE)
     return match[1] if match else None

@@ -153,7 +153,7 @@ class SGLangEngine(HTTPEngine):
         return Load(running, waiting, kv, sampled) if found[_FIGURES[0]] else None
 
     async def healthy(self) -> bool:
-        """True if the engine answers. `/health` takes a second and can take twenty."""
+        """Return true if the engine answers. `/health` takes a second and can take twenty."""
         return await (
             self._http.returns_ok("/ping", 5.0) if self._paused else self._http.returns_ok("/health", 25.0)
         )
@@ -162,7 +162,7 @@ class SGLangEngine(HTTPEngine):
         await self._http.post("/pause_generation", {"mode": mode})
 
     async def _first(self, name: str, events: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
-        """The first event of a request; None if it was cut before one came."""
+        """Return the first event of a request; None if it was cut before one came."""
         first = asyncio.ensure_future(anext(events, None))
         self._silent[name] = first
         try:
@@ -176,7 +176,7 @@ class SGLangEngine(HTTPEngine):
         return first.result() or {"error": {"message": "the stream ended before it began"}}
 
     def _cut(self, names: Iterable[str]) -> None:
-        """Gives back requests that no abort reaches, by closing their connections. Only what is silent is: nothing is lost."""
+        """Give back requests that no abort reaches, by closing their connections. Only what is silent is: nothing is lost."""
         for name in names:
             if name in self._silent:
                 self._silent[name].cancel()
@@ -190,7 +190,7 @@ class StreamReader:
         self._count = 0
 
     def chunk(self, event: dict[str, Any]) -> TokenChunk:
-        """The new tokens of an event. In every form of stream, `completion_tokens` counts all tokens so far and the newest
+        """Return the new tokens of an event. In every form of stream, `completion_tokens` counts all tokens so far and the newest
         log-probabilities come last. `output_ids` is not read: in an incremental stream the event of an abort repeats the last
         token there."""
         if "error" in event:
@@ -216,7 +216,7 @@ class StreamReader:
 
 
 def _rid(request_id: str) -> str:
-    """The id by which SGLang knows a request: one that no other id begins with."""
+    """Return the id by which SGLang knows a request: one that no other id begins with."""
     return f"{request_id}|"
 
 
@@ -258,7 +258,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 def _finish(reason: dict[str, Any]) -> FinishReason:
-    """Raises if the end is a failure: aborts that were not requested have a status, and NaNs look like a stop."""
+    """Raise if the end is a failure: aborts that were not requested have a status, and NaNs look like a stop."""
     if reason.get("status_code") is not None:
         raise failure({"message": reason.get("message"), "code": reason["status_code"]})
     if reason["type"] == "stop" and isinstance(reason.get("matched"), str):
@@ -267,7 +267,7 @@ def _finish(reason: dict[str, Any]) -> FinishReason:
 
 
 def _top(meta: dict[str, Any], new: int) -> list[list[tuple[int, float]]] | None:
-    """The alternatives to the newest tokens, if they were asked for."""
+    """Return the alternatives to the newest tokens, if they were asked for."""
     rows = meta.get("output_top_logprobs")
     if not rows or not new:
         return None

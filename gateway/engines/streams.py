@@ -35,9 +35,9 @@ class StreamConnections:
         self._heads: dict[str, bytes] = {}
 
     async def post(self, path: str, body: bytes) -> StreamConnection:
-        """Posts JSON, and waits for the head of the answer. The caller must `leave` the connection.
+        """Post JSON, and waits for the head of the answer. The caller must `leave` the connection.
 
-        Raises OSError or TimeoutError if there is none.
+        Raise OSError or TimeoutError if there is none.
         """
         connection = self._known() or await self._made()
         try:
@@ -48,7 +48,7 @@ class StreamConnections:
         return connection
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         if self._sweep is not None:
             self._sweep.cancel()
         for connection in list(self._all):
@@ -59,7 +59,7 @@ class StreamConnections:
         self._all.discard(connection)
 
     def rest(self, connection: StreamConnection) -> None:
-        """Keeps a connection for the next request."""
+        """Keep a connection for the next request."""
         connection.idle_since = asyncio.get_running_loop().time()
         self._idle.append(connection)
         self._sweep = self._sweep or asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._sweep_idle)
@@ -83,7 +83,7 @@ class StreamConnections:
         return connection
 
     def _sweep_idle(self) -> None:
-        """Closes what has been idle for too long."""
+        """Close what has been idle for too long."""
         oldest, self._sweep = asyncio.get_running_loop().time() - KEEP_ALIVE_S, None
         idle, self._idle = self._idle, []
         for connection in idle:
@@ -95,7 +95,7 @@ class StreamConnections:
             self._sweep = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self._sweep_idle)
 
     def _head(self, path: str) -> bytes:
-        """A request's head up to its body's length."""
+        """Return a request's head up to its body's length."""
         if path not in self._heads:
             url = self._base.joinpath(path.lstrip("/"), encoded=True)
             lines = [f"POST {url.raw_path_qs} HTTP/1.1", f"host: {url.host_port_subcomponent}"]
@@ -137,7 +137,7 @@ class StreamConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, request: bytes) -> None:
-        """Sends a request, and waits for the head of its answer."""
+        """Send a request, and waits for the head of its answer."""
         self.status, self._asked, self._whole, self._left = 0, True, False, False
         self._heard = self._loop.time()
         self._timer = self._loop.call_later(self._pool.silence_s, self._check_silence)
@@ -147,7 +147,7 @@ class StreamConnection(asyncio.Protocol):
             await self._wait()
 
     async def read(self) -> bytes:
-        """Returns what has come of the answer's body since the last time; waits if that is nothing. Empty at its end."""
+        """Return what has come of the answer's body since the last time; waits if that is nothing. Empty at its end."""
         while not self._parts:
             if self._whole:
                 return b""
@@ -161,14 +161,14 @@ class StreamConnection(asyncio.Protocol):
         return data
 
     async def read_whole(self) -> bytes:
-        """Returns the rest of the answer's body."""
+        """Return the rest of the answer's body."""
         parts = []
         while data := await self.read():
             parts.append(data)
         return b"".join(parts)
 
     def leave(self, *, done: bool) -> None:
-        """Ends the request. `done`: all that was to come has come, or its last bytes say nothing more.
+        """End the request. `done`: all that was to come has come, or its last bytes say nothing more.
 
         Otherwise the connection is closed, which tells the engine that nobody wants the rest.
         """
@@ -179,7 +179,7 @@ class StreamConnection(asyncio.Protocol):
             self.close()
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:

@@ -20,7 +20,7 @@ except PackageNotFoundError:
 
 
 def ties_embeddings(checkpoint: Path) -> bool:
-    """Returns whether a checkpoint's output head is its embedding, as its config says."""
+    """Return whether a checkpoint's output head is its embedding, as its config says."""
     try:
         config = json.loads((checkpoint / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -32,7 +32,7 @@ def ties_embeddings(checkpoint: Path) -> bool:
 
 
 async def stale_heads(settings: Settings) -> list[str]:
-    """Returns a warning for each trained model with tied embeddings whose engines are of vLLM's CPU build."""
+    """Return a warning for each trained model with tied embeddings whose engines are of vLLM's CPU build."""
     found = []
     for name, model in settings.models.items():
         engine = settings.engine_of(name)
@@ -49,7 +49,7 @@ async def stale_heads(settings: Settings) -> list[str]:
 
 
 async def _is_cpu_build(python: str) -> bool:
-    """Returns whether vLLM is a CPU build; False where it or the interpreter is missing, which the engine's start reports."""
+    """Return whether vLLM is a CPU build; False where it or the interpreter is missing, which the engine's start reports."""
     try:
         process = await asyncio.create_subprocess_exec(
             *(os.path.expanduser(python), "-c", _BUILD),

@@ -23,7 +23,7 @@ _VLLM_NO_SEED = -1
 def used(api: str, asked: Sampling) -> Sampling:
     """Return the parameters with which engines of an API sample what was asked for.
 
-    Raises KeyError for an API without a rule.
+    Raise KeyError for an API without a rule.
     """
     return _RULES[api](asked)
 

@@ -214,7 +214,7 @@ class VLLMEngine(HTTPEngine):
 
 
 def _counts(found: Sequence[Sequence[float]], sampled: int) -> StepCounts | None:
-    """The values of `_COUNTS`. A step's tokens are those that it sampled, and those of prompts that it computed.
+    """Return the values of `_COUNTS`. A step's tokens are those that it sampled, and those of prompts that it computed.
 
     Data-parallel ranks step side by side, each with counts of its own.
     """
@@ -257,7 +257,7 @@ def _body(request: GenerateRequest) -> dict[str, Any]:
 
 
 def _optional(sampling: Sampling) -> dict[str, Any]:
-    """The parameters that ask for something: bodies are many, and neutral values cost."""
+    """Return the parameters that ask for something: bodies are many, and neutral values cost."""
     return {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,

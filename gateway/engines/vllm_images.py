@@ -32,7 +32,7 @@ class EngineImages:
         self._sent.clear()
 
     async def features(self, request: GenerateRequest) -> dict[str, Any]:
-        """The `features` of a request. Raises EngineRefused where the engine counts an image's tokens differently."""
+        """Return the `features` of a request. Raise EngineRefused where the engine counts an image's tokens differently."""
         items: list[str | None] = []
         for image in request.images:
             known = self._sent.get(image.hash) == image.length
@@ -47,7 +47,7 @@ class EngineImages:
         }
 
     async def _processed(self, request: GenerateRequest, image: ImageSpan) -> str:
-        """An image as the engine's processor makes it, in vLLM's encoding."""
+        """Return an image as the engine's processor makes it, in vLLM's encoding."""
         media_type, data = await request.load_image(image.hash)
         url = f"data:{media_type};base64,{base64.b64encode(data).decode()}"
         part = {"type": "image_url", "image_url": {"url": url}}

@@ -22,7 +22,7 @@ KINDS = {
 
 
 def parse(environment: str) -> tuple[str, str]:
-    """The kind and the name in `KIND:NAME`. Raises ValueError."""
+    """Return the kind and the name in `KIND:NAME`. Raise ValueError."""
     kind, _, name = environment.partition(":")
     if kind not in KINDS or not name:
         raise ValueError(
@@ -32,7 +32,7 @@ def parse(environment: str) -> tuple[str, str]:
 
 
 def load(environment: str, args: dict[str, Any]) -> Environment:
-    """The environment `KIND:NAME`, with arguments of its own. Raises ValueError, and what its package raises."""
+    """Return the environment `KIND:NAME`, with arguments of its own. Raise ValueError, and what its package raises."""
     kind, name = parse(environment)
     module, _, attribute = KINDS[kind].partition(":")
     loaded: Environment = getattr(importlib.import_module(module), attribute)(name, **args)

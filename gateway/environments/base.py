@@ -50,25 +50,25 @@ class Environment(Protocol):
     """One environment, loaded. Several episodes are played at the same time, in one event loop."""
 
     def tasks(self) -> Iterable[Found]:
-        """The dataset in its order, perhaps without end."""
+        """Yield the dataset in its order, perhaps without end."""
 
     async def open(self) -> None:
-        """Starts what the episodes share."""
+        """Start what the episodes share."""
 
     async def play(self, data: dict[str, Any], base_url: str, api_key: str) -> Played:
-        """Plays the task of `data` with the model at an OpenAI base URL. Raises PlayFailed, or anything else."""
+        """Plays the task of `data` with the model at an OpenAI base URL. Raise PlayFailed, or anything else."""
 
     async def close(self) -> None:
-        """Ends what `open` started."""
+        """End what `open` started."""
 
 
 def split_of(key: str) -> Split:
-    """The split that a task belongs to, by its key alone."""
+    """Return the split that a task belongs to, by its key alone."""
     return "eval" if hashlib.sha256(key.encode()).digest()[0] % HELDOUT == 0 else "train"
 
 
 def chosen(tasks: Iterable[Found], split: Split) -> Iterator[tuple[int, Found]]:
-    """The tasks of a split, each once, with their places in the dataset."""
+    """Yield the tasks of a split, each once, with their places in the dataset."""
     seen: set[str] = set()
     for place, found in enumerate(tasks):
         if found.key not in seen and split in ("all", split_of(found.key)):

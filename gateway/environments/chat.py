@@ -22,16 +22,16 @@ class Chat:
         self._http: httpx.AsyncClient | None = None
 
     async def open(self) -> None:
-        """Opens the pool."""
+        """Open the pool."""
         self._http = httpx.AsyncClient(timeout=self._timeout_s, limits=httpx.Limits(max_connections=None))
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         if self._http is not None:
             await self._http.aclose()
 
     async def complete(self, base_url: str, api_key: str, **body: Any) -> dict[str, Any]:
-        """One chat completion. Raises ContextFull, and httpx's errors for anything else than an answer."""
+        """One chat completion. Raise ContextFull, and httpx's errors for anything else than an answer."""
         assert self._http is not None, "open it first"
         response = await self._http.post(
             f"{base_url}/chat/completions",
@@ -47,5 +47,5 @@ class Chat:
 
 
 def text_of(reply: dict[str, Any]) -> str:
-    """The text of a chat completion's first choice."""
+    """Return the text of a chat completion's first choice."""
     return reply["choices"][0]["message"].get("content") or ""

@@ -91,7 +91,7 @@ class _Source(SampleSource):
         self._adding: asyncio.Task[None] | None = None
 
     async def run(self, sample: Sample, route: tuple[str, str], evaluation: asyncio.Task[Any]) -> Any:
-        """Inspect's record of a sample, once it has ended. Raises PlayFailed if the evaluation ends before."""
+        """Inspect's record of a sample, once it has ended. Raise PlayFailed if the evaluation ends before."""
         name = f"{sample.id}#{uuid4()}"
         done = self._done[name] = asyncio.get_running_loop().create_future()
         self.routes[name] = route

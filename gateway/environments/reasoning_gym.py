@@ -53,7 +53,7 @@ class ReasoningGymEnvironment:
         return Played(float(self._dataset.score_answer(self._found(text_of(reply)), entry)))
 
     def _found(self, text: str) -> str | None:
-        """The answer in a reply."""
+        """Return the answer in a reply."""
         if self._answer == "tag":
             found: str | None = extract_answer(text)
             return found

@@ -76,7 +76,7 @@ class VerifiersEnvironment:
         return _played(episode)
 
     def _task(self, index: int) -> Any:
-        """The task at a place of the dataset, which is read as far as that."""
+        """Return the task at a place of the dataset, which is read as far as that."""
         if self._rest is None:
             self._rest = iter(self._environment.taskset)
         while index not in self._tasks:
@@ -130,7 +130,7 @@ class _Relay:
 
 
 def _played(episode: Any) -> Played:
-    """The rewards of an episode. Raises PlayFailed if it is not ok."""
+    """Return the rewards of an episode. Raise PlayFailed if it is not ok."""
     if not episode.ok:
         last = next((at.last_error for at in (episode, *episode.traces) if at.last_error is not None), None)
         if last is None:

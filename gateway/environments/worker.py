@@ -28,7 +28,7 @@ _LINE_BYTES = 2**24
 
 
 def main(arguments: list[str]) -> int:
-    """Serves until the input ends. Returns the exit status."""
+    """Serve until the input ends. Return the exit status."""
     name, args = arguments
     questions, answers = private_streams()
     try:
@@ -50,7 +50,7 @@ class _Worker:
         self._playing: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, questions: IO[bytes]) -> None:
-        """Opens the environment, and answers until there are no more questions."""
+        """Open the environment, and answers until there are no more questions."""
         try:
             await self._environment.open()
         except Exception:

@@ -67,7 +67,7 @@ class Admission(LedgerListener):
             ledger.subscribe(self)
 
     async def close(self) -> None:
-        """Stops waiting for commits."""
+        """Stop waiting for commits."""
         for task in self._entering:
             task.cancel()
         await asyncio.gather(*self._entering, return_exceptions=True)
@@ -78,7 +78,7 @@ class Admission(LedgerListener):
             self._joining[episode_id] = reason
 
     async def insert(self, row: NewEpisode, entered: Entered) -> None:
-        """Stores the episode `row` without a place in a ledger; `entered`: as for `join`."""
+        """Store the episode `row` without a place in a ledger; `entered`: as for `join`."""
 
         async def enter() -> list[Command]:
             row["version"] = self._ledgers[row["model"]].rule.version
@@ -89,10 +89,10 @@ class Admission(LedgerListener):
         await self._enter(enter(), row)
 
     async def join(self, event: Join, row: NewEpisode, wait_s: float, entered: Entered) -> None:
-        """Stores the episode `row`, with its version, once the ledger admits it. `entered` is called with the commit, even if the
+        """Store the episode `row`, with its version, once the ledger admits it. `entered` is called with the commit, even if the
         caller no longer waits.
 
-        Raises Busy if there is no slot within `wait_s`, Conflict if the group takes no more members.
+        Raise Busy if there is no slot within `wait_s`, Conflict if the group takes no more members.
         """
         until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
         model = row["model"]
@@ -125,7 +125,7 @@ class Admission(LedgerListener):
         return commands
 
     async def _enter(self, entering: Coroutine[Any, Any, list[Command]], row: NewEpisode) -> list[Command]:
-        """Waits for an admission's commit. A caller that stops waiting does not stop it: what is committed must be known."""
+        """Wait for an admission's commit. A caller that stops waiting does not stop it: what is committed must be known."""
         task = asyncio.create_task(entering, name=f"enter-{row['id']}")
         self._entering.add(task)
         task.add_done_callback(self._entered)
@@ -137,7 +137,7 @@ class Admission(LedgerListener):
             log.info("%s failed: %s", task.get_name(), error)
 
     def waiting(self, model: str) -> dict[str, int]:
-        """The number of episodes of each group that wait for a slot, first come first."""
+        """Return the number of episodes of each group that wait for a slot, first come first."""
         return {group_id: waiting.members for group_id, waiting in self._waiting[model].items()}
 
     async def _record_refusal(self, model: str, event: Join, reason: str) -> None:
@@ -146,7 +146,7 @@ class Admission(LedgerListener):
 
     @staticmethod
     async def _wait(queue: dict[str, _Waiting], group_id: str, timeout_s: float) -> None:
-        """Waits until a slot may be the group's, or the time is up. All members of a group are woken together."""
+        """Wait until a slot may be the group's, or the time is up. All members of a group are woken together."""
         waiting = queue.setdefault(group_id, _Waiting())
         waiting.members += 1
         try:

@@ -62,7 +62,7 @@ class AutoOpen:
         """The times until which refused calls are expected back."""
 
     async def again(self, agent: str, sent: RequestKey) -> tuple[OpenEpisode | None, str]:
-        """The episode that a retry opened before; without one a notice, which may be empty, for the one that it opens."""
+        """Return the episode that a retry opened before; without one a notice, which may be empty, for the one that it opens."""
         place = agent, sent.name
         while True:
             found = [live for live in self._episodes.of_agent(agent) if live.opening == sent.name]
@@ -96,9 +96,9 @@ class AutoOpen:
         *,
         trains: bool,
     ) -> OpenEpisode:
-        """Opens an episode for a call; `trains`: the call is to the agent's own model.
+        """Open an episode for a call; `trains`: the call is to the agent's own model.
 
-        Raises Busy if the agent has too many episodes, or if there is no slot for a training episode in time.
+        Raise Busy if the agent has too many episodes, or if there is no slot for a training episode in time.
         """
         place = agent, sent.name if sent is not None else secrets.token_hex(16)
         done = asyncio.get_running_loop().create_future()
@@ -153,7 +153,7 @@ class AutoOpen:
     async def _join(
         self, place: _Request, task: str, given: AgentSettings, model: str, notice: str
     ) -> OpenEpisode:
-        """Opens a member of the task's group that is not full yet, or of a new one."""
+        """Open a member of the task's group that is not full yet, or of a new one."""
         agent, request = place
         assert given.group_size is not None
         until = time.monotonic() + given.max_wait_s
@@ -180,7 +180,7 @@ class AutoOpen:
                 return await self._episodes.named(opened.episode_id)
 
     async def _group(self, prefix: str, model: str, size: int) -> int:
-        """The number of the group to try: the last one while it takes members, else the next."""
+        """Return the number of the group to try: the last one while it takes members, else the next."""
         last = await self._database.read(lambda c: statements.last_group(c, prefix, model))
         if last is None:
             return 1
@@ -198,7 +198,7 @@ class AutoOpen:
         self._owed.setdefault(place, []).append(now + _OWED_S)
 
     def _is_owed(self, place: _Request) -> bool:
-        """True if an equal call was refused recently and is expected back; counts this request as its return."""
+        """Return true if an equal call was refused recently and is expected back; counts this request as its return."""
         times = [t for t in self._owed.pop(place, []) if t > time.monotonic()]
         if len(times) > 1:
             self._owed[place] = times[1:]
@@ -206,7 +206,7 @@ class AutoOpen:
 
 
 def _lost_its_client(live: OpenEpisode) -> bool:
-    """True if the reply to the opening call is complete, and no client reads it."""
+    """Return true if the reply to the opening call is complete, and no client reads it."""
     return any(
         isinstance(call, Completion)
         and call.details.request_key.startswith(live.opening)

@@ -96,9 +96,9 @@ class Callers:
         return self._auto_open.waiting
 
     async def identify(self, key: str, named: str) -> Caller:
-        """The owner of a key, and the episode that the request names, if any.
+        """Return the owner of a key, and the episode that the request names, if any.
 
-        Raises NotAuthenticated, NotFound if the named episode is not the key's, or Conflict if its run is over.
+        Raise NotAuthenticated, NotFound if the named episode is not the key's, or Conflict if its run is over.
         """
         if not key:
             message = "no key was sent: it belongs in `Authorization: Bearer KEY`, or in `x-api-key: KEY`"
@@ -122,7 +122,7 @@ class Callers:
         return caller
 
     async def reach(self, caller: Caller, episode_id: str) -> OpenEpisode:
-        """An open episode of the caller's by its id. Raises NotFound, or Conflict if its run is over."""
+        """Return an open episode of the caller's by its id. Raise NotFound, or Conflict if its run is over."""
         if caller.agent:
             reached = await self._episodes.agent_of(episode_id) == caller.agent
         else:
@@ -166,7 +166,7 @@ class Callers:
         await self._auto_open.failed(episode)
 
     def refused(self, caller: Caller, sent: RequestKey) -> None:
-        """Records that a call under an agent's key was refused before its episode was known; its client will retry it."""
+        """Record that a call under an agent's key was refused before its episode was known; its client will retry it."""
         self._auto_open.refused(caller.agent, sent)
 
     async def _found_or_opened(
@@ -195,12 +195,12 @@ class Callers:
 
 
 def agent_keys(settings: Settings) -> Keyring[str]:
-    """The keys of `[agents]`, and whose they are."""
+    """Return the keys of `[agents]`, and whose they are."""
     return Keyring((agent.key.get_secret_value(), name) for name, agent in settings.agents.items())
 
 
 def _admin_keys(settings: Settings) -> Keyring[str]:
-    """The keys of the admin API, with what each is."""
+    """Return the keys of the admin API, with what each is."""
     root = settings.admin.key
     keys = [(root.get_secret_value(), "the key of the admin API")] if root is not None else []
     projects = settings.projects.items()

@@ -59,20 +59,20 @@ class Closing:
         """The requests that wait for an end: answered by its commit, the start of grading or a failure, whichever is first."""
 
     async def close(self) -> None:
-        """Stops what is underway. Episodes that are being graded are graded again after the next start."""
+        """Stop what is underway. Episodes that are being graded are graded again after the next start."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def grades(self, live: OpenEpisode) -> bool:
-        """True if a grader would compute the episode's reward."""
+        """Return true if a grader would compute the episode's reward."""
         return self._grading.grades(live.model)
 
     async def end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
-        """Ends an open episode; returns once that is committed. Without an outcome: once it is committed that it is being graded,
+        """End an open episode; returns once that is committed. Without an outcome: once it is committed that it is being graded,
         or closed.
 
-        Raises what went wrong; the end is tried again nevertheless.
+        Raise what went wrong; the end is tried again nevertheless.
         """
         live.ending = live.ending.end(outcome)
         asked = self._asked[live.id] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class Closing:
         await asyncio.shield(asked)
 
     def resume(self, live: OpenEpisode) -> None:
-        """Computes the reward of an episode whose grading is committed to have begun."""
+        """Compute the reward of an episode whose grading is committed to have begun."""
         live.ending = ClosingState(Phase.GRADING)
         self._lead(live)
 
@@ -93,7 +93,7 @@ class Closing:
             live.grading.cancel()
 
     def stop_stray(self, live: OpenEpisode) -> None:
-        """Stops the calls of an episode that was closed while this process had no link to the coordinator."""
+        """Stop the calls of an episode that was closed while this process had no link to the coordinator."""
         self._start(self._stop_here(live, closed(live.id, "it was closed meanwhile")), f"stop-{live.id}")
 
     # The phases of an end
@@ -135,7 +135,7 @@ class Closing:
                 live.ending = done(live.ending)
 
     async def _work(self, live: OpenEpisode, ending: ClosingState) -> Callable[[ClosingState], ClosingState]:
-        """Does the work of a phase, and returns the step that follows."""
+        """Return does the work of a phase, and returns the step that follows."""
         outcome = ending.outcome
         match ending.phase:
             case Phase.STOPPING:
@@ -178,7 +178,7 @@ class Closing:
         write: Write,
         details: dict[str, Any] | None = None,
     ) -> Callable[[ClosingState], ClosingState]:
-        """Commits a phase together with its effect on the ledger, if it has one; returns the step that follows."""
+        """Commit a phase together with its effect on the ledger, if it has one; returns the step that follows."""
         if live.mode == "eval" or event is None:
             await self._database.submit(write)
             return ClosingState.stored
@@ -230,7 +230,7 @@ class Closing:
             asked.exception()  # retrieve the error: the request may have stopped waiting
 
     async def stop_calls(self, live: OpenEpisode, reason: Conflict) -> None:
-        """Stops what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""
+        """Stop what runs in an episode, in whatever process; when this returns, what was sampled is recorded."""
         elsewhere = self._peers.end_episode(live.id, reason)
         await self._stop_here(live, reason)
         await elsewhere

@@ -56,13 +56,13 @@ class ClosingState:
     """True if the ledger has given the episode up, and needs no more news of it."""
 
     def end(self, outcome: Outcome | None) -> ClosingState:
-        """Ends the run; without an outcome, the episode is graded. Raises ValueError if the run was over before."""
+        """End the run; without an outcome, the episode is graded. Raise ValueError if the run was over before."""
         if self.phase is not Phase.OPEN:
             raise ValueError(f"an episode ends once, and this one is {self.phase.value}")
         return ClosingState(Phase.STOPPING, outcome)
 
     def abort(self, reason: str) -> ClosingState:
-        """Takes note that the ledger has given the episode up."""
+        """Take note that the ledger has given the episode up."""
         if self.given_up or self.phase is Phase.CLOSED:
             return self
         values = self.outcome.values if self.outcome else {}

@@ -65,12 +65,12 @@ class Conversations:
 
 
 def opening(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages before the first reply."""
+    """Return the messages before the first reply."""
     return messages[: next((i for i, m in enumerate(messages) if m["role"] == "assistant"), len(messages))]
 
 
 def ends(messages: Sequence[Message]) -> list[int]:
-    """The lengths of all beginnings that end in a reply, the longest first."""
+    """Return the lengths of all beginnings that end in a reply, the longest first."""
     return [i + 1 for i in range(len(messages) - 1, -1, -1) if messages[i]["role"] == "assistant"]
 
 

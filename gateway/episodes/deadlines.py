@@ -27,13 +27,13 @@ class GroupDeadlines:
         """The groups that each model's leased batch waits for, and since when."""
 
     async def sweep(self, now: float, running: Collection[tuple[str, str]]) -> None:
-        """Ends what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""
+        """End what is overdue. `running`: the groups, with their model, that have a training member that runs or is graded."""
         await self._close_lonely(now, running)
         for model in self._ledgers:
             await self._unstick(model, now)
 
     async def _close_lonely(self, now: float, running: Collection[tuple[str, str]]) -> None:
-        """Closes groups that wait for members which never come, for example because their driver died."""
+        """Close groups that wait for members which never come, for example because their driver died."""
         waiting = {
             (model, group.group_id)
             for model, ledger in self._ledgers.items()

@@ -74,7 +74,7 @@ class Episodes(LedgerListener):
             ledger.subscribe(self)
 
     async def load(self) -> None:
-        """Takes over the episodes that were not closed when the gateway stopped.
+        """Take over the episodes that were not closed when the gateway stopped.
 
         The deadlines of open ones start again, and so does the grading of the others.
         """
@@ -106,12 +106,12 @@ class Episodes(LedgerListener):
                 self._closing.resume(live)
 
     async def close(self) -> None:
-        """Stops the gradings that are underway; they begin again with the next start."""
+        """Stop the gradings that are underway; they begin again with the next start."""
         await self._admission.close()
         await self._closing.close()
 
     def adopt(self, followed: Collection[OpenEpisode]) -> None:
-        """Calls that this process has begun for another coordinator go on in the same episodes."""
+        """Call that this process has begun for another coordinator go on in the same episodes."""
         for before in followed:
             if live := self._live.get(before.id):
                 live.adopt(before)
@@ -128,9 +128,9 @@ class Episodes(LedgerListener):
         return len(self._live)
 
     async def open(self, request: EpisodeRequest, wait_s: float, key: str = "") -> EpisodeOpened:
-        """Opens an episode of a trained model once its ledger has a slot. `key`: its key, if not a random one.
+        """Open an episode of a trained model once its ledger has a slot. `key`: its key, if not a random one.
 
-        Raises Busy after `wait_s`, Conflict if the group takes no more members.
+        Raise Busy after `wait_s`, Conflict if the group takes no more members.
         """
         self._database.check()
         key = "" if request.opening else key or f"hg-{secrets.token_urlsafe(24)}"
@@ -168,10 +168,10 @@ class Episodes(LedgerListener):
             self.episode_aborted(live.id, given_up)
 
     async def open_once(self, key: str, request: EpisodeRequest, wait_s: float) -> EpisodeOpened:
-        """Opens an episode under a key that is derived from the request (`key_of`), so that a repeated request gets the same
+        """Open an episode under a key that is derived from the request (`key_of`), so that a repeated request gets the same
         episode.
 
-        That may be closed by now. Raises Conflict if the key opened an episode of another task, group, mode, model or agent.
+        That may be closed by now. Raise Conflict if the key opened an episode of another task, group, mode, model or agent.
         """
         hashed = key_hash(key)
         while True:
@@ -194,7 +194,7 @@ class Episodes(LedgerListener):
         return EpisodeOpened(row["id"], key, f"{self._settings.server.url}/v1", row["version"])
 
     def waiting(self, model: str) -> dict[str, int]:
-        """The number of episodes of each group that wait for a slot, first come first."""
+        """Return the number of episodes of each group that wait for a slot, first come first."""
         return self._admission.waiting(model)
 
     async def authenticate(self, key: str) -> OpenEpisode:
@@ -205,7 +205,7 @@ class Episodes(LedgerListener):
         return live
 
     async def keyed(self, hashed: str) -> OpenEpisode:
-        """The same, by the key's hash."""
+        """Return the same, by the key's hash."""
         if live := self._by_key.get(hashed):
             live.touch()
             return live
@@ -225,19 +225,20 @@ class Episodes(LedgerListener):
             live.touch(ago_s)
 
     async def named(self, episode_id: str) -> OpenEpisode:
-        """An open episode by its id. Raises NotFound; Conflict if its run is over; Unavailable if another process has it."""
+        """Return an open episode by its id. Raise NotFound; Conflict if its run is over; Unavailable if another process has
+        it."""
         live = await self._open(episode_id)
         live.touch()
         return live
 
     async def agent_of(self, episode_id: str) -> str:
-        """The agent whose key reaches an episode, open or not; empty: none. Raises NotFound."""
+        """Return the agent whose key reaches an episode, open or not; empty: none. Raise NotFound."""
         if live := self._live.get(episode_id):
             return live.agent
         return str((await self._row(episode_id))["agent"])
 
     def of_agent(self, agent: str) -> list[OpenEpisode]:
-        """The open episodes that an agent's key reaches, the oldest first."""
+        """Return the open episodes that an agent's key reaches, the oldest first."""
         return [live for live in self._live.values() if live.agent == agent]
 
     async def reward(
@@ -262,7 +263,7 @@ class Episodes(LedgerListener):
         return None
 
     async def reward_call(self, episode_id: str, call_id: str, reward: float) -> None:
-        """Stores the reward of a call of an open episode, in place of the one before. Raises NotFound or Conflict."""
+        """Store the reward of a call of an open episode, in place of the one before. Raise NotFound or Conflict."""
         await self._open(episode_id)
         if not await self._database.read(lambda c: turns.has_call(c, episode_id, call_id)):
             raise NotFound(f"episode {episode_id!r} has no recorded call {call_id!r}", code="no_call")
@@ -293,10 +294,10 @@ class Episodes(LedgerListener):
         return attempt
 
     async def finish(self, episode_id: str, wait_s: float) -> dict[str, Any]:
-        """Ends an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
+        """End an episode's run: graders compute its reward, while it keeps its slot. Waits up to `wait_s` for that.
 
         Returns its state, and once it is closed the reason, reward and components. If its model has no grader, the reward is what
-        was posted so far. Finishing again is no error. Raises NotFound, or Conflict if nothing rewards the episode.
+        was posted so far. Finishing again is no error. Raise NotFound, or Conflict if nothing rewards the episode.
         """
         if live := self._live.get(episode_id):
             await self._finish(live)
@@ -310,11 +311,11 @@ class Episodes(LedgerListener):
         return await self._fate(episode_id)
 
     async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
-        """Closes an episode without a reward; `error`: what its agent said last. Raises NotFound or Conflict."""
+        """Close an episode without a reward; `error`: what its agent said last. Raise NotFound or Conflict."""
         await self._end(await self._open(episode_id), Outcome(reason, {"error": shortened(error)}))
 
     async def sweep(self) -> None:
-        """Ends what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
+        """End what missed its deadline: idle or endless episodes, groups whose members never came, batches that are stuck."""
         limits, now = self._settings.episodes, time.monotonic()
         for live in list(self._live.values()):
             if live.calls:
@@ -331,7 +332,7 @@ class Episodes(LedgerListener):
         return (agent and agent.idle_s) or self._settings.episodes.idle_s
 
     async def _overrun(self, live: OpenEpisode, reason: str) -> None:
-        """Ends an episode whose deadline has passed. For one that a call opened, silence is the regular end."""
+        """End an episode whose deadline has passed. For one that a call opened, silence is the regular end."""
         if live.opening and reason == "idle_deadline" and (self._closing.grades(live) or live.has_reward):
             await self._finish(live)
             return
@@ -339,7 +340,7 @@ class Episodes(LedgerListener):
         await self._end(live, Outcome(reason, {}))
 
     def _check_reward(self, reward: float, total: float) -> None:
-        """Raises BadRequest for a reward that is out of bounds, or that makes the sum with all that was posted so."""
+        """Raise BadRequest for a reward that is out of bounds, or that makes the sum with all that was posted so."""
         if refusal := self._settings.rewards.refusal(reward):
             raise BadRequest(refusal, code="invalid_value", param="reward")
         if refusal := self._settings.rewards.refusal(total):
@@ -400,7 +401,7 @@ class Episodes(LedgerListener):
         raise closed(episode_id, fate["reason"])
 
     async def _end(self, live: OpenEpisode, outcome: Outcome | None) -> None:
-        """Ends an open episode; without an outcome, it is graded."""
+        """End an open episode; without an outcome, it is graded."""
         self._database.check()  # check before the episode is forgotten
         self._forget(live)
         await self._closing.end(live, outcome)
@@ -420,7 +421,7 @@ class Episodes(LedgerListener):
 
 
 def _row(request: EpisodeRequest, key: str) -> NewEpisode:
-    """A new episode's row, without its version."""
+    """Return a new episode's row, without its version."""
     return {
         "id": f"ep-{secrets.token_hex(10)}",
         "key_hash": statements.opened_by(request.opening) if request.opening else key_hash(key),

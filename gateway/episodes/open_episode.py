@@ -114,7 +114,7 @@ class OpenEpisode:
             raise OtherAttempt(self, attempt)
 
     def rewarded(self, reward: float, components: dict[str, float] | None) -> Outcome:
-        """The outcome of a final reward, with the rewards that were posted on the episode's calls."""
+        """Return the outcome of a final reward, with the rewards that were posted on the episode's calls."""
         if self.call_rewards:
             total = sum(self.call_rewards.values())
             reward, components = reward + total, {**(components or {}), CALLS: total}
@@ -122,12 +122,12 @@ class OpenEpisode:
 
 
 def closed(episode_id: str, reason: str) -> Conflict:
-    """Returns the error for requests to an episode that is closed."""
+    """Return the error for requests to an episode that is closed."""
     return Conflict(f"episode {episode_id} is closed ({reason})", code="episode_closed")
 
 
 def graded(episode_id: str) -> Conflict:
-    """Returns the error for requests to an episode that is being graded."""
+    """Return the error for requests to an episode that is being graded."""
     return Conflict(f"episode {episode_id} is being graded: its run is over", code="episode_grading")
 
 

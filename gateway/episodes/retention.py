@@ -36,7 +36,7 @@ _FINAL = ("group", "checkpoint")
 
 
 def ages(settings: RetentionSettings, now: float) -> Ages:
-    """The ages that these settings mean at a moment (seconds since the epoch)."""
+    """Return the ages that these settings mean at a moment (seconds since the epoch)."""
     every = settings.keep_days
     untrained = every if settings.keep_untrained_days is None else settings.keep_untrained_days
     evals = every if settings.keep_eval_days is None else settings.keep_eval_days
@@ -50,7 +50,7 @@ def _ago(days: float | None, now: float) -> float | None:
 async def prune(
     database: Database, old: Ages, *, dry: bool = False, told: Callable[[Swept], None] = lambda _swept: None
 ) -> Swept:
-    """Deletes what is too old; `dry` only says what that is. `told` is called after every transaction, with the sum."""
+    """Delete what is too old; `dry` only says what that is. `told` is called after every transaction, with the sum."""
     total, place = Swept(), None
     while True:
         began, here = time.monotonic(), place
@@ -72,14 +72,14 @@ async def prune(
 
 
 async def tend(database: Database, settings: RetentionSettings) -> None:
-    """Deletes old episodes; the coordinator does it from time to time."""
+    """Delete old episodes; the coordinator does it from time to time."""
     swept = await prune(database, ages(settings, await database.read(clock.now)))
     if deleted := swept.deleted.total():
         log.info("%d old episodes with %d calls are deleted ([retention])", deleted, swept.calls)
 
 
 async def forget_events(database: Database, keep: int) -> None:
-    """Deletes all but the newest events; the coordinator does it from time to time."""
+    """Delete all but the newest events; the coordinator does it from time to time."""
     while (await database.read(events.extent)).size > keep:
         began = time.monotonic()
         await database.submit(lambda c: events.forget(c, keep))
@@ -94,7 +94,7 @@ async def prune_store(
     vacuum: bool,
     told: Callable[[Swept], None],
 ) -> Swept:
-    """The same without a gateway, or beside one. `days`: instead of what [retention] says. Raises ConfigError."""
+    """Return the same without a gateway, or beside one. `days`: instead of what [retention] says. Raise ConfigError."""
     given = settings.retention if days is None else RetentionSettings.model_construct(keep_days=days)
     if ages(given, 0.0).newest is None:
         raise ConfigError("no age is given: set --older-than or [retention] keep_days")
@@ -114,7 +114,7 @@ async def prune_store(
 
 
 def in_words(swept: Swept) -> str:
-    """The result as one line of text."""
+    """Return the result as one line of text."""
     by = ", ".join(f"{count} {fate}" for fate, count in sorted(swept.deleted.items()))
     said = f"{swept.deleted.total()} episodes{f' ({by})' if by else ''} with {swept.calls} calls"
     if swept.needed:
@@ -124,7 +124,7 @@ def in_words(swept: Swept) -> str:
 
 
 async def delete_episode(database: Database, episode_id: str, *, force: bool) -> dict[str, Any]:
-    """Deletes a closed episode: what it was, and its number of calls. Raises NotFound, or Conflict where it must stay."""
+    """Delete a closed episode: what it was, and its number of calls. Raise NotFound, or Conflict where it must stay."""
 
     def write(connection: Connection) -> dict[str, Any]:
         found = retention.closed(connection, episode_id)

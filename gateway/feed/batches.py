@@ -23,7 +23,7 @@ class Batches:
         return await self._database.read(lambda c: decisions.batches(c, self.reader.model))
 
     async def groups(self, buffer: int) -> tuple[Group, ...]:
-        """The groups of a batch, in the order in which they were trained. Raises NotFound, also if one of its episodes was
+        """Return the groups of a batch, in the order in which they were trained. Raise NotFound, also if one of its episodes was
         deleted.
 
         They are as the lease gave them, except for the flag ORPHANED, which is current.

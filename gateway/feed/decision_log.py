@@ -75,11 +75,11 @@ class DecisionLog:
         self._group_of: dict[str, str] = {}
 
     def entries(self, group_ids: Iterable[str]) -> list[Entry]:
-        """Groups that are not over. Raises KeyError."""
+        """Group that are not over. Raise KeyError."""
         return [self._entries[group_id] for group_id in group_ids]
 
     def record(self, event: Event, commands: Sequence[Command]) -> list[Decision]:
-        """The decisions that follow from an accepted event and its commands."""
+        """Return the decisions that follow from an accepted event and its commands."""
         told = [*self._of_event(event), *(d for command in commands for d in self._of(command))]
         for command in commands:
             match command:

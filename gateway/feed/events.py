@@ -69,7 +69,7 @@ class Gap:
     """The stream goes on after this id."""
 
     def written(self) -> bytes:
-        """The gap as a server-sent event."""
+        """Return the gap as a server-sent event."""
         said = {
             "id": self.after,
             "kind": "gap",
@@ -91,7 +91,7 @@ class Page:
 
 
 def read_page(connection: Connection, last: int, wanted: EventFilter) -> Page:
-    """The chosen events after an id, or the first of them."""
+    """Return the chosen events after an id, or the first of them."""
     stored, gap = statements.extent(connection), None
     if last > stored.newest:
         last, gap = stored.oldest - 1, Gap("unknown", stored.newest + 1, last, stored.oldest - 1)
@@ -104,7 +104,7 @@ def read_page(connection: Connection, last: int, wanted: EventFilter) -> Page:
 
 
 def first_id(connection: Connection, start: Start, wanted: EventFilter) -> int:
-    """The id after which a stream begins."""
+    """Return the id after which a stream begins."""
     if start.after is not None:
         return start.after
     newest = statements.newest(connection)
@@ -113,7 +113,7 @@ def first_id(connection: Connection, start: Start, wanted: EventFilter) -> int:
 
 
 def written(event: Event) -> bytes:
-    """An event as a server-sent event."""
+    """Return an event as a server-sent event."""
     shown: dict[str, Any] = {"id": event.id, "at": event.at, "kind": event.kind, "model": event.model}
     if event.episode:
         shown["episode"] = event.episode
@@ -137,7 +137,7 @@ class _Ring:
         """By filter, the bytes of the newest events, for readers who have all before them."""
 
     def grow(self, events: Sequence[Event], newest: int) -> None:
-        """Adds the next events; the oldest leave."""
+        """Add the next events; the oldest leave."""
         self._before, self.newest = self.newest, newest
         self._pieces.clear()
         for event in events:
@@ -194,13 +194,13 @@ class EventFeed:
         return self._watchers
 
     async def close(self) -> None:
-        """Ends every stream, and accepts no more."""
+        """End every stream, and accept no more."""
         self._closed = True
         self._wake()
         await self._stop_reading()
 
     def check(self) -> None:
-        """Raises Unavailable or Busy if no further watcher is accepted."""
+        """Raise Unavailable or Busy if no further watcher is accepted."""
         if self._closed:
             raise Unavailable("this gateway process is being stopped", retry_after=1.0, code="stopping")
         if self._watchers >= _MAX_WATCHERS:
@@ -210,7 +210,8 @@ class EventFeed:
     async def watch(
         self, wanted: EventFilter, start: Start, wait_s: float | None = None
     ) -> AsyncIterator[bytes]:
-        """The stream of one watcher: whole server-sent events, some at once. It ends after `wait_s`, once nothing is left."""
+        """Yield the stream of one watcher: whole server-sent events, some at once. It ends after `wait_s`, once nothing is
+        left."""
         self.check()
         until = None if wait_s is None else asyncio.get_running_loop().time() + wait_s
         with self._counted():
@@ -234,7 +235,7 @@ class EventFeed:
                     return
 
     async def _more(self, news: asyncio.Event, until: float | None) -> bool:
-        """Waits for news; False if the time is up before they come. Raises the reader's error."""
+        """Wait for news; False if the time is up before they come. Raises the reader's error."""
         if until is not None and asyncio.get_running_loop().time() >= until:
             return False
         if self._reader is None:
@@ -270,7 +271,7 @@ class EventFeed:
             self._reader = self._ring = None
 
     async def _follow(self) -> None:
-        """Keeps the ring, while someone watches."""
+        """Keep the ring, while someone watches."""
         try:
             ring = self._ring = _Ring(await self._database.read(statements.newest))
             self._wake()

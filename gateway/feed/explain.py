@@ -72,12 +72,13 @@ _MASKED = {
 
 
 def because(reason: str) -> str:
-    """A reason in words; one that a client gave stays as it is."""
+    """Return a reason in words; one that a client gave stays as it is."""
     return _BECAUSE.get(reason, reason)
 
 
 def explain(rows: Sequence[Row], episode_id: str) -> list[dict[str, Any]]:
-    """The decisions about one episode, in order, with words. A group's name can be used again once the group is over; decisions
+    """Return the decisions about one episode, in order, with words. A group's name can be used again once the group is over;
+    decisions
     about earlier and later groups of the name are left out."""
     first = next(i for i, row in enumerate(rows) if row["episode_id"] == episode_id)
     if rows[first]["kind"] in ("refused", "deleted"):
@@ -123,7 +124,7 @@ def refusal_words(row: Row) -> str:
 
 
 def words(row: Row) -> str:
-    """A decision as a person would say it."""
+    """Return a decision as a person would say it."""
     who = "it" if row["episode_id"] else "its group"
     why, buffer, details = because(row["reason"]), row["buffer"], row["details"]
     match row["kind"]:
@@ -163,7 +164,8 @@ def words(row: Row) -> str:
 
 
 def verdict(episode_id: str, row: Row | None, story: Sequence[Row], sampled: int, masked: int) -> str:
-    """The end or the present state of an episode, in one line. `row`: the stored episode; `sampled` and `masked`: counts of its
+    """Return the end or the present state of an episode, in one line. `row`: the stored episode; `sampled` and `masked`:
+    counts of its
     tokens."""
     if row is not None and row["mode"] == "eval":
         lost = (

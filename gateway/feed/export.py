@@ -50,9 +50,9 @@ def export(
     out: Path,
     advance: Callable[[int, int], Any] = lambda _done, _all: None,
 ) -> int:
-    """Writes `out`; returns the number of groups. `advance` gets the numbers of written and of all groups.
+    """Write `out`; returns the number of groups. `advance` gets the numbers of written and of all groups.
 
-    Raises ExportError, and ConfigError for a database that this build cannot read.
+    Raise ExportError, and ConfigError for a database that this build cannot read.
 
     Trained groups come first, in the order in which they were trained and as their leases gave them (ORPHANED is current); then,
     with `everything`, all other rewarded training episodes, by group in the order in which they were opened, with `buffer` -1.

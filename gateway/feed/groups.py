@@ -34,9 +34,9 @@ class GroupReader:
     """The versions whose tokens do not count now."""
 
     def read(self, connection: Connection, entries: Sequence[Entry]) -> tuple[Group, ...]:
-        """The groups, each with its rewarded episodes in the order in which they were opened.
+        """Return the groups, each with its rewarded episodes in the order in which they were opened.
 
-        Raises NotFound if any of them was deleted: a batch is read whole or not at all.
+        Raise NotFound if any of them was deleted: a batch is read whole or not at all.
         """
         wanted = [episode_id for entry in entries for episode_id in entry.rewarded]
         rows = {row["id"]: row for row in episodes.by_id(connection, wanted)}
@@ -97,7 +97,8 @@ class _Marks:
     orphans: Int32Array
 
     def flags(self, versions: Int32Array, flags: UInt8Array, buffer: int) -> UInt8Array:
-        """The flags of tokens in a batch (-1: in none), with what is only known now; the array itself if that is nothing."""
+        """Return the flags of tokens in a batch (-1: in none), with what is only known now; the array itself if that is
+        nothing."""
         for wrong, flag in (
             (np.isin(versions, self.orphans), TokenFlag.ORPHANED),
             (versions < buffer - self.eta, TokenFlag.LATE),
@@ -107,12 +108,12 @@ class _Marks:
         return flags
 
     def node(self, node: Node, buffer: int) -> Node:
-        """A node with the flags that its tokens have now."""
+        """Return a node with the flags that its tokens have now."""
         flags = self.flags(node.versions, node.flags, buffer)
         return node if flags is node.flags else replace(node, flags=flags)
 
 
 def as_of(row: Mapping[str, Any]) -> Entry:
-    """The entry of a decision `trained`."""
+    """Return the entry of a decision `trained`."""
     kept = row["details"]
     return Entry(row["group_id"], kept["version"], row["buffer"], list(kept["episodes"]))

@@ -83,7 +83,7 @@ class Leases:
         return {**said, "consumer": held.consumer, "left_s": round(left, 3)}
 
     async def lease(self, consumer: str) -> Lease:
-        """Leases the next buffer. A consumer that asks again gets its own lease. Raises Conflict."""
+        """Leases the next buffer. A consumer that asks again gets its own lease. Raise Conflict."""
         self._database.check()  # check before a lease is promised
         held, model = self._held, self._ledger.model
         buffer = self._ledger.rule.next_buffer
@@ -114,7 +114,7 @@ class Leases:
         return lease
 
     async def groups(self, lease_id: str, fence: int, cursor: int, wait_s: float) -> LeasedGroups:
-        """The groups of a leased buffer after `cursor`; waits up to `wait_s` for one."""
+        """Return the groups of a leased buffer after `cursor`; waits up to `wait_s` for one."""
         lease = self._check(lease_id, fence).lease
         until = time.monotonic() + min(wait_s, _MAX_WAIT_S)
         rule, buffer = self._ledger.rule, lease.buffer
@@ -139,7 +139,7 @@ class Leases:
         await self._database.submit(lambda c: statements.renew_lease(c, model, fence, lease_s))
 
     async def ack(self, lease_id: str, fence: int, checkpoint: str) -> None:
-        """The buffer was trained. Raises Conflict if it was not even whole."""
+        """The buffer was trained. Raise Conflict if it was not even whole."""
         model = self._ledger.model
         try:
             held = self._check(lease_id, fence)
@@ -164,7 +164,7 @@ class Leases:
             self._held = None
 
     async def _masked(self, buffer: int) -> list[Decision]:
-        """Returns a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
+        """Return a decision for each reason why tokens of a buffer were masked. Reads them here, since all share the writer."""
         if not self._ledger.rule.complete(buffer):
             return []  # the next request will be refused
         entries = self._ledger.decision_log.entries(self._ledger.rule.entries(buffer))
@@ -178,7 +178,7 @@ class Leases:
         ]
 
     async def nack(self, lease_id: str, fence: int, reason: str) -> None:
-        """Gives the batch back untrained. The next lease is of the same batch, or of a later one if a version after it is already
+        """Give the batch back untrained. The next lease is of the same batch, or of a later one if a version after it is already
         published."""
         try:
             buffer = self._check(lease_id, fence).lease.buffer
@@ -198,7 +198,7 @@ class Leases:
             await self._database.submit(write)
 
     async def _ended(self, lease_id: str, fence: int, state: str, checkpoint: str = "") -> bool:
-        """True if a lease was ended, or is being ended, in just this way. Raises Fenced in a process that is no longer the
+        """Return true if a lease was ended, or is being ended, in just this way. Raise Fenced in a process that is no longer the
         coordinator."""
         await self._database.settled()
         row = await self._database.read(lambda c: statements.lease(c, self._ledger.model, lease_id))

@@ -79,7 +79,7 @@ class StoredLedger:
 
     @classmethod
     async def load(cls, database: Database, settings: StalenessSettings, model: str) -> StoredLedger:
-        """Replays the stored events. Raises ConfigError if they were made under other settings."""
+        """Replays the stored events. Raise ConfigError if they were made under other settings."""
         stored = await database.read(lambda c: statements.events(c, model))
         equality = {key: stored[0].get(key, 0.0) for key in EQUALITY} if stored else EQUALITY
         loaded = cls(database, _rule(settings, model, equality), model)
@@ -99,10 +99,10 @@ class StoredLedger:
         also: Callable[[Connection], Any] | None = None,
         details: Mapping[str, Any] | None = None,
     ) -> list[Command]:
-        """Applies an event and commits it, together with `also`, in one transaction.
+        """Apply an event and commit it, together with `also`, in one transaction.
 
         `details` are stored with the decisions about episodes, beside the ledger's own. A refused event changes nothing, stores
-        nothing and does not run `also`. Raises ValueError on an impossible event.
+        nothing and does not run `also`. Raise ValueError on an impossible event.
         """
         if self.broken is not None:
             raise Unavailable(self.broken, retry_after=30.0, code="ledger_broken")
@@ -157,7 +157,7 @@ class StoredLedger:
         self._listeners.append(listener)
 
     async def changed(self, timeout_s: float) -> None:
-        """Waits for the next event, or until the time is up."""
+        """Wait for the next event, or until the time is up."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -166,13 +166,13 @@ class StoredLedger:
 
 
 def _is_of_batch(event: Event, commands: list[Command]) -> bool:
-    """Returns whether a batch was leased, given back, became whole, was trained or was passed over."""
+    """Return whether a batch was leased, given back, became whole, was trained or was passed over."""
     told = any(isinstance(command, BufferReady | Consumed | Skipped) for command in commands)
     return told or isinstance(event, Leased | Returned)
 
 
 def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, tuple[Any, Any]]:
-    """The keys in which the settings that a ledger was begun with differ from `settings`: (stored, wanted).
+    """Return the keys in which the settings that a ledger was begun with differ from `settings`: (stored, wanted).
 
     A missing key did not exist when the ledger was begun, and had the effect of its default.
     """
@@ -183,7 +183,7 @@ def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, 
 
 
 async def check_settings(database: Database, settings: StalenessSettings, model: str) -> None:
-    """Raises ConfigError if the ledger of a model cannot go on under these settings."""
+    """Raise ConfigError if the ledger of a model cannot go on under these settings."""
     _rule(settings, model)
     stored = await database.read(lambda c: statements.events(c, model, limit=1))
     if stored and (differing := different(stored[0], settings)):

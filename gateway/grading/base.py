@@ -43,14 +43,14 @@ class Grader(Protocol):
     """Computes a number for an episode."""
 
     async def grade(self, episode: dict[str, Any]) -> Answer:
-        """One try; waits its turn first. Raises GradingFailed."""
+        """One try; waits its turn first. Raise GradingFailed."""
 
     async def close(self) -> None:
-        """Ends what outlives a try."""
+        """End what outlives a try."""
 
 
 def answer_of(value: Any) -> Answer:
-    """A number, or an object with `reward` and perhaps `calls`, as an answer. Raises ValueError."""
+    """Return a number, or an object with `reward` and perhaps `calls`, as an answer. Raise ValueError."""
     if not isinstance(value, dict):
         return Answer(number(value))
     calls = value.get("calls") or {}

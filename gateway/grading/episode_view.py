@@ -16,7 +16,7 @@ from gateway.types import ABANDONED, CRASHED_ATTEMPT
 
 
 async def describe_episode(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:
-    """A stored episode. Decoding takes as long as its conversations are: it runs in a thread."""
+    """Return a stored episode. Decoding takes as long as its conversations are: it runs in a thread."""
 
     def read(connection: Connection) -> tuple[dict[str, Any], list[CallRecord], TokenTree]:
         row = episodes.episode(connection, episode_id)

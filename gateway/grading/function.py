@@ -32,7 +32,7 @@ class FunctionGrader:
             self._idle.put_nowait(worker)
 
     async def check(self) -> None:
-        """Starts one worker. Raises GradingFailed if the function cannot be imported."""
+        """Start one worker. Raise GradingFailed if the function cannot be imported."""
         worker = await self._idle.get()
         try:
             await self._start(worker)

@@ -72,7 +72,7 @@ class Grading:
         rewards: RewardSettings | None = None,
         gateway: OwnGateway = NOWHERE,
     ) -> Self:
-        """`renderers`: of every model. Raises ConfigError if a function cannot be imported."""
+        """Return `renderers`: of every model. Raise ConfigError if a function cannot be imported."""
         grading = cls(settings, database, renderers, rewards, gateway)
         try:
             await asyncio.gather(*(grading._start(name) for name in settings))
@@ -82,15 +82,15 @@ class Grading:
         return grading
 
     async def close(self) -> None:
-        """Ends the graders."""
+        """End the graders."""
         await asyncio.gather(*(grader.close() for grader in self._graders.values()))
 
     def grades(self, model: str) -> bool:
-        """True if a model's episodes have a grader."""
+        """Return true if a model's episodes have a grader."""
         return bool(self._names(model))
 
     async def grade(self, episode_id: str, model: str) -> Grade:
-        """The grade of a stored episode. Raises GradingFailed, which says what every grader that failed said."""
+        """Return the grade of a stored episode. Raise GradingFailed, which says what every grader that failed said."""
         names = self._names(model)
         if not names:
             raise GradingFailed(f"[graders]: no grader is for the model {model!r}", final=True)
@@ -138,7 +138,7 @@ class Grading:
             backoff_s = min(2 * backoff_s, _LAST_BACKOFF_S)
 
     def _check(self, answer: Answer, episode: dict[str, Any]) -> None:
-        """Raises GradingFailed for rewards out of bounds, and for rewards of calls that the episode does not have."""
+        """Raise GradingFailed for rewards out of bounds, and for rewards of calls that the episode does not have."""
         for reward in (answer.reward, *answer.calls.values()):
             if refusal := self._rewards.refusal(reward):
                 raise GradingFailed(refusal)

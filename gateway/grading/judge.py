@@ -31,7 +31,7 @@ FAILED, LATE, UNREADABLE = "judge_failed", "judge_late", "judgement_unreadable"
 _KEPT = 10_000
 _PAUSE_S = 0.5
 Read = Callable[[str], float]
-"""Reads a judgement from a reply. Raises ValueError."""
+"""Reads a judgement from a reply. Raise ValueError."""
 
 
 class Judge:
@@ -51,7 +51,7 @@ class Judge:
         """Judgements by a hash of the judged model and the question, the newest last. Several episodes may wait for one."""
 
     async def judge(self, episode: dict[str, Any], question: str, read: Read) -> float:
-        """The judgement of a question about an episode. Raises GradingFailed."""
+        """Return the judgement of a question about an episode. Raise GradingFailed."""
         key = hashlib.sha256(f"{episode['model']}\n{question}".encode()).hexdigest()
         judging = self._judged.pop(key, None)
         if judging is None:
@@ -64,7 +64,7 @@ class Judge:
         return await asyncio.shield(judging)  # another episode may wait for the same
 
     async def close(self) -> None:
-        """Ends what is asked, and closes connections."""
+        """End what is asked, and close connections."""
         asked = [judging for judging in self._judged.values() if not judging.done()]
         for judging in asked:
             judging.cancel()
@@ -77,7 +77,7 @@ class Judge:
             del self._judged[key]
 
     async def _ask(self, episode: dict[str, Any], question: str, read: Read) -> float:
-        """Keeps the judgement as the reward of the judge's own episode; ends it with a reason if there is none."""
+        """Keep the judgement as the reward of the judge's own episode; ends it with a reason if there is none."""
         opened: EpisodeOpened | None = None
         cause: Exception
         try:
@@ -105,7 +105,7 @@ class Judge:
                 await asyncio.sleep(_PAUSE_S)
 
     async def _reply(self, opened: EpisodeOpened, question: str) -> Any:
-        """The judge's answer, as the API has it."""
+        """Return the judge's answer, as the API has it."""
         response = await self._http.post(
             "/v1/chat/completions",
             json={
@@ -121,7 +121,7 @@ class Judge:
         return response.json()
 
     def _read(self, answer: Any, read: Read) -> float:
-        """The judgement in an answer. Raises ValueError for one that is none, or was cut short."""
+        """Return the judgement in an answer. Raise ValueError for one that is none, or was cut short."""
         try:
             choice = answer["choices"][0]
             reply: str = choice["message"].get("content") or ""
@@ -135,7 +135,7 @@ class Judge:
             raise ValueError(f"{error}: {reply[-200:]!r}") from error
 
     async def _abandon(self, opened: EpisodeOpened, reason: str, said: str) -> None:
-        """Ends a judge's own episode, if the gateway lets it; else it ends when it has been idle for long."""
+        """End a judge's own episode, if the gateway lets it; else it ends when it has been idle for long."""
         try:
             async with asyncio.timeout(_MARGIN_S):
                 await self._admin.abandon(opened.episode_id, reason, said)

@@ -65,7 +65,7 @@ class PairwiseGrader:
 
 
 def _read(reply: str) -> float:
-    """The judge's last word, as a number for A."""
+    """Return the judge's last word, as a number for A."""
     words = [word.upper() for word in _WORD.findall(reply)]
     if not words:
         raise ValueError("neither A, B nor TIE")

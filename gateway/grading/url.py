@@ -48,7 +48,7 @@ class UrlGrader:
         return self._reward(response)
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         await self._http.aclose()
 
     def _reward(self, response: httpx.Response) -> Answer:

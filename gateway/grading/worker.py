@@ -27,7 +27,7 @@ _QUOTED = 4000
 
 
 def main(name: str) -> int:
-    """Serves until the input ends. Answers the exit status."""
+    """Serve until the input ends. Answers the exit status."""
     questions, answers = private_streams()
     try:
         function = load(name)
@@ -41,7 +41,8 @@ def main(name: str) -> int:
 
 
 def load(name: str) -> Callable[[dict[str, Any]], Any]:
-    """The function `module:function`. Raises ValueError if the module has none of that name, and what importing it raises."""
+    """Return the function `module:function`. Raise ValueError if the module has none of that name, and what importing it
+    raises."""
     module, _, attribute = name.partition(":")
     function = getattr(importlib.import_module(module), attribute, None)
     if not callable(function):

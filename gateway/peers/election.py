@@ -38,11 +38,11 @@ class Election:
         """The time of the last successful renewal, by the monotonic clock."""
 
     def coordinator_changed(self) -> None:
-        """Ends the pause before the next look at the lease: another process says that a coordinator has come or gone."""
+        """End the pause before the next look at the lease: another process says that a coordinator has come or gone."""
         self._news.set()
 
     async def _pause(self, seconds: float) -> None:
-        """Waits for a time, or until there is news."""
+        """Wait for a time, or until there is news."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -51,13 +51,13 @@ class Election:
         self._news.clear()
 
     async def seize(self) -> int:
-        """Takes the lease from any other coordinator; returns the fence. For a gateway that is the only process on its store."""
+        """Take the lease from any other coordinator; returns the fence. For a gateway that is the only process on its store."""
         fence = await self._claim(None)
         assert fence is not None
         return fence
 
     async def decide(self) -> int | Coordinator:
-        """This process's fence, once it has become the coordinator; or another one that is."""
+        """Return this process's fence, once it has become the coordinator; or another one that is."""
         before = None
         while True:
             try:
@@ -83,7 +83,7 @@ class Election:
         return fence
 
     async def hold(self, fence: int) -> None:
-        """Renews the lease for ever. Raises Fenced once there is a successor."""
+        """Renews the lease for ever. Raise Fenced once there is a successor."""
         while True:
             await asyncio.sleep(self._lease_s / 3)
             try:
@@ -94,7 +94,7 @@ class Election:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
     async def check_coordinator(self, fence: int) -> None:
-        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
+        """Return while this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)
 
@@ -104,11 +104,11 @@ class Election:
         self._renewed = began
 
     async def resign(self, fence: int) -> None:
-        """Ends the lease, so that another process can take over immediately."""
+        """End the lease, so that another process can take over immediately."""
         await self._database.submit(lambda c: coordination.resign(c, fence))
 
     async def changed(self, fence: int) -> None:
-        """Returns once another than the coordinator with `fence` holds the lease or may take it."""
+        """Return once another than the coordinator with `fence` holds the lease or may take it."""
         while True:
             await self._pause(self._lease_s / 2)
             try:

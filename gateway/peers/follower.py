@@ -108,7 +108,7 @@ class Follower:
                 self._unlink()
 
     async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode:
-        """The open episode of a key. Raises what the coordinator says, or Unavailable if there is none within `wait_s`."""
+        """Return the open episode of a key. Raise what the coordinator says, or Unavailable if there is none within `wait_s`."""
         if (live := self._by_key.get(key_hash)) and self.linked.is_set():
             live.touch()
             return live
@@ -118,18 +118,18 @@ class Follower:
         return live
 
     async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
-        """An open episode by its id; raises as `keyed` does."""
+        """Return an open episode by its id; raises as `keyed` does."""
         if (live := self.episodes.get(episode_id)) and self.linked.is_set():
             live.touch()
             return live
         return await self._ask({"episode": episode_id}, wait_s)
 
     async def serves_exclusively(self, episode_id: str) -> bool:
-        """True if no other process serves an episode that this one serves."""
+        """Return true if no other process serves an episode that this one serves."""
         return episode_id in self._exclusive
 
     def retire(self) -> list[OpenEpisode]:
-        """Ends following, because this process is the coordinator now; returns the episodes that are known here.
+        """End following, because this process is the coordinator now; returns the episodes that are known here.
 
         Leaves the engines alone: the coordinator's parts own them now, and they may be open already.
         """
@@ -218,7 +218,7 @@ class Follower:
         }
 
     def _unlink(self) -> None:
-        """Holds engines and output, and drops episodes without calls, until the next link says what is allowed."""
+        """Hold engines and output, and drop episodes without calls, until the next link says what is allowed."""
         self.linked.clear()
         self._exclusive.clear()
         for pool in self._pools.values():
@@ -338,7 +338,7 @@ class Follower:
             pool.notify()
 
     def _compare(self, shown: SlotMessage) -> None:
-        """Compares an engine's state with the one before the link broke, to decide whether its held output can be accepted."""
+        """Compare an engine's state with the one before the link broke, to decide whether its held output can be accepted."""
         slot = self._pools[shown["model"]].slots.get(shown["name"])
         if slot is None:
             return
@@ -364,7 +364,7 @@ class Follower:
         self._done(message, outbox)
 
     async def _stop(self, episode_id: str, reason: GatewayError) -> None:
-        """Stops an episode's calls, and waits until they are recorded. The next link may request it again."""
+        """Stop an episode's calls, and waits until they are recorded. The next link may request it again."""
         if (over := self._stopping.get(episode_id)) is not None:
             await over.wait()
             return

@@ -45,11 +45,11 @@ class Wire(Protocol):
     """A WebSocket."""
 
     async def receive_text(self) -> str:
-        """The next message. Raises when the other side is gone."""
+        """Return the next message. Raise when the other side is gone."""
         ...
 
     async def send_text(self, data: str) -> None:
-        """Sends a message."""
+        """Send a message."""
         ...
 
 
@@ -85,7 +85,7 @@ class _Link:
         return self.calls.get(pool.model, CallCounts())
 
     def ask(self, do: str, values: Message) -> asyncio.Future[None]:
-        """Sends a request to the follower; the future is done when the follower has answered or is gone."""
+        """Send a request to the follower; the future is done when the follower has answered or is gone."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._send(done, do, values)
         return done
@@ -96,7 +96,7 @@ class _Link:
         self.outbox.put_nowait({"do": do, "id": number, **values})
 
     def follow(self, before: _Link) -> None:
-        """Takes over from an earlier link of the same process: sends again what the process has not answered yet."""
+        """Take over from an earlier link of the same process: sends again what the process has not answered yet."""
         for number, (done, do, values) in list(before._asked.items()):
             if do == "end":
                 del before._asked[number]
@@ -104,13 +104,13 @@ class _Link:
         before.close()
 
     def done(self, number: int) -> None:
-        """Marks a request as answered."""
+        """Mark a request as answered."""
         asked = self._asked.pop(number, None)
         if asked is not None and not asked[0].done():
             asked[0].set_result(None)
 
     def close(self) -> None:
-        """Ends all pending requests: the follower is gone."""
+        """End all pending requests: the follower is gone."""
         self.gone.set()
         for number in list(self._asked):
             self.done(number)
@@ -171,11 +171,11 @@ class Hub:
         self._serving.opened(episode_id)
 
     async def serves_exclusively(self, episode_id: str) -> bool:
-        """True if no follower serves an episode that this process serves."""
+        """Return true if no follower serves an episode that this process serves."""
         return await self._join(episode_id, _THIS)
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """Ends an episode's calls everywhere. Asks only processes that may have some."""
+        """End an episode's calls everywhere. Asks only processes that may have some."""
         self._serving.ended(episode_id)
         links = [link for link in self._links.values() if episode_id in link.episodes]
         for link in links:
@@ -247,7 +247,7 @@ class Hub:
             self._drop(link)
 
     def close(self) -> None:
-        """Closes the links, so that every follower looks for another coordinator. Final: a process leads at most once.
+        """Close the links, so that every follower looks for another coordinator. Final: a process leads at most once.
 
         Pending requests to all followers wait until they are cancelled.
         """
@@ -286,7 +286,7 @@ class Hub:
                 answer.cancel()
 
     def _report(self, link: _Link, message: Message) -> None:
-        """Takes a report: running calls, engines in trouble, and episodes whose calls were served recently."""
+        """Take a report: running calls, engines in trouble, and episodes whose calls were served recently."""
         link.runs.update(message.get("runs", {}))
         link.waiting.update(message.get("waiting", {}))
         for model, counts in message.get("calls", {}).items():
@@ -318,7 +318,7 @@ class Hub:
         )
 
     async def _join(self, episode_id: str, process: str) -> bool:
-        """True if a process serves an episode exclusively; otherwise every other one knows that it does not."""
+        """Return true if a process serves an episode exclusively; otherwise every other one knows that it does not."""
         exclusive, before = self._serving.join(episode_id, process)
         link = self._links.get(before)
         if link is not None:

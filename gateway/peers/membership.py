@@ -37,10 +37,10 @@ class SingleProcess:
         return None
 
     def check(self) -> None:
-        """Returns: this process has its place."""
+        """Return: this process has its place."""
 
     async def check_coordinator(self) -> None:
-        """Returns at once: no other process could be the coordinator."""
+        """Return at once: no other process could be the coordinator."""
 
     async def close(self) -> None:
         """Does nothing: nobody takes over."""
@@ -65,7 +65,7 @@ class Membership:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, lead: Lead, lost: Callable[[BaseException], None]) -> None:
-        """Starts to follow or lead. `lost` is called with the error after which the process cannot go on."""
+        """Start to follow or lead. `lost` is called with the error after which the process cannot go on."""
 
         def ended(task: asyncio.Task[None]) -> None:
             if task.cancelled() or (error := task.exception()) is None:
@@ -95,7 +95,7 @@ class Membership:
                 self._election.coordinator_changed()
 
     async def coordinator(self) -> str | None:
-        """The coordinator's URL; None: it is this process. Raises Unavailable if there is none in time."""
+        """Return the coordinator's URL; None: it is this process. Raise Unavailable if there is none in time."""
         try:
             async with asyncio.timeout(self._wait_s):
                 while not (
@@ -108,12 +108,12 @@ class Membership:
         return None if self.role == "coordinator" else self.url
 
     def check(self) -> None:
-        """Raises Unavailable while this process has no place."""
+        """Raise Unavailable while this process has no place."""
         if self.role == "starting" or (self.role == "follower" and not self._follower.linked.is_set()):
             raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
 
     async def check_coordinator(self) -> None:
-        """Returns while this process is the coordinator for sure. Raises Fenced, or Unavailable if that is not known."""
+        """Return while this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
         await self._election.check_coordinator(self.fence)
 
     async def _run(self, lead: Lead) -> None:

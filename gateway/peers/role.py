@@ -64,7 +64,7 @@ class Coordinator:
         return [self.nodes.describe(node) for node in self.nodes.nodes.values()]
 
     async def serves_exclusively(self, episode_id: str) -> bool:
-        """True if no follower serves an episode that this process serves."""
+        """Return true if no follower serves an episode that this process serves."""
         return await self.peers.serves_exclusively(episode_id)
 
 
@@ -89,5 +89,5 @@ class CurrentRole:
         return self._role
 
     async def serves_exclusively(self, episode_id: str) -> bool:
-        """True if no other process serves an episode that this one serves. False if that is not known."""
+        """Return true if no other process serves an episode that this one serves. False if that is not known."""
         return self._role is not None and await self._role.serves_exclusively(episode_id)

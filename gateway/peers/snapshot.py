@@ -46,7 +46,7 @@ def described(fence: int, url: str, hub: Hub, pools: Iterable[EnginePool]) -> Cl
 
 
 async def keep(bus: Bus, values: ClusterSnapshot) -> None:
-    """Puts it where every process finds it, if that is there."""
+    """Put it where every process finds it, if that is there."""
     try:
         await bus.put(_KEY, orjson.dumps(values), _KEPT_S)
     except BusUnavailable:
@@ -54,7 +54,7 @@ async def keep(bus: Bus, values: ClusterSnapshot) -> None:
 
 
 async def last(bus: Bus) -> ClusterSnapshot | None:
-    """The last known one, with its age in seconds; None if none is known."""
+    """Return the last known one, with its age in seconds; None if none is known."""
     try:
         kept = await bus.get(_KEY)
     except BusUnavailable:

@@ -45,7 +45,7 @@ class Bridge(Protocol):
         *,
         system: bool,
     ) -> list[int] | None:
-        """The ids to append to `history` for `new` and the beginning of a reply; None: the template rewrites history."""
+        """Return the ids to append to `history` for `new` and the beginning of a reply; None: the template rewrites history."""
         ...
 
 
@@ -83,7 +83,7 @@ class TemplateBridge:
         *,
         system: bool,
     ) -> list[int] | None:
-        """Encodes only what is appended."""
+        """Encode only what is appended."""
         if not self._stop or turn.thinking == "open" or any(m["role"] == "assistant" for m in new):
             return None
         rest = self._rest(turn, new, tools, system)
@@ -95,14 +95,14 @@ class TemplateBridge:
         return ids[1:] if ids and ids[0] == turn.closed_by else None
 
     def _ids(self, rest: _Rest, tools: Sequence[Tool]) -> list[int]:
-        """The token ids of the text after a reply, where new messages spell control tokens."""
+        """Return the token ids of the text after a reply, where new messages spell control tokens."""
         guarded = self._template.guarded(rest.messages, tools, rest.rendered)
         return self._encode_guarded(self._control.tail(guarded, len(rest.text)))
 
     def _rest(
         self, turn: Recorded, new: Sequence[Message], tools: Sequence[Tool], system: bool
     ) -> _Rest | None:
-        """The text from the token that closes the reply on, if all witnesses agree on it."""
+        """Return the text from the token that closes the reply on, if all witnesses agree on it."""
         calls = turn.calls or new[0]["role"] == "tool"
         says = not calls or (turn.says and not (turn.bare and new[0]["role"] == "tool"))
         reply = _reply(turn, new, calls, says)
@@ -135,7 +135,7 @@ class TemplateBridge:
         return None if any(word in rest for word in _WORDS) else rest
 
     def _pattern(self, turn: Recorded, calls: bool, says: bool) -> str:
-        """The reply as a model says it; whitespace is the model's own, so any will do."""
+        """Return the reply as a model says it; whitespace is the model's own, so any will do."""
         thinking = ""
         if turn.thinking != "none" and self._think is not None:
             start, end = map(re.escape, self._think)
@@ -156,7 +156,7 @@ class _Rest(NamedTuple):
 
 
 def _reply(turn: Recorded, new: Sequence[Message], calls: bool, says: bool) -> Message:
-    """A reply of the same structure as the recorded one, in words that occur nowhere else."""
+    """Return a reply of the same structure as the recorded one, in words that occur nowhere else."""
     reply: Message = {"role": "assistant", "content": SAID if says else ""}
     if turn.thinking in ("some", "empty"):
         reply["reasoning_content"] = THOUGHT if turn.thinking == "some" else ""
@@ -264,7 +264,7 @@ class LibraryBridge:
     def _try(
         self, renderer: Any, roles: tuple[str, ...], closed: bool, thinking: str, says: bool, tools: bool
     ) -> bool:
-        """True if the library appends to a short conversation exactly the rest of the longer one's full rendering."""
+        """Return true if the library appends to a short conversation exactly the rest of the longer one's full rendering."""
         if len(roles) > _LONGEST:
             return False
         new: list[Message] = [
@@ -300,7 +300,7 @@ _LONGEST = 8
 
 
 def _roles(new: Sequence[Message]) -> tuple[str, ...]:
-    """The roles of new messages; three of a kind in a row are as two."""
+    """Return the roles of new messages; three of a kind in a row are as two."""
     roles: list[str] = []
     for message in new:
         if roles[-2:] != [message["role"]] * 2:
@@ -311,7 +311,7 @@ def _roles(new: Sequence[Message]) -> tuple[str, ...]:
 def _extension(
     renderer: Any, prompt: list[int], sampled: list[int], new: Sequence[Message], tools: Sequence[Tool]
 ) -> list[int] | None:
-    """The ids that the library appends; None if it changes its input."""
+    """Return the ids that the library appends; None if it changes its input."""
     rendered = renderer.bridge_to_next_turn(prompt, sampled, list(new), tools=list(tools) or None)
     if rendered is None:
         return None

@@ -42,7 +42,7 @@ class Checkpoint:
 
     @classmethod
     def read(cls, folder: Path) -> Checkpoint:
-        """Reads a checkpoint's folder. Raises NeedsTransformers, and whatever the files' readers raise."""
+        """Read a checkpoint's folder. Raise NeedsTransformers, and whatever the files' readers raise."""
         config, model = _json(folder / "tokenizer_config.json"), _json(folder / "config.json")
         spec = _json(folder / "tokenizer.json")
         tokens = None if not spec or config.keys() & _ELSEWHERE else tokens_of(config, model, spec)
@@ -56,7 +56,7 @@ class Checkpoint:
         return cls(backend, str(folder), special, _chat_template(folder, config))
 
     def template(self, tools: bool) -> str:
-        """The template for conversations with tools or without. Raises ValueError if the checkpoint has none."""
+        """Return the template for conversations with tools or without. Raise ValueError if the checkpoint has none."""
         found = self.chat_template
         if isinstance(found, dict):
             found = (found.get("tool_use") if tools else None) or found.get("default")
@@ -65,7 +65,7 @@ class Checkpoint:
         return found
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        """The id of a token, or those of several; the unknown token's, or None, for one that is not there."""
+        """Return the id of a token, or those of several; the unknown token's, or None, for one that is not there."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in tokens]
         found = self.backend_tokenizer.token_to_id(tokens)
@@ -90,13 +90,13 @@ class Checkpoint:
 
 
 def has_images(folder: Path) -> bool:
-    """Returns whether a checkpoint's configuration says that its model sees images."""
+    """Return whether a checkpoint's configuration says that its model sees images."""
     config = _json(folder / "config.json")
     return any(config.get(key) is not None for key in ("vision_config", "vision_tower", "image_token_id"))
 
 
 def _add_tokens(backend: Tokenizer, folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Adds the tokens that the configuration has and the vocabulary lacks, as transformers does; returns those with names."""
+    """Add the tokens that the configuration has and the vocabulary lacks, as transformers does; returns those with names."""
     if "added_tokens_decoder" not in config:  # a folder in the form of before 2023
         config = config | _json(folder / "special_tokens_map.json")
     named, extra = _special(config)
@@ -125,7 +125,7 @@ def _special(config: dict[str, Any]) -> tuple[dict[str, AddedToken], list[AddedT
 
 
 def _listed(folder: Path, config: dict[str, Any], special: set[str]) -> dict[int, AddedToken]:
-    """The added tokens by their ids."""
+    """Return the added tokens by their ids."""
     if "added_tokens_decoder" in config:
         return {int(number): _token(value) for number, value in config["added_tokens_decoder"].items()}
     return {

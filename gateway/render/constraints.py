@@ -41,11 +41,11 @@ def constraint(
     form: ContentForm | None,
     reasoning: bool,
 ) -> Grammar | None:
-    """The grammar that a reply must follow; None: it is free.
+    """Return the grammar that a reply must follow; None: it is free.
 
     `choice`: `auto`, `none`, `required` or `function:NAME`. A reply that must call a tool has no content, so there `form` has no
     effect. `parallel` false: at most one call where calls are forced (elsewhere the segmenter ends the reply). `reasoning`: the
-    prompt ends inside a reasoning block. Raises BadRequest, naming the parameter.
+    prompt ends inside a reasoning block. Raise BadRequest, naming the parameter.
     """
     forced = _forced(tools, choice)
     if not forced and form is None:
@@ -78,7 +78,7 @@ def _whole(form: ContentForm) -> Grammar:
 
 
 def _content(form: ContentForm, excluded: list[str]) -> Format:
-    """A form as a part of a structural tag."""
+    """Return a form as a part of a structural tag."""
     match form.kind:
         case "json":
             return _json(form.value, excluded)
@@ -92,7 +92,7 @@ def _content(form: ContentForm, excluded: list[str]) -> Format:
 
 
 def _forced(tools: Sequence[Tool], choice: str) -> Sequence[Tool]:
-    """The tools one of which must be called; none: no call is demanded."""
+    """Return the tools one of which must be called; none: no call is demanded."""
     if choice in ("auto", "none"):
         return ()
     if choice == "required":
@@ -130,7 +130,7 @@ def _parameters(tool: Tool) -> dict[str, Any]:
 
 
 def _one_of(renderer: ChatRenderer, tools: Sequence[Tool], before: str, between: str, after: str) -> Format:
-    """A call to one of the tools: its name and its arguments within fixed text."""
+    """Return a call to one of the tools: its name and its arguments within fixed text."""
     excluded = _marks(renderer)
     options = [
         _sequence(
@@ -151,7 +151,7 @@ def _hermes(renderer: ChatRenderer, tools: Sequence[Tool], many: bool) -> Format
 
 
 def _listed(renderer: ChatRenderer, tools: Sequence[Tool], many: bool) -> Format:
-    """A JSON list between marks; the last mark is missing in some families."""
+    """Return a JSON list between marks; the last mark is missing in some families."""
     marks = renderer.marks
     if "[ARGS]" in renderer.call_example:
         call = _sequence(_token(marks.tool_start), _one_of(renderer, tools, "", "[ARGS]", ""))
@@ -197,7 +197,7 @@ def _thinking(renderer: ChatRenderer) -> list[Format]:
 
 
 def _marks(renderer: ChatRenderer) -> list[str]:
-    """The marks that text within a grammar may not contain, because the segmenter would take them for the end or the
+    """Return the marks that text within a grammar may not contain, because the segmenter would take them for the end or the
     beginning of a call."""
     form = renderer.form
     return [mark for mark in (form.start, form.end) if mark] if form is not None else []

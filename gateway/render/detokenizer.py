@@ -36,7 +36,7 @@ class TokenTexts:
         self.known: dict[int, bytes] = {}
 
     def of(self, token: int) -> bytes:
-        """A token's bytes; none for an id that has no token."""
+        """Return a token's bytes; none for an id that has no token."""
         known = self.known.get(token)
         if known is None:
             text = self._backend.id_to_token(token) or ""
@@ -44,7 +44,7 @@ class TokenTexts:
         return known
 
     def stream(self) -> TextStream:
-        """A decoder for one run of text."""
+        """Return a decoder for one run of text."""
         return TextStream(self._backend, self)
 
 
@@ -101,12 +101,12 @@ class TextStream:
         self.step, self._finish = step, end
 
     def end(self) -> str:
-        """The rest: bytes of a character that never became complete, as replacement characters."""
+        """Return the rest: bytes of a character that never became complete, as replacement characters."""
         return self._finish()
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters by which byte-level tokenizers write bytes: themselves where they can be seen, else from 256 on."""
+    """Return the characters by which byte-level tokenizers write bytes: themselves where they can be seen, else from 256 on."""
     seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in seen]
     return {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -122,7 +122,7 @@ def _level_bytes(token: str) -> bytes:
 
 
 def _piece_bytes(token: str) -> bytes:
-    """A piece in SentencePiece's form: text with visible spaces, or one byte."""
+    """Return a piece in SentencePiece's form: text with visible spaces, or one byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace("▁", " ").encode()

@@ -12,9 +12,9 @@ _LONG = 16
 
 
 def encode(backend: Any, text: str, special: bool) -> list[int]:
-    """The ids of a text, by a `tokenizers.Tokenizer`: as a batch of one, which needs neither offsets nor Python's lock.
+    """Return the ids of a text, by a `tokenizers.Tokenizer`: as a batch of one, which needs neither offsets nor Python's lock.
 
-    Raises BadRequest for a text that no model's context has room for: making, copying and freeing a list of so many ids
+    Raise BadRequest for a text that no model's context has room for: making, copying and freeing a list of so many ids
     would each keep Python's lock from the event loop.
     """
     if len(text) < _LONG:

@@ -19,7 +19,7 @@ from jinja2.utils import Namespace
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """Makes an environment with the filters, functions and tags that templates of checkpoints use."""
+    """Make an environment with the filters, functions and tags that templates of checkpoints use."""
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

@@ -49,7 +49,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _answering(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of `str` that takes words as they are and answers parts that are `Quoted`."""
+    """Return a method of `str` that takes words as they are and answers parts that are `Quoted`."""
 
     def answer(self: Quoted, *args: Any) -> Any:
         return _parts(method(self, *(_words(arg, self.control) for arg in args)), self.control)

@@ -49,7 +49,7 @@ class ToolForm:
     """A reply that begins with `{` may be a tool call without any mark."""
 
     def known_to(self, knows: Callable[[str], bool]) -> bool:
-        """True if all marks of the form are tokens."""
+        """Return true if all marks of the form are tokens."""
         return all(knows(mark) for mark in (self.start, self.end, *self.needs) if mark)
 
 
@@ -59,7 +59,7 @@ def tool_form(knows: Callable[[str], bool]) -> ToolForm | None:
 
 
 def json_text(value: Any) -> str:
-    """Return arguments as OpenAI's API has them. Raises ValueError for a number that JSON does not have."""
+    """Return arguments as OpenAI's API has them. Raise ValueError for a number that JSON does not have."""
     text = value if isinstance(value, str) else json.dumps(value or {}, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
@@ -83,7 +83,7 @@ def _calls(value: Any) -> list[ToolCall]:
 
 
 def _sampled(text: str) -> Any:
-    """Read JSON that a model wrote. Raises ValueError for what clients could not read, or could not send back."""
+    """Read JSON that a model wrote. Raise ValueError for what clients could not read, or could not send back."""
     return loads_strictly(text, MAX_SAMPLED_DEPTH)
 
 
@@ -104,7 +104,7 @@ def _hermes(text: str) -> list[ToolCall]:
 
 
 def _glm(text: str) -> list[ToolCall]:
-    """A name, and then keys and values in marks of their own; a value that is not JSON is a string."""
+    """Return a name, and then keys and values in marks of their own; a value that is not JSON is a string."""
     body = _inside(text, "<tool_call>", "</tool_call>")
     name, *pairs = body.split("<arg_key>")
     arguments: dict[str, Any] = {}
@@ -145,7 +145,7 @@ def _object(text: str) -> Any:
 
 
 def _mistral(text: str) -> list[ToolCall]:
-    """A list of calls, or (since the eleventh tokenizer) a name, `[ARGS]` and an object."""
+    """Return a list of calls, or (since the eleventh tokenizer) a name, `[ARGS]` and an object."""
     body = text.removeprefix("[TOOL_CALLS]").strip()
     if "[ARGS]" not in body:
         return _loads(body) if body.startswith("[") else []

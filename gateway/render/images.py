@@ -44,7 +44,7 @@ class Vision:
 
     @classmethod
     def read(cls, folder: Path) -> Vision:
-        """Reads a checkpoint's folder. Raises ValueError if its model is none of the family's."""
+        """Read a checkpoint's folder. Raise ValueError if its model is none of the family's."""
         config = _json(folder / "config.json")
         if config.get("model_type") not in MODELS or not isinstance(config.get("vision_config"), dict):
             raise ValueError(
@@ -65,12 +65,12 @@ class Vision:
         )
 
     def tokens(self, width: int, height: int) -> int:
-        """The number of placeholders of an image."""
+        """Return the number of placeholders of an image."""
         rows, columns = self._resized(height, width)
         return (rows // self.patch) * (columns // self.patch) // self.merge**2
 
     def _resized(self, height: int, width: int) -> tuple[int, int]:
-        """The size to which the processor brings an image (`smart_resize` of transformers)."""
+        """Return the size to which the processor brings an image (`smart_resize` of transformers)."""
         unit = self.patch * self.merge
         rows, columns = round(height / unit) * unit, round(width / unit) * unit
         if rows * columns > self.max_pixels:
@@ -93,11 +93,11 @@ class ImageMarks:
         self._mark = re.compile(rf"{self._word}([0-9a-f]{{64}}):([0-9]+);")
 
     def text_of(self, part: dict[str, Any]) -> str:
-        """The mark of an image part."""
+        """Return the mark of an image part."""
         return f"{self._word}{part['image']}:{self.vision.tokens(part['width'], part['height'])};"
 
     def encode(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """The ids of a text by `encode`, with the marks of the vision and the key of each image in their places."""
+        """Return the ids of a text by `encode`, with the marks of the vision and the key of each image in their places."""
         if self._word not in text:
             return encode(text)
         ids: list[int] = []
@@ -110,7 +110,7 @@ class ImageMarks:
 
 
 def key(name: str, length: int) -> Int32Array:
-    """The key of an image of so many tokens: negative numbers from its hash."""
+    """Return the key of an image of so many tokens: negative numbers from its hash."""
     words = np.frombuffer(bytes.fromhex(name), "<u4", _WORDS) & 0x7FFFFFFF
     return np.resize(-1 - words.astype(np.int64), length).astype(np.int32)
 
@@ -127,7 +127,8 @@ def keyed(ids: Int32Array, images: Iterable[ImageSpan]) -> Int32Array:
 def unkeyed(
     found: Int32Array, names: Iterable[str], vision: Vision | None
 ) -> tuple[Int32Array, tuple[ImageSpan, ...]]:
-    """The inverse of `keyed`: the placeholders, and the images, which are among `names`. Raises ValueError for any other."""
+    """Return the inverse of `keyed`: the placeholders, and the images, which are among `names`. Raise ValueError for any
+    other."""
     if vision is None:
         return found, ()
     hidden = found < 0
@@ -144,12 +145,12 @@ def unkeyed(
 
 
 def names_in(messages: Sequence[dict[str, Any]]) -> set[str]:
-    """The hashes of the images in messages."""
+    """Return the hashes of the images in messages."""
     return {part["image"] for part in parts_in(messages) if part.get("type") == "image"}
 
 
 def parts_in(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the parts of all messages whose content is a list of parts."""
+    """Yield the parts of all messages whose content is a list of parts."""
     for message in messages:
         if isinstance(content := message.get("content"), list):
             yield from content

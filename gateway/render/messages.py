@@ -24,7 +24,7 @@ _BETWEEN = "\n\n"
 
 
 def plain(messages: Sequence[Message], marks: ImageMarks | None) -> list[Message]:
-    """Return messages as templates take them. Raises ValueError for images that the model cannot see."""
+    """Return messages as templates take them. Raise ValueError for images that the model cannot see."""
     return [_plain_message(message, marks) for message in messages]
 
 
@@ -58,7 +58,7 @@ def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Raises ValueError where a call's arguments are no JSON."""
+    """Raise ValueError where a call's arguments are no JSON."""
     value = loads(text)
     return release_gil(value) if len(text) >= LARGE else value
 

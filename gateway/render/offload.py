@@ -24,17 +24,17 @@ _SIZED = (str, bytes, dict, *_SEQUENCES)
 
 
 async def offload(measured: Any, work: Callable[[], T]) -> T:
-    """Does work whose cost grows with all that `measured` holds: at once if that is short, else in a thread."""
+    """Return does work whose cost grows with all that `measured` holds: at once if that is short, else in a thread."""
     return await _in_thread("render", work) if is_long(measured) else work()
 
 
 async def offload_read(body: bytes, work: Callable[[], T]) -> T:
-    """Does work on what a request's body says: at once if the body is short, else in a thread."""
+    """Return does work on what a request's body says: at once if the body is short, else in a thread."""
     return await _in_thread("read", work) if len(body) >= _LONG_BODY else work()
 
 
 def is_long(value: Any, most: int = _LONG) -> bool:
-    """Returns whether a value holds more than `most` characters and values together; stops counting there."""
+    """Return whether a value holds more than `most` characters and values together; stops counting there."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

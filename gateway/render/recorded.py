@@ -58,7 +58,7 @@ class Recorded:
 def read(
     history: Int32Array, sampled_from: int, marks: Marks, decode: Callable[[list[int]], str]
 ) -> Recorded:
-    """Reads a history whose last reply begins at `sampled_from`."""
+    """Read a history whose last reply begins at `sampled_from`."""
     before, sampled = history[:sampled_from], history[sampled_from:].tolist()
     opened = opens(before[-8:].tolist(), marks)
     closed_by = sampled.pop() if sampled and sampled[-1] in marks.stop else None
@@ -79,7 +79,7 @@ def read(
 
 
 def opens(prompt: list[int], marks: Marks) -> bool:
-    """Returns whether a prompt, or its last tokens, end inside a reasoning block that the beginning of the reply opens.
+    """Return whether a prompt, or its last tokens, end inside a reasoning block that the beginning of the reply opens.
 
     That beginning is what follows the last control token of another kind: before it are messages, which open nothing.
     """
@@ -94,7 +94,7 @@ def opens(prompt: list[int], marks: Marks) -> bool:
 def _thinking(
     sampled: list[int], opened: bool, marks: Marks, decode: Callable[[list[int]], str]
 ) -> tuple[Thinking, list[int]]:
-    """The reasoning of a reply, and the rest."""
+    """Return the reasoning of a reply, and the rest."""
     if marks.think_start is None or not (opened or {marks.think_start, marks.think_end} & set(sampled)):
         return "none", sampled
     start = 0
@@ -111,7 +111,7 @@ def _thinking(
 
 
 def _thought(before: Int32Array, marks: Marks, decode: Callable[[list[int]], str]) -> bool:
-    """True if any reasoning block before the reply has more than whitespace in it."""
+    """Return true if any reasoning block before the reply has more than whitespace in it."""
     if marks.think_end is None:
         return False
     ends = np.flatnonzero(before == marks.think_end)

@@ -42,7 +42,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vo
 
 
 def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> None:
-    """Raises ConfigError for a folder that is not a checkpoint's; reads no file.
+    """Raise ConfigError for a folder that is not a checkpoint's; reads no file.
 
     `loaded`: an engine is going to load the model from there. An engine elsewhere needs only its tokenizer here.
     """
@@ -69,14 +69,14 @@ def check_model(name: str, model: ModelSettings, *, loaded: bool = False) -> Non
 
 
 def _dangling(folder: Path) -> str:
-    """The name of a link in a folder that leads nowhere, or nothing."""
+    """Return the name of a link in a folder that leads nowhere, or nothing."""
     return next(
         (file.name for file in sorted(folder.iterdir()) if file.is_symlink() and not file.exists()), ""
     )
 
 
 def load_renderer(name: str, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
-    """A model's renderer. Raises ConfigError where its folder has none that can be read."""
+    """Return a model's renderer. Raise ConfigError where its folder has none that can be read."""
     check_model(name, model)
     try:
         return ChatRenderer.load(model, render)
@@ -110,7 +110,7 @@ class ChatRenderer:
         """`renderer`: of the `renderers` library; None: the tokenizer's own template. `keeping`: the same, told to keep thinking.
         `vision`: how the model's processor sees images, if it is given any.
 
-        Raises ValueError where there is neither.
+        Raise ValueError where there is neither.
         """
         self._tokenizer = tokenizer
         self._renderer = renderer
@@ -138,7 +138,7 @@ class ChatRenderer:
 
     @classmethod
     def load(cls, model: ModelSettings, render: RenderSettings | None = None) -> ChatRenderer:
-        """Reads the tokenizer of a checkpoint. Raises ValueError where it cannot be used."""
+        """Read the tokenizer of a checkpoint. Raise ValueError where it cannot be used."""
         assert model.path is not None
         tokenizer = Checkpoint.read(model.path)
         control = ControlTokens(tokenizer, as_text=(render or RenderSettings()).special_tokens == "text")
@@ -163,15 +163,16 @@ class ChatRenderer:
         return made
 
     def switches(self, effort: str | None, thinking: bool | None) -> Switches:
-        """Returns the switches for these wishes, as far as this model's template has them."""
+        """Return the switches for these wishes, as far as this model's template has them."""
         return chosen(effort, thinking, self._variants)
 
     def switched(self, switches: Switches) -> ChatRenderer:
-        """The renderer of prompts with switches that this one has chosen."""
+        """Return the renderer of prompts with switches that this one has chosen."""
         return self._variants[switches] if switches else self
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
-        """The prompt for a reply to `messages`, with the keys of images (`render/images.py`). Raises BadRequest if the template
+        """Return the prompt for a reply to `messages`, with the keys of images (`render/images.py`). Raise BadRequest if the
+        template
         refuses them."""
         return self._guarded(lambda: self._render(self._systems.placed(plain(messages, self._marks)), tools))
 
@@ -184,7 +185,7 @@ class ChatRenderer:
         *,
         system: bool = True,
     ) -> list[int] | None:
-        """The ids to append to `history` (a prompt, and from `sampled_from` on the reply to it) for a reply to `new`.
+        """Return the ids to append to `history` (a prompt, and from `sampled_from` on the reply to it) for a reply to `new`.
 
         None where the template writes the recorded conversation differently now: the call is a branch. Nothing that was
         recorded is decoded and encoded again, and only `new` is encoded. `system`: the conversation may begin with a system
@@ -205,11 +206,12 @@ class ChatRenderer:
         )
 
     def reasoning_open(self, prompt: Sequence[int]) -> bool:
-        """Returns whether a prompt, or its last tokens, end inside a reasoning block that the template opened for the reply."""
+        """Return whether a prompt, or its last tokens, end inside a reasoning block that the template opened for the reply."""
         return recorded.opens(list(prompt[-8:]), self.marks)
 
     def parse_tool_calls(self, ids: Sequence[int], tools: Sequence[Tool]) -> list[ToolCall]:
-        """The well-formed tool calls in a run of tokens from a tool mark on; none where a part of it is not well-formed."""
+        """Return the well-formed tool calls in a run of tokens from a tool mark on; none where a part of it is not
+        well-formed."""
         if self._renderer is None or self.form is None or self.form.bare:
             return self.form.parse(self._without_stop(ids)) if self.form is not None else []
         try:
@@ -225,7 +227,7 @@ class ChatRenderer:
         return self.backend.decode(list(ids), skip_special_tokens=False)
 
     def token_bytes(self, token: int) -> bytes:
-        """A token's own bytes, which may be a part of a character."""
+        """Return a token's own bytes, which may be a part of a character."""
         return self.texts.of(token) if self.texts.independent else self.decode([token]).encode()
 
     @property
@@ -234,7 +236,7 @@ class ChatRenderer:
         return self._control.ids
 
     def text_stream(self) -> TextStream:
-        """A decoder for one run of tokens."""
+        """Return a decoder for one run of tokens."""
         return self.texts.stream()
 
     def encode(self, text: str) -> list[int]:
@@ -256,16 +258,16 @@ class ChatRenderer:
         )
 
     def _encode_seen(self, text: str) -> list[int]:
-        """The ids of a template's text, in which images are marked."""
+        """Return the ids of a template's text, in which images are marked."""
         return self.encode(text) if self._marks is None else self._marks.encode(text, self.encode)
 
     def _encode_guarded(self, text: str) -> list[int]:
-        """The same of a text in which the control tokens that count are guarded."""
+        """Return the same of a text in which the control tokens that count are guarded."""
         encode = self._control.encode
         return encode(text) if self._marks is None else self._marks.encode(text, encode)
 
     def _varied(self, switches: Switches, tokenizer: Checkpoint, model: ModelSettings) -> ChatRenderer | None:
-        """The same with some switches; None if they change no prompt, or the template refuses them."""
+        """Return the same with some switches; None if they change no prompt, or the template refuses them."""
         variant, keeping = copy(self), None
         try:
             if self._template is not None:
@@ -306,7 +308,8 @@ class ChatRenderer:
         return self.form if self.call_example else None
 
     def _write_call(self) -> str:
-        """A tool call as the template writes it, checked by parsing it back: only then do its markers identify the format."""
+        """Return a tool call as the template writes it, checked by parsing it back: only then do its markers identify the
+        format."""
         form = self.form
         if form is None:
             return ""
@@ -348,7 +351,7 @@ class ChatRenderer:
         return TemplateBridge(self._template, *encode, self._control, stop, self.think)
 
     def _stop_ids(self) -> frozenset[int]:
-        """The library's, or: the tokenizer's end of sequence, and the tokens with which the template closes a reply."""
+        """Return the library's, or: the tokenizer's end of sequence, and the tokens with which the template closes a reply."""
         if self._renderer is not None:
             return frozenset(self._renderer.get_stop_token_ids())
         end = self._tokenizer.eos_token_id
@@ -358,7 +361,7 @@ class ChatRenderer:
         return frozenset(stop)
 
     def _closing_token(self, role: str) -> set[int]:
-        """The token that the template writes after a reply when a message of this role follows, if it is one special
+        """Return the token that the template writes after a reply when a message of this role follows, if it is one special
         token."""
         assert self._template is not None
         messages = closed_by(role)

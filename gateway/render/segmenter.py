@@ -83,7 +83,7 @@ class Segmenter:
         return {tool["function"]["name"] for tool in self._tools}
 
     def push(self, ids: Iterable[int]) -> list[Piece]:
-        """Takes the next tokens; answers what can be delivered."""
+        """Take the next tokens; answers what can be delivered."""
         pieces: list[Piece] = []
         for token in ids:
             if self._plain and token not in self._special:
@@ -155,7 +155,7 @@ class Segmenter:
         self._strip_left = True
 
     def _end_text(self, pieces: list[Piece]) -> None:
-        """Ends a run of text; bytes of a character that never became whole are delivered as replacement characters."""
+        """End a run of text; bytes of a character that never became whole are delivered as replacement characters."""
         if self._in_run:
             rest = self._stream.end()
             self._in_run = False
@@ -181,7 +181,7 @@ class Segmenter:
             _emit(pieces, self._kind, ready)
 
     def _cut_at_stop(self, stop: StopStrings, text: str, pieces: list[Piece]) -> bool:
-        """Returns whether `text`, added to what is held, completes a stop string; if so, ends the reply before it."""
+        """Return whether `text`, added to what is held, completes a stop string; if so, ends the reply before it."""
         self._stop_place, begins, self.matched_stop = stop.read(self._stop_place, text)
         if not self.matched_stop:
             return False
@@ -191,7 +191,7 @@ class Segmenter:
         return True
 
     def _hold_back(self) -> int:
-        """The number of characters at the end that may still turn out not to be deliverable."""
+        """Return the number of characters at the end that may still turn out not to be deliverable."""
         held = self._held
         if self._at_start or self._maybe_bare:
             return len(held)
@@ -259,7 +259,7 @@ class Segmenter:
 
 
 def _emit(pieces: list[Piece], kind: PieceKind, text: str) -> None:
-    """Adds text, to the last piece if it is of the same kind."""
+    """Add text, to the last piece if it is of the same kind."""
     if pieces and pieces[-1].kind == kind:
         text = pieces.pop().text + text
     pieces.append(Piece(kind, text))

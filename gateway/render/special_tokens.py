@@ -46,7 +46,7 @@ class ControlTokens:
         self._guarded = _guarded(spec, {text: self.guard + text for text in self.texts}) if as_text else None
 
     def spelled_in(self, *values: Any) -> bool:
-        """Returns whether any text in JSON values spells a control token, or ends with the beginning of one. False without
+        """Return whether any text in JSON values spells a control token, or end with the beginning of one. False without
         `as_text`.
         """
         if not self.as_text:
@@ -58,7 +58,7 @@ class ControlTokens:
         )
 
     def encode(self, guarded: str) -> list[int]:
-        """Encodes a text in which the control tokens that count are guarded."""
+        """Encode a text in which the control tokens that count are guarded."""
         assert self._guarded is not None
         backend, meant = self._guarded
         found = encode(backend, guarded, False)
@@ -90,11 +90,11 @@ class ControlTokens:
         return self._patterns.around.sub("", self._patterns.assembled.sub(rf"{self.guard}\g<1>", rendered))
 
     def plain(self, guarded: str) -> str:
-        """Returns a guarded text without the guards."""
+        """Return a guarded text without the guards."""
         return guarded.replace(self.guard, "")
 
     def tail(self, guarded: str, length: int) -> str:
-        """Returns the end of a guarded text, `length` characters long without the guards."""
+        """Return the end of a guarded text, `length` characters long without the guards."""
         parts = guarded.split(self.guard)
         for at in range(len(parts) - 1, -1, -1):
             if length <= len(parts[at]):
@@ -122,13 +122,13 @@ class _Patterns:
         self._longest = max(map(len, texts), default=0)
 
     def head(self, literal: str) -> int:
-        """Returns how many characters at the beginning of a text are the end of a control token."""
+        """Return how many characters at the beginning of a text are the end of a control token."""
         lengths = range(min(len(literal), self._longest), 0, -1)
         return next((n for n in lengths if literal[:n] in self._ends), 0)
 
 
 def _guarded(spec: dict[str, Any], renamed: dict[str, str]) -> tuple[Any, dict[int, int]]:
-    """A tokenizer that knows control tokens by their new names only, and the original ids of those that it numbers
+    """Return a tokenizer that knows control tokens by their new names only, and the original ids of those that it numbers
     differently."""
     from tokenizers import Tokenizer
 
@@ -158,7 +158,7 @@ def _guarded(spec: dict[str, Any], renamed: dict[str, str]) -> tuple[Any, dict[i
 
 
 def _is_control(token: dict[str, Any], pieces: Collection[str], written: str) -> bool:
-    """Special tokens are, and what the model's own vocabulary lacks or a template writes; runs of whitespace never.
+    """Return special tokens are, and what the model's own vocabulary lacks or a template writes; runs of whitespace never.
 
     What is left is ordinary text that a vocabulary has as added tokens, such as Gemma's `<table>`.
     """
@@ -179,7 +179,7 @@ def _pieces(model: dict[str, Any]) -> Collection[str]:
 
 
 def _pattern(words: Collection[str], *, begun: bool = False) -> str:
-    """A regular expression that finds the longest of the words; `begun`: or the beginning of one at the end of the text.
+    """Return a regular expression that finds the longest of the words; `begun`: or the beginning of one at the end of the text.
 
     Words are tried letter by letter, not one after the other: vocabularies have thousands.
     """
@@ -203,7 +203,7 @@ def _rest(rest: set[str], begun: bool) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields all texts in a JSON value, keys too."""
+    """Yield all texts in a JSON value, keys too."""
     left = [value]
     while left:
         item = left.pop()

@@ -64,7 +64,7 @@ class StopStrings:
         self._ends[place] = string
 
     def _link(self) -> None:
-        """Sets what each place falls back to, the shallow ones first."""
+        """Set what each place falls back to, the shallow ones first."""
         places = list(self._next[0].values())
         for place in places:
             for character, following in self._next[place].items():

@@ -24,7 +24,7 @@ class ChatTemplate:
     """The jinja template that came with a tokenizer. Safe to use from several threads: what it caches never changes."""
 
     def __init__(self, checkpoint: Checkpoint, control: ControlTokens, *, thinking: bool) -> None:
-        """Raises ValueError if the checkpoint has no template. `thinking`: passed on as `enable_thinking`."""
+        """Raise ValueError if the checkpoint has no template. `thinking`: passed on as `enable_thinking`."""
         self._checkpoint = checkpoint
         self._compiled = {
             tools: environment().from_string(checkpoint.template(tools)) for tools in (False, True)
@@ -36,20 +36,20 @@ class ChatTemplate:
         self._guards_all = self._checked()
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, generation: bool = True) -> str:
-        """Messages as text, with the beginning of a reply if `generation`. Raises what the template raises."""
+        """Messages as text, with the beginning of a reply if `generation`. Raise what the template raises."""
         return self._rendered(self._compiled[bool(tools)], messages, tools, generation, str)
 
     def switched(self, variables: dict[str, Any]) -> ChatTemplate:
-        """Returns the same template with other variables."""
+        """Return the same template with other variables."""
         other = copy(self)
         other._variables = {**self._variables, **variables}
         other._guards_all = other._checked()
         return other
 
     def guarded(self, messages: Sequence[Message], tools: Sequence[Tool], text: str) -> str:
-        """Returns `text` with guards before the control tokens that the template wrote itself, and before no others.
+        """Return `text` with guards before the control tokens that the template wrote itself, and before no others.
 
-        `text` is the template's for the same messages. Raises ValueError where the two cannot be told apart.
+        `text` is the template's for the same messages. Raise ValueError where the two cannot be told apart.
         """
         ways = [self._guarded, self._uncut] if self._guards_all[bool(tools)] else [self._uncut]
         for way in ways:
@@ -97,11 +97,11 @@ class ChatTemplate:
         return marked(environment(), self._checkpoint.template(tools), self._control.mark)
 
     def _checked(self) -> dict[bool, bool]:
-        """Checks the template with tools and without."""
+        """Check the template with tools and without."""
         return {tools: self._control.as_text and self._check(tools) for tools in (False, True)}
 
     def _check(self, tools: bool) -> bool:
-        """Returns whether the template's control tokens are all guarded in conversations that spell none."""
+        """Return whether the template's control tokens are all guarded in conversations that spell none."""
         control, backend = self._control, self._checkpoint.backend_tokenizer
         given = [_TOOL] if tools else []
         for messages in _samples():
@@ -159,7 +159,7 @@ def _samples() -> Iterator[list[Message]]:
 
 
 def _aliased(message: Message) -> Message:
-    """A message with its reasoning under both names that templates read."""
+    """Return a message with its reasoning under both names that templates read."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
 

@@ -14,7 +14,7 @@ from jinja2.visitor import NodeTransformer
 
 
 def marked(environment: Environment, source: str, mark: Callable[[str], str]) -> Template:
-    """The template of a source, with `mark` done to the literals that it may write."""
+    """Return the template of a source, with `mark` done to the literals that it may write."""
     tree = _Marking(mark).visit(environment.parse(source))
     code = environment.compile(cast(nodes.Template, tree))
     return environment.template_class.from_code(environment, code, environment.make_globals(None))

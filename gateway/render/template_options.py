@@ -35,7 +35,7 @@ NONE = Switches()
 
 
 def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]) -> Switches:
-    """Returns the switches that a request sets and the template has. Requests can turn thinking off, but not on against
+    """Return the switches that a request sets and the template has. Requests can turn thinking off, but not on against
     the settings."""
     off = False if thinking is False or effort in _WITHOUT_THINKING else None
     wanted = (Switches(off, effort), Switches(None, effort), Switches(off))
@@ -43,7 +43,7 @@ def chosen(effort: str | None, thinking: bool | None, known: Container[Switches]
 
 
 def combinations(vary: Callable[[Switches], R | None], *, thinking: bool) -> Iterator[tuple[Switches, R]]:
-    """Yields every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
+    """Yield every combination of switches that a template has. `thinking`: the settings leave thinking to the template.
 
     `vary` answers the template with some switches, or None if prompts read as they did without them.
     """

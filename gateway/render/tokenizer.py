@@ -27,7 +27,7 @@ class BareTokenizer:
         self._known = lru_cache(_KNOWN)(self._encode)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text."""
+        """Return the ids of a text."""
         if len(text) <= _SHORT:
             return list(self._known(text, add_special_tokens))
         return self._encode(text, add_special_tokens)
@@ -38,7 +38,7 @@ class BareTokenizer:
         return encode(self._wrapped.backend_tokenizer, text, special)
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         ids = [ids] if isinstance(ids, int) else list(ids)
         text: str = self._wrapped.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text

@@ -52,7 +52,7 @@ class _Built:
     tokens: dict[str, str]
 
     def equals(self, spec: dict[str, Any]) -> bool:
-        """Returns whether a `tokenizer.json` says the same."""
+        """Return whether a `tokenizer.json` says the same."""
         around = _without_offsets([spec.get("normalizer"), spec.get("pre_tokenizer")])
         decoder = spec.get("decoder") or {}
         decoder = {"type": "ByteLevel"} if decoder.get("type") == "ByteLevel" else decoder
@@ -97,7 +97,8 @@ _BUILT = {
 
 
 def tokens_of(config: dict[str, Any], model: dict[str, Any], spec: dict[str, Any]) -> dict[str, str] | None:
-    """The special tokens that a checkpoint has beside those that it names; None where its `tokenizer.json` is not all of it.
+    """Return the special tokens that a checkpoint has beside those that it names; None where its `tokenizer.json` is not all
+    of it.
 
     `config`, `model` and `spec` are its `tokenizer_config.json`, `config.json` and `tokenizer.json`.
     """
@@ -120,7 +121,7 @@ def _class(config: dict[str, Any], model: dict[str, Any], spec: dict[str, Any]) 
 
 
 def _without_offsets(parts: list[Any]) -> Any:
-    """The parts without what only says where in a text a token was found."""
+    """Return the parts without what only says where in a text a token was found."""
 
     def without_offsets(value: dict[str, Any]) -> dict[str, Any]:
         return {key: item for key, item in value.items() if key != "trim_offsets"}

@@ -35,7 +35,7 @@ _SPELLED = re.compile(
 def tool_faults(
     content: str, calls: Sequence[Mapping[str, Any]], names: Collection[str], *, cut: bool
 ) -> list[str]:
-    """The faults of a whole reply, each once, in the order of `TOOL_FAULTS`.
+    """Return the faults of a whole reply, each once, in the order of `TOOL_FAULTS`.
 
     `content`: its text; `calls`: its tool calls as OpenAI's API has them; `names`: the request's tools (without any, no fault is
     found); `cut`: it ended because of a limit on tokens.

@@ -18,7 +18,7 @@ _AGAIN_S = 0.2
 
 
 async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> None:
-    """Loads a version's adapter; before that takes the oldest away, if the engine has `most` of them. Raises EngineError.
+    """Load a version's adapter; before that takes the oldest away, if the engine has `most` of them. Raise EngineError.
 
     The requests of the oldest are given back and go on under a newer one. Those that cannot move are waited for. So are the
     requests of the engine's own weights before the first adapter comes, for which the engine has to be held.
@@ -38,7 +38,7 @@ async def load_adapter(slot: Slot, weights: Weights, path: str, most: int) -> No
 
 
 async def _vacate(slot: Slot, version: int) -> None:
-    """Waits until no request runs under a version. One that was on its way is given back when it has arrived."""
+    """Wait until no request runs under a version. One that was on its way is given back when it has arrived."""
     while slot.runs_under(version) and slot.engine is not None:
         await slot.engine.abort(slot.movable(version))
         try:

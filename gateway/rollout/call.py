@@ -128,7 +128,7 @@ class Call:
         return self._turn.engine != ""
 
     def tokens(self) -> Int32Array:
-        """The prompt and the tokens sampled so far."""
+        """Return the prompt and the tokens sampled so far."""
         if not self._turn.ids:
             return self.prompt
         return np.concatenate([self.prompt, np.asarray(self._turn.ids, np.int32)])
@@ -136,16 +136,16 @@ class Call:
     # Routing
 
     def predicted(self, expected: int) -> None:
-        """Sets the predicted length."""
+        """Set the predicted length."""
         self._hints = replace(self._hints, expected=expected)
 
     def redirect(self, engine: str, *, leaving: str = "") -> None:
-        """Sends the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""
+        """Send the call to `engine` (empty: any) and out of `leaving`, without waiting for an update to finish."""
         avoid = frozenset({leaving}) if leaving else self._hints.avoid
         self._hints = replace(self._hints, preferred=engine, avoid=avoid)
 
     def avoid_engine(self, engine: str) -> None:
-        """Makes routing avoid `engine`, which failed the call, until the call is in another one."""
+        """Make routing avoid `engine`, which failed the call, until the call is in another one."""
         self._hints = replace(self._hints, avoid=frozenset({engine}))
 
     def prefer(self, engine: str) -> None:
@@ -164,7 +164,7 @@ class Call:
         self._turn.begin_run(version)
 
     def left(self) -> None:
-        """Ends the run: the call is in no engine."""
+        """End the run: the call is in no engine."""
         self._engine = ""
 
     def weights_changed(self, version: int) -> None:

@@ -56,7 +56,7 @@ class LoggedCall:
 
 
 def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan] = ()) -> bytes:
-    """The part of a call's log that does not change."""
+    """Return the part of a call's log that does not change."""
     values: dict[str, Any] = {"format": _FORMAT, "request_key": details.request_key, "details": None}
     if images:
         values |= {"format": _WITH_IMAGES, "images": [list(image) for image in images]}
@@ -69,7 +69,7 @@ def head_of(prompt: Int32Array, details: TurnDetails, images: Sequence[ImageSpan
 
 
 def head_of_refused(request_key: str, age_s: float) -> bytes:
-    """Returns the head of a refused request's log. Older builds read it as a call that cannot be continued.
+    """Return the head of a refused request's log. Older builds read it as a call that cannot be continued.
 
     `age_s`: seconds since the request arrived.
     """
@@ -79,20 +79,20 @@ def head_of_refused(request_key: str, age_s: float) -> bytes:
 
 
 def state_of(turn: Turn, details: TurnDetails) -> bytes:
-    """The part of a call's log that changes with every token."""
+    """Return the part of a call's log that changes with every token."""
     spans = [(span.version, span.count, span.newest) for span in turn.spans]
     values = (len(turn.ids), spans, turn.engine, turn.pauses, turn.disputed, details.first_token_s)
     return orjson.dumps(values)
 
 
 def body_of(turn: Turn, start: int) -> bytes:
-    """The tokens from index `start` on."""
+    """Return the tokens from index `start` on."""
     pairs = zip(turn.ids[start:], turn.logprobs[start:], strict=True)
     return b"".join([_PACK(token, logprob) for token, logprob in pairs])
 
 
 def read(log: Log) -> LoggedCall | None:
-    """Reads a log; None if it is incomplete, or of another build."""
+    """Read a log; None if it is incomplete, or of another build."""
     end = _LENGTH_BYTES + int.from_bytes(log.head[:_LENGTH_BYTES], "little")
     values = orjson.loads(log.head[_LENGTH_BYTES:end])
     if values["format"] not in (_FORMAT, _WITH_IMAGES):
@@ -114,12 +114,13 @@ def read(log: Log) -> LoggedCall | None:
 
 
 def top_of(turn: Turn) -> list[list[tuple[int, float]]]:
-    """The alternatives to tokens of another process: the tokens themselves, since alternatives are not logged."""
+    """Return the alternatives to tokens of another process: the tokens themselves, since alternatives are not logged."""
     return [[token] for token in zip(turn.ids, turn.logprobs, strict=True)]
 
 
 def finish_of(turn: Turn, sampling: Sampling) -> FinishReason | None:
-    """The finish reason of logged tokens that are complete; None if some are missing. The log itself has no finish reason."""
+    """Return the finish reason of logged tokens that are complete; None if some are missing. The log itself has no finish
+    reason."""
     if turn.ids and turn.ids[-1] in sampling.stop_token_ids:
         return "stop"
     return "length" if len(turn.ids) >= sampling.max_tokens else None

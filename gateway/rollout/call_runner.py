@@ -66,7 +66,7 @@ class CallRunner:
         self.call = self.call.resumed(logged)
 
     def start(self, listener: Callable[[], None]) -> None:
-        """Starts to generate; after a `stop`, continues from the last token. `listener` is called at every growth and restart."""
+        """Start to generate; after a `stop`, continues from the last token. `listener` is called at every growth and restart."""
         self._ending, self._stopped_by, self._listener = False, None, listener
         self._over.clear()
         self._task = task = asyncio.create_task(self._generate(), name=f"call-{self.call.call_id}")
@@ -78,16 +78,16 @@ class CallRunner:
         task.add_done_callback(ended)
 
     def detach(self) -> None:
-        """Removes the listener."""
+        """Remove the listener."""
         self._listener = _no_listener
 
     def finish_early(self) -> None:
-        """Ends `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
+        """End `wait`, because the listener needs no more tokens. The call is not retried; its run continues until `stop`."""
         self._ending = True
         self._over.set()
 
     async def wait(self) -> None:
-        """Waits until the call is complete, or `finish_early`. Raises the error that ended the call."""
+        """Wait until the call is complete, or `finish_early`. Raises the error that ended the call."""
         assert self._task is not None
         await self._over.wait()
         if self._task.done():
@@ -97,7 +97,7 @@ class CallRunner:
                 self._task.result()
 
     async def stop(self, reason: GatewayError | None = None) -> None:
-        """Stops the call wherever it is, in its engine too. Idempotent. `wait` raises `reason`."""
+        """Stop the call wherever it is, in its engine too. Idempotent. `wait` raises `reason`."""
         task = self._task
         if task is None or task.done():
             return
@@ -131,7 +131,7 @@ class CallRunner:
                         await asyncio.sleep(0.1 * 2 ** min(failures - 2, 4))
 
     async def _run(self, slot: Slot) -> None:
-        """Runs the call in one engine until it is complete or the engine gives it back."""
+        """Run the call in one engine until it is complete or the engine gives it back."""
         call = self.call
         await slot.run(call, self._request(slot), self._on_chunk)
         if call.turn.disputed and slot.external_url is not None:
@@ -144,7 +144,7 @@ class CallRunner:
             raise EngineError(f"{slot.name} gave a call with {call.pinned} back")
 
     def _request(self, slot: Slot) -> GenerateRequest:
-        """The request for the missing tokens."""
+        """Return the request for the missing tokens."""
         call, sampling = self.call, self.call.sampling
         sampled = len(call.turn.ids)
         return GenerateRequest(
@@ -169,7 +169,7 @@ class CallRunner:
             log.error("call %s: %s reports %s, which contradicts what arrived", *self._names(), chunk.labels)
 
     def _engine_failed(self, slot: Slot, version: int, error: EngineError, failures: int) -> None:
-        """Prepares another attempt after an engine failed. Raises if the call cannot continue."""
+        """Prepare another attempt after an engine failed. Raises if the call cannot continue."""
         call = self.call
         log.warning("call %s: %s failed after %d tokens: %s", *self._names(), len(call.turn.ids), error)
         if isinstance(error, EngineUnreachable):
@@ -187,7 +187,7 @@ class CallRunner:
             self._start_over(error)
 
     def _start_over(self, error: EngineError) -> None:
-        """Restarts a pinned call, whose sampler's state is lost, from its prompt. Raises EngineError if part of its reply was
+        """Restarts a pinned call, whose sampler's state is lost, from its prompt. Raise EngineError if part of its reply was
         delivered."""
         call = self.call
         if call.delivered:
@@ -200,7 +200,7 @@ class CallRunner:
         self._listener()
 
     def _weights_may_change(self) -> bool:
-        """True if the call's engine is about to get new weights, or may have got them without this process knowing."""
+        """Return true if the call's engine is about to get new weights, or may have got them without this process knowing."""
         run = self._pool.run_of(self.call)
         return run is not None and run.slot.state == "held" and run.slot.settled
 

@@ -44,7 +44,7 @@ class Collective:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -57,7 +57,7 @@ class Collective:
         return self._session
 
     async def stage_all(self, weights: Weights, slots: Iterable[Slot]) -> None:
-        """Makes every open engine receive a version while it samples. A failure is logged; the engine receives again when
+        """Make every open engine receive a version while it samples. A failure is logged; the engine receives again when
         it loads."""
         free = asyncio.Semaphore(_AT_ONCE)
 
@@ -73,9 +73,9 @@ class Collective:
                 group.create_task(stage(slot), name=f"stage-{slot.name}")
 
     async def load(self, slot: Slot, weights: Weights) -> None:
-        """Puts a version in the place of a paused engine's weights; sends it first if the engine has missed it.
+        """Put a version in the place of a paused engine's weights; sends it first if the engine has missed it.
 
-        Raises EngineError, with the step that failed.
+        Raise EngineError, with the step that failed.
         """
         async with self._locks[slot.name]:
             engine = _engine(slot)
@@ -106,7 +106,7 @@ class Collective:
     async def _send(
         self, slot: Slot, engine: Engine, source: str, version: int, plan: dict[str, Any], workers: int
     ) -> None:
-        """Makes one source send to one engine. Raises EngineError if the engine fails, and ValueError if the source does."""
+        """Make one source send to one engine. Raise EngineError if the engine fails, and ValueError if the source does."""
         limit = self._settings.transfer_s
         ask = {"backend": self._settings.backend, "workers": workers, "timeout_s": limit}
         async with self._step(slot, f"have {source} open a transfer of version {version}"):
@@ -142,7 +142,7 @@ class Collective:
 
     @asynccontextmanager
     async def _step(self, slot: Slot, step: str, limit: float | None = None) -> AsyncIterator[None]:
-        """The deadline of a step of an engine."""
+        """Yield the deadline of a step of an engine."""
         limit = limit or self._settings.transfer_s * _SLACK
         try:
             async with asyncio.timeout(limit):
@@ -153,7 +153,7 @@ class Collective:
 
 
 def _plan(weights: Weights) -> dict[str, list[tuple[int, str]]]:
-    """The pieces that engines compare with what they receive."""
+    """Return the pieces that engines compare with what they receive."""
     try:
         files = json.loads((Path(weights.path) / MANIFEST).read_bytes())["files"]
         return plan_of(files)

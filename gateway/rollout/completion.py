@@ -136,12 +136,12 @@ class Completion:
         )
 
     def start(self) -> asyncio.Task[None]:
-        """Starts the task. It lives until a client has the whole reply, or no client can come for it any more."""
+        """Start the task. It lives until a client has the whole reply, or no client can come for it any more."""
         self._task = asyncio.create_task(self._live(), name=f"reply-{self.reply.call_id}")
         return self._task
 
     async def stop(self, reason: GatewayError) -> None:
-        """Ends the reply now; when this returns, what was sampled is recorded. Readers get `reason` raised."""
+        """End the reply now; when this returns, what was sampled is recorded. Readers get `reason` raised."""
         self._stopped_by = self._stopped_by or reason
         self.reply.move()
         await self._runner.stop(reason)
@@ -175,7 +175,7 @@ class Completion:
             self._release()
 
     def _release(self) -> None:
-        """Breaks reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
+        """Break reference cycles, so that many replies do not wait for the garbage collector; charges the tokens."""
         self.reply.detach()
         self._runner.detach()
         prompt_tokens = len(self._prompt.ids)
@@ -185,7 +185,7 @@ class Completion:
         self._runner.trace.end(facts, self.reply.failure)
 
     async def _wait_for_a_reader(self) -> None:
-        """Waits until there is a reader. Raises _NoReaders after the grace period, or the reason of `stop`."""
+        """Wait until there is a reader. Raises _NoReaders after the grace period, or the reason of `stop`."""
         if self.reply.readers and self._stopped_by is None:
             return
         try:
@@ -199,7 +199,7 @@ class Completion:
             raise self._stopped_by
 
     async def _generate(self) -> None:
-        """Generates until every token is sampled, or the last reader has left."""
+        """Generate until every token is sampled, or the last reader has left."""
         if self._whole:
             return
         if self.call.turn.ids and not self._segmenter.consumed:
@@ -216,7 +216,7 @@ class Completion:
         self._whole = self.call.finish is not None
 
     def _on_tokens(self) -> None:
-        """Turns new tokens into pieces and, in a stream, into a delivery. The tokens that complete a stop string wait for the
+        """Turn new tokens into pieces and, in a stream, into a delivery. The tokens that complete a stop string wait for the
         last delivery.
 
         Called for every chunk of tokens, by the call's own task.
@@ -254,7 +254,7 @@ class Completion:
         self._staged = None
 
     async def supersede(self) -> None:
-        """Ends the reply here, because another process continues the call."""
+        """End the reply here, because another process continues the call."""
         self._stopped_by = self._stopped_by or superseded()
         self.reply.move()
         await self._runner.stop(self._stopped_by)
@@ -264,13 +264,13 @@ class Completion:
         return self._call_log is not None and self._call_log.taken
 
     def _tokens(self) -> tuple[Sequence[int], Sequence[float], Sequence[Sequence[tuple[int, float]]] | None]:
-        """The tokens since the last delivery; from now on they count as delivered."""
+        """Return the tokens since the last delivery; from now on they count as delivered."""
         turn, start, end = self.call.turn, self._delivered, self._segmenter.consumed
         self._delivered = end
         return turn.ids[start:end], turn.logprobs[start:end], self.call.top[start:end] or None
 
     async def _commit(self) -> None:
-        """Records the turn, and then delivers the rest."""
+        """Record the turn, and then delivers the rest."""
         last = self.reply.compose([*self._pieces, *self._segmenter.finish()], *self._tokens())
         self._pieces = []
         finish = self.call.finish or "stop"
@@ -293,7 +293,7 @@ class Completion:
         self.reply.end(self.details.finish_reason)
 
     def _tool_faults(self, message: Message) -> list[str]:
-        """Looks for tool calls that no agent gets or can run, and warns of them."""
+        """Look for tool calls that no agent gets or can run, and warns of them."""
         content, calls = message["content"] or "", message.get("tool_calls", [])
         cut = self.details.finish_reason == "length"
         faults = tool_faults(content, calls, self._segmenter.tool_names, cut=cut)
@@ -316,7 +316,7 @@ class Completion:
             log.exception("what was sampled for call %s could not be recorded", self.reply.call_id)
 
     async def _record(self, message: Message | None) -> None:
-        """Records the sampled turn. An abandoned call that sampled nothing shows only in the metrics."""
+        """Record the sampled turn. An abandoned call that sampled nothing shows only in the metrics."""
         turn, details = self.call.turn, self.details
         if message is not None or turn.ids:
             if self._call_log is not None:
@@ -330,7 +330,7 @@ class Completion:
             self._metrics.first_token.observe(details.first_token_s)
 
     async def _linger(self) -> None:
-        """Waits until a client has the whole reply, or none came back for it within the grace period."""
+        """Wait until a client has the whole reply, or none came back for it within the grace period."""
         reply = self.reply
         while self._stopped_by is None and not reply.delivered:
             try:

@@ -55,15 +55,15 @@ class Distribution:
         await self._mirror.__aexit__(*error)
 
     def path(self, version: int) -> Path:
-        """The path of this gateway's copy of a version, which need not exist."""
+        """Return the path of this gateway's copy of a version, which need not exist."""
         return self._mirror.path(version)
 
     def checkpoint(self, weights: Weights) -> str:
-        """The path of the checkpoint with which an engine of this machine starts."""
+        """Return the path of the checkpoint with which an engine of this machine starts."""
         return self._base if weights.adapter else weights.path
 
     async def bring(self, version: int, source: str) -> Path:
-        """Fetches a version to this gateway. Raises WeightsUnavailable and Unprocessable."""
+        """Fetch a version to this gateway. Raise WeightsUnavailable and Unprocessable."""
         limit = self._settings.fetch_s
         try:
             async with asyncio.timeout(limit):
@@ -73,7 +73,7 @@ class Distribution:
             raise WeightsUnavailable(message) from error
 
     async def spread(self, weights: Weights, slots: Iterable[Slot]) -> None:
-        """Makes every mirror of these engines fetch a version, or the engines receive it, while they go on with the one
+        """Make every mirror of these engines fetch a version, or the engines receive it, while they go on with the one
         before. A failure is logged: the engine requests it again when it loads."""
         if self._collective is not None:
             await self._collective.stage_all(weights, slots)
@@ -120,7 +120,7 @@ class Distribution:
             await slot.engine.load(path)
 
     async def prove(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> ProofReport:
-        """Compare what an engine holds with a version, bit by bit and name by name. Raises EngineError if it fails meanwhile."""
+        """Compare what an engine holds with a version, bit by bit and name by name. Raise EngineError if it fails meanwhile."""
         if slot.engine is None:
             raise EngineError(f"{slot.name} has no engine")
         path = await self._place(slot, weights, slots)
@@ -132,7 +132,7 @@ class Distribution:
         return weigh(holdings, *(published or (None,)))
 
     async def _place(self, slot: Slot, weights: Weights, slots: Iterable[Slot]) -> str:
-        """The path by which an engine loads a version; its mirror fetches what it lacks. Raises EngineError.
+        """Return the path by which an engine loads a version; its mirror fetches what it lacks. Raise EngineError.
 
         The first version has no manifest, and lies on every machine at the path of the configuration.
         """
@@ -150,5 +150,5 @@ class Distribution:
             raise WeightsMissed(message, code="mirror_failed") from error
 
     async def prune(self, *needed: int | None) -> None:
-        """Removes this gateway's oldest copies, but none that is needed."""
+        """Remove this gateway's oldest copies, but none that is needed."""
         await self._mirror.prune(self._settings.keep, *needed)

@@ -84,7 +84,7 @@ class EngineSteps:
         }
 
     def register_version(self, weights: Weights) -> None:
-        """Makes a version known, so that steps can use it. The oldest are forgotten, but for those that engines run."""
+        """Make a version known, so that steps can use it. The oldest are forgotten, but for those that engines run."""
         self._weights[weights.version] = weights
         needed = {slot.version for slot in self._pool.slots.values()}
         for version in sorted(self._weights)[:-_REMEMBERED]:
@@ -92,11 +92,11 @@ class EngineSteps:
                 del self._weights[version]
 
     def weights(self, version: int) -> Weights | None:
-        """The weights of a registered version."""
+        """Return the weights of a registered version."""
         return self._weights.get(version)
 
     def reports(self, version: int) -> list[UpdateReport]:
-        """Returns and forgets the reports of a version's update, one for each engine."""
+        """Return and forgets the reports of a version's update, one for each engine."""
         found = [report for (_, v), report in self._reports.items() if v == version]
         self._reports = {key: report for key, report in self._reports.items() if key[1] > version}
         return found
@@ -112,7 +112,7 @@ class EngineSteps:
             self._peers.send_slot(self._pool.model, slot)
 
     async def run(self, do: Do) -> None:
-        """Carries out a step. Raises EngineError, with what went wrong."""
+        """Carries out a step. Raise EngineError, with what went wrong."""
         slot, seconds = self._pool.slots[do.engine], self._report(do.engine, do.version).seconds
         started = time.monotonic()
         try:
@@ -128,7 +128,7 @@ class EngineSteps:
     # Starting and stopping engines
 
     async def _launch(self, slot: Slot, weights: Weights) -> None:
-        """Starts an engine's process; or connects to an external one and loads the weights, as it may have others."""
+        """Start an engine's process; or connect to an external one and load the weights, as it may have others."""
         slot.start()
         await self._announce(slot)
         if slot.external_url is not None:
@@ -146,7 +146,7 @@ class EngineSteps:
         await self._announce(slot)
 
     async def _attach(self, slot: Slot, url: str, weights: Weights) -> None:
-        """Connects to an engine that may run requests of other gateways, or of one that was killed. Pinned ones stay, frozen."""
+        """Connect to an engine that may run requests of other gateways, or of one that was killed. Pinned ones stay, frozen."""
         engine = self._connected(slot, url)
         while self._patient and not await engine.healthy():  # noqa: ASYNC110
             await asyncio.sleep(_AGAIN_S)
@@ -164,7 +164,7 @@ class EngineSteps:
         await self._renew(slot, engine, weights)
 
     async def _renew(self, slot: Slot, engine: Engine, weights: Weights) -> None:
-        """Loads weights into a paused engine without requests, and resumes it."""
+        """Load weights into a paused engine without requests, and resumes it."""
         await self._distribution.load(slot, weights, self._pool.slots.values(), self._check_coordinator)
         # Label before sampling resumes, so that a stale follower's expected version is rejected.
         await self._label(slot, weights)
@@ -181,7 +181,7 @@ class EngineSteps:
             await self._a_moment(slot)
 
     async def _sleep(self, slot: Slot, weights: Weights) -> None:
-        """Moves running requests to other engines, then puts the engine to sleep. Those that cannot move have `pinned_s`; then
+        """Move running requests to other engines, then put the engine to sleep. Those that cannot move have `pinned_s`; then
         they are cut, as if their engine had died."""
         slot.sleep()
         self._pool.notify()
@@ -275,7 +275,7 @@ class EngineSteps:
         await self._announce(slot)
 
     def runs(self, slot: Slot) -> tuple[int, int]:
-        """The number of requests in the engine, other processes' included, and how many of them cannot move."""
+        """Return the number of requests in the engine, other processes' included, and how many of them cannot move."""
         streams, pinned = self._peers.count_runs(self._pool.model, slot.name)
         return slot.streams + streams, slot.pinned + pinned
 
@@ -294,7 +294,7 @@ class EngineSteps:
         await returned
 
     async def _a_moment(self, slot: Slot, wait_s: float = _AGAIN_S) -> None:
-        """Waits until a run ends, or long enough that a request on its way must have arrived."""
+        """Wait until a run ends, or long enough that a request on its way must have arrived."""
         try:
             async with asyncio.timeout(wait_s):
                 await slot.ended()

@@ -28,7 +28,7 @@ class RefusedRequests:
         """When they are given up, by name."""
 
     def expect(self, place: RequestPlace, stored: str, name: str, arrived: float) -> None:
-        """Records a refused request, whose key is `stored`."""
+        """Record a refused request, whose key is `stored`."""
         now = time.monotonic()
         self._until = {known: until for known, until in self._until.items() if until > now}
         self._until[name] = now + _EXPECTED_S
@@ -46,7 +46,7 @@ class RefusedRequests:
     def unanswered(
         self, expected: dict[str, float], logs: Sequence[LoggedCall], unannounced: Container[str]
     ) -> dict[str, float]:
-        """The refused requests that no other process has answered: they are in the bus, or `unannounced` when the bus was
+        """Return the refused requests that no other process has answered: they are in the bus, or `unannounced` when the bus was
         asked."""
         logged = {at.log.call for at in logs if at.refused}
         return {n: at for n, at in expected.items() if n in logged or n in unannounced}

@@ -50,7 +50,7 @@ class Logged(Protocol):
         ...
 
     async def supersede(self) -> None:
-        """Ends the reply here, because another process continues the call."""
+        """End the reply here, because another process continues the call."""
         ...
 
 
@@ -104,14 +104,14 @@ class CallLog:
         return self._handover.mark_dirty(self)
 
     async def assert_owner(self) -> None:
-        """Raises Unavailable if another process has taken the call over."""
+        """Raise Unavailable if another process has taken the call over."""
         if not self.taken:
             await self._handover.assert_owner(self)
         if self.taken:
             raise superseded()
 
     def end(self, delivered: bool = False) -> None:
-        """Ends the log: a client has the whole reply (`delivered`), or none will get it."""
+        """End the log: a client has the whole reply (`delivered`), or none will get it."""
         if not (self.over or self.taken or (self.left and not delivered)):
             self.over = True
             self._handover.mark_dirty(self)
@@ -136,7 +136,7 @@ class CallLog:
         return Entry(self.call_id, self._place, self._epoch, head, state, 0, body)
 
     def ack(self, outcome: Outcome, now: float) -> None:
-        """Applies the outcome of the newest entry."""
+        """Apply the outcome of the newest entry."""
         if outcome == "written":
             self._begun, self._logged, self.written_at = True, self._sent, now
             self.call.flush()
@@ -200,7 +200,7 @@ class Handover:
         epoch: int = 1,
         images: Sequence[ImageSpan] = (),
     ) -> CallLog:
-        """Logs a call until `CallLog.end`."""
+        """Log a call until `CallLog.end`."""
         call_log = CallLog(self, _place(place), call, turn, prompt, details, epoch, images)
         self._logs[call_log.call_id] = call_log
         self.mark_dirty(call_log)
@@ -215,14 +215,14 @@ class Handover:
                 call_log.leave()
 
     async def alive(self, process_id: str) -> bool:
-        """True if a process shows signs of life. Every process counts as alive while the bus is away."""
+        """Return true if a process shows signs of life. Every process counts as alive while the bus is away."""
         try:
             return await self._bus.address_of(process_id) is not None
         except BusUnavailable:
             return True
 
     async def find(self, place: tuple[str, str]) -> list[LoggedCall] | None:
-        """The running calls and refused requests at a place, of every process; None while the bus is away."""
+        """Return the running calls and refused requests at a place, of every process; None while the bus is away."""
         try:
             logs = await self._bus.find(_place(place))
         except BusUnavailable:
@@ -230,21 +230,22 @@ class Handover:
         return [call for log in logs if (call := _read(log)) is not None]
 
     def can_take_over(self, call: LoggedCall) -> bool:
-        """True if the call's process is gone and another process can continue the call. Output that a stream showed while the bus
+        """Return true if the call's process is gone and another process can continue the call. Output that a stream showed
+        while the bus
         was away is not in its log, so a call that may have shown such output starts over."""
         if call.log.url is not None or call.details is None:
             return False
         return not call.details.stream or call.log.age_s < self._bus.unbroken_s
 
     async def take_over(self, call: LoggedCall) -> bool:
-        """Takes over a call of a process that is gone. False: another process was faster, or the bus is away."""
+        """Take over a call of a process that is gone. False: another process was faster, or the bus is away."""
         try:
             return await self._bus.take_over(call.log, self.process)
         except BusUnavailable:
             return False
 
     async def drop(self, call: LoggedCall) -> None:
-        """Ends the log of a call that was taken over and is not continued after all."""
+        """End the log of a call that was taken over and is not continued after all."""
         over = Entry(call.log.call, "", call.log.epoch + 1, b"", b"", 0, b"", over=True)
         try:
             await self._bus.write(self.process, [over])
@@ -262,7 +263,7 @@ class Handover:
             writing.add_done_callback(lambda _: self.announcing.discard(name))
 
     def end_refused(self, name: str) -> None:
-        """Ends the log of a refused request that was retried."""
+        """End the log of a refused request that was retried."""
         self._write_refused(Entry(name, "", 1, b"", b"", 0, b"", over=True))
 
     def _write_refused(self, entry: Entry) -> asyncio.Task[None] | None:
@@ -284,14 +285,14 @@ class Handover:
         return self._open
 
     async def assert_owner(self, call_log: CallLog) -> None:
-        """Checks that the log is still this process's, unless its heartbeat is recent enough to be sure."""
+        """Check that the log is still this process's, unless its heartbeat is recent enough to be sure."""
         alive_s = self._alive_until - asyncio.get_running_loop().time()
         if alive_s < self._settings.heartbeat_ttl_s / 3:
             self._dirty[call_log] = None
             await self.flush()
 
     async def flush(self) -> bool:
-        """Writes the new tokens of all marked calls. False: the bus is away, and pending output is shown unlogged."""
+        """Write the new tokens of all marked calls. False: the bus is away, and pending output is shown unlogged."""
         async with self._writing:
             logs, self._dirty = list(self._dirty), {}
             if not logs:
@@ -316,7 +317,7 @@ class Handover:
             return True
 
     async def _write(self, logs: Sequence[CallLog]) -> None:
-        """Writes the next entries of calls, and applies their outcomes. Raises BusUnavailable."""
+        """Write the next entries of calls, and apply their outcomes. Raise BusUnavailable."""
         began = asyncio.get_running_loop().time()
         outcomes = await self._bus.write(self.process, [call_log.entry() for call_log in logs])
         self._alive_until = began + self._settings.heartbeat_ttl_s
@@ -383,7 +384,7 @@ class Handover:
 
 
 def superseded() -> Unavailable:
-    """The error for clients of a call that another process has taken over or recorded."""
+    """Return the error for clients of a call that another process has taken over or recorded."""
     message = "another gateway process has this call; retry to get its reply"
     return Unavailable(message, retry_after=0.5, code="recorded_elsewhere")
 

@@ -25,7 +25,7 @@ class Pace:
         self._rate = 0.0
 
     def count(self, tokens: int, now: float) -> None:
-        """Counts tokens that have arrived."""
+        """Count tokens that have arrived."""
         passed = now - self._began
         if passed >= _WINDOW_S:
             self._rate = self._tokens / passed
@@ -33,7 +33,7 @@ class Pace:
         self._tokens += tokens
 
     def interval(self, now: float) -> int:
-        """Returns the tokens per chunk for a stream that begins now: at least 1. Rates older than two windows do not count."""
+        """Return the tokens per chunk for a stream that begins now: at least 1. Rates older than two windows do not count."""
         if now - self._began > 2 * _WINDOW_S:
             return 1
         return min(max(1, math.ceil(self._rate / self._most)), MOST_TOKENS)

@@ -19,7 +19,7 @@ class Peers(Protocol):
     """The other gateway processes, as the coordinator sees them."""
 
     def send_slot(self, model: str, slot: Slot) -> Awaitable[None]:
-        """Sends a slot's state. Followers start new runs only in open slots."""
+        """Send a slot's state. Followers start new runs only in open slots."""
         ...
 
     def begin_weight_swap(self, model: str, slot: Slot, version: int) -> Awaitable[None]:
@@ -27,7 +27,7 @@ class Peers(Protocol):
         ...
 
     def give_back(self, model: str, slot: Slot) -> Awaitable[None]:
-        """Makes followers give back their requests in the engine that can move."""
+        """Make followers give back their requests in the engine that can move."""
         ...
 
     def remove_engine(self, model: str, name: str) -> Awaitable[None]:
@@ -39,15 +39,15 @@ class Peers(Protocol):
         ...
 
     def end_episode(self, episode_id: str, reason: GatewayError) -> Awaitable[None]:
-        """Stops an episode's calls and records what they sampled."""
+        """Stop an episode's calls and records what they sampled."""
         ...
 
     def count_runs(self, model: str, name: str) -> tuple[int, int]:
-        """The number of other processes' requests in an engine, and how many of these cannot move."""
+        """Return the number of other processes' requests in an engine, and how many of these cannot move."""
         ...
 
     def count_waiting(self, model: str) -> int:
-        """The number of other processes' calls that wait for an engine."""
+        """Return the number of other processes' calls that wait for an engine."""
         ...
 
     def others(self, model: str) -> Others:
@@ -55,7 +55,7 @@ class Peers(Protocol):
         ...
 
     def send_table(self, model: str, table: Table | None) -> None:
-        """Sends what followers place their calls by; None: each chooses for itself, because the control program has stopped."""
+        """Send what followers place their calls by; None: each chooses for itself, because the control program has stopped."""
         ...
 
 

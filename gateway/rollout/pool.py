@@ -95,9 +95,9 @@ class EnginePool:
         self._cached: OrderedDict[str, _Cached] = OrderedDict()
 
     async def acquire(self, call: Call) -> Slot:
-        """Waits for an open engine whose version may sample the call. The caller must `release` it.
+        """Wait for an open engine whose version may sample the call. The caller must `release` it.
 
-        Raises Unavailable if the wait was too long, or if too many calls wait already and this one has not begun.
+        Raise Unavailable if the wait was too long, or if too many calls wait already and this one has not begun.
         """
         try:
             async with asyncio.timeout(self._queue.max_wait_s):
@@ -116,7 +116,7 @@ class EnginePool:
             raise Unavailable(message, retry_after=jittered(10.0), code="no_engine") from error
 
     def check_room(self, calls: int, param: str) -> None:
-        """Raises BadRequest if one request has more calls than may ever wait, Unavailable if they cannot wait now.
+        """Raise BadRequest if one request has more calls than may ever wait, Unavailable if they cannot wait now.
 
         Checked before any of them begins, because one refused call fails the whole request.
         """
@@ -187,7 +187,7 @@ class EnginePool:
         self._monitor.disputed(self.model, slot, reason)
 
     def set_placer(self, placer: Placer | None) -> None:
-        """Sets what chooses engines; None for this process by itself."""
+        """Set what chooses engines; None for this process by itself."""
         before, self._placer = self._placer, placer or SlotPlacer(self)
         self._placer.changed()
         for request in before.retire():
@@ -195,7 +195,7 @@ class EnginePool:
                 self._placer.submit(request)
 
     async def until(self, holds: Callable[[], bool], timeout_s: float | None) -> None:
-        """Waits until a condition on the slots holds, or the time is up."""
+        """Wait until a condition on the slots holds, or the time is up."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not holds():
@@ -204,7 +204,7 @@ class EnginePool:
             return
 
     def hold(self, reason: str) -> None:
-        """Holds every open engine, because there is no coordinator: none gets a new run."""
+        """Hold every open engine, because there is no coordinator: none gets a new run."""
         for slot in self.slots.values():
             if slot.state == "open":
                 slot.hold(reason)
@@ -220,13 +220,13 @@ class EnginePool:
         self._placer.changed()
 
     async def wait_for_turn(self) -> None:
-        """Waits in line behind the calls that engines gave back before this one."""
+        """Wait in line behind the calls that engines gave back before this one."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._wake_in_turn(woken)
         await woken
 
     def in_turn(self, wake: Callable[[], bool]) -> None:
-        """Calls `wake` when its turn comes: a few at each turn of the event loop. It returns whether it woke a call."""
+        """Call `wake` when its turn comes: a few at each turn of the event loop. It returns whether it woke a call."""
         self._turns.append(wake)
         if not self._waking:
             self._waking = True
@@ -250,7 +250,7 @@ class EnginePool:
             asyncio.get_running_loop().call_soon(self._wake)
 
     def remember(self, call: Call, slot: Slot) -> None:
-        """Records that the engine has the call's tokens cached."""
+        """Record that the engine has the call's tokens cached."""
         self._cached[call.episode_id] = _Cached(slot.name, slot.generation, call.length)
         self._cached.move_to_end(call.episode_id)
         if len(self._cached) > _REMEMBERED:
@@ -265,7 +265,7 @@ class EnginePool:
         return known.slot, min(known.tokens, call.length)
 
     async def move(self, call_id: str, engine: str | None) -> None:
-        """Sends a running or waiting call to another engine. Raises NotFound, or Conflict if it cannot move."""
+        """Send a running or waiting call to another engine. Raise NotFound, or Conflict if it cannot move."""
         call = self.calls.get(call_id)
         if call is None:
             raise NotFound(f"no call {call_id!r} runs or waits", code="no_call")
@@ -296,7 +296,7 @@ class EnginePool:
 
     @contextmanager
     def registered(self, call: Call) -> Iterator[None]:
-        """Lists the call among those that run or wait."""
+        """List the call among those that run or wait."""
         self.calls[call.call_id] = call
         try:
             yield
@@ -304,12 +304,12 @@ class EnginePool:
             self.calls.pop(call.call_id, None)
 
     def counts(self) -> CallCounts:
-        """This process's calls, for the others."""
+        """Return this process's calls, for the others."""
         waiting = (r.call for r in self._requests.values() if r.waits and not r.found.done())
         return count_calls(waiting, self.slots.values())
 
     def run_of(self, call: Call) -> Run | None:
-        """The call's run in an engine; None while it is in none."""
+        """Return the call's run in an engine; None while it is in none."""
         slot = self.slots.get(call.engine)
         return slot.runs.get(call.request_id) if slot is not None else None
 

@@ -64,7 +64,7 @@ class RequestKey:
         return cls(episode_id, key, content, True, True)
 
     def choice(self, index: int) -> RequestKey:
-        """The key of one of the request's choices."""
+        """Return the key of one of the request's choices."""
         if index == 0:
             return self
         name = hashlib.blake2b(f"{self.name}:{index}".encode(), digest_size=16).hexdigest()
@@ -128,7 +128,7 @@ class Replies:
     async def claim(self, key: RequestKey, calls: RunningCalls, segment: Segment) -> AsyncIterator[Claim]:
         """Find the request's reply, or reserve the place of a new one: until the context ends, retries of the request wait.
 
-        A new reply stays in `calls` while it is generated. `segment` reads the tokens of a recorded one. Raises Unprocessable if
+        A new reply stays in `calls` while it is generated. `segment` reads the tokens of a recorded one. Raise Unprocessable if
         another request used the idempotency key, OwnedByPeer if another process generates the reply.
         """
         request = _Request(key, calls, segment)
@@ -228,7 +228,7 @@ class Replies:
         return self._start(request, completion)
 
     async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
-        """The recorded reply, or None after older attempts were fenced: then `completion` makes the reply.
+        """Return the recorded reply, or None after older attempts were fenced: then `completion` makes the reply.
 
         Asks the store, because the bus may have lost the call.
         """
@@ -274,7 +274,7 @@ class Replies:
         return [at for at in found if not (restarted and is_answered(at, *restarted, now=time.monotonic()))]
 
     def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
-        """The state of a request of this process. None: another process has the call, or a retry has replaced it."""
+        """Return the state of a request of this process. None: another process has the call, or a retry has replaced it."""
         reply = completion.reply
         if completion.joinable:
             return EarlierRequest(
@@ -285,7 +285,7 @@ class Replies:
         return EarlierRequest(reply.call_id, RequestState.REFUSED, completion, completion.details.arrived)
 
     def _state_elsewhere(self, logged: LoggedCall, recorded: bool, looked: float) -> EarlierRequest[_Source]:
-        """The state of a request in the bus. `looked`: when the bus was read, by the monotonic clock."""
+        """Return the state of a request in the bus. `looked`: when the bus was read, by the monotonic clock."""
         assert self._handover is not None
         if logged.refused or (
             logged.log.url is None and not recorded and not self._handover.can_take_over(logged)
@@ -297,7 +297,7 @@ class Replies:
         return EarlierRequest(logged.log.call, RequestState.LOST, logged)
 
     def _is_reachable(self, logged: LoggedCall) -> bool:
-        """Returns whether a request can be sent on to the process that has a call."""
+        """Return whether a request can be sent on to the process that has a call."""
         own = self._handover and self._handover.process.url
         return bool(own and logged.log.url and not logged.refused)
 
@@ -319,7 +319,7 @@ class Replies:
             self._refused.answered(place, request.call_id)
 
     async def close(self) -> None:
-        """Ends every reply. What was sampled is left to other processes if it is in the bus, and otherwise recorded."""
+        """End every reply. What was sampled is left to other processes if it is in the bus, and otherwise recorded."""
         if self._handover is not None:
             await self._handover.leave()
         reason = Unavailable("the gateway is being stopped", retry_after=1.0, code="stopping")
@@ -327,7 +327,7 @@ class Replies:
         await asyncio.gather(*(completion.stop(reason) for completion in found))
 
     def _orphan(self, key: RequestKey) -> Reader | None:
-        """A reply to an equal request whose client is gone."""
+        """Return a reply to an equal request whose client is gone."""
         found = (c for c in self._completions.get(key.place, ()) if c.joinable and c.reply.orphaned)
         completion = next(found, None)
         return completion.reply.read() if completion else None
@@ -399,5 +399,5 @@ def _check(key: RequestKey, stored: str) -> None:
 
 
 def _is_elsewhere(failure: Exception | None) -> bool:
-    """Returns whether no retry will come to this process for a call that failed here."""
+    """Return whether no retry will come to this process for a call that failed here."""
     return isinstance(failure, GatewayError) and failure.code in _NOT_BACK

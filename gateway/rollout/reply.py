@@ -78,7 +78,7 @@ class Reply:
         logprobs: Sequence[float],
         top: Sequence[Sequence[tuple[int, float]]] | None = None,
     ) -> Delivery:
-        """Makes pieces part of the message; readers see them after `deliver`."""
+        """Make pieces part of the message; readers see them after `deliver`."""
         for piece in pieces:
             if piece.tool_call is not None:
                 function = {"name": piece.tool_call.name, "arguments": piece.tool_call.arguments}
@@ -89,7 +89,7 @@ class Reply:
         return Delivery(pieces, ids, logprobs, top)
 
     def deliver(self, delivery: Delivery) -> None:
-        """Shows a delivery to every reader."""
+        """Show a delivery to every reader."""
         self.log.append(delivery)
         self._notify()
 
@@ -102,7 +102,7 @@ class Reply:
         self._listener = None
 
     def end(self, outcome: str | Exception) -> None:
-        """Ends the reply with a finish reason, or with what readers get raised after what was delivered."""
+        """End the reply with a finish reason, or with what readers get raised after what was delivered."""
         if isinstance(outcome, Exception):
             self.failure = outcome
         else:
@@ -111,7 +111,7 @@ class Reply:
         self._notify()
 
     def message(self) -> Message:
-        """The reply as a message of OpenAI's API, where content that is missing next to tool calls is `null`."""
+        """Return the reply as a message of OpenAI's API, where content that is missing next to tool calls is `null`."""
         content = "".join(self._text["content"])
         message: Message = {"role": "assistant", "content": content or (None if self.tool_calls else "")}
         if self._text["reasoning"]:
@@ -131,7 +131,7 @@ class Reply:
         return not self.readers and not self.delivered
 
     def read(self) -> Reader:
-        """Adds a reader, which counts until it leaves."""
+        """Add a reader, which counts until it leaves."""
         reader = Reader(self)
         self.readers.add(reader)
         self.move()
@@ -150,7 +150,7 @@ class Reply:
         self._moved.set()
 
     async def moved(self) -> None:
-        """Waits until a reader comes or goes."""
+        """Wait until a reader comes or go."""
         self._moved.clear()
         await self._moved.wait()
 
@@ -167,7 +167,7 @@ class Reader:
         self.news = asyncio.Event()
 
     async def leave(self, delivered: bool) -> None:
-        """Removes the reader; `delivered`: its client was there when the last piece was sent."""
+        """Remove the reader; `delivered`: its client was there when the last piece was sent."""
         await self.reply.leave(self, delivered)
 
     def share_news(self, news: asyncio.Event) -> None:
@@ -217,7 +217,7 @@ class Choices:
             await asyncio.gather(*(reader.leave(self.delivered) for reader in self._readers))
 
     async def __aiter__(self) -> AsyncIterator[News]:
-        """Yields the news of every reply as it arrives, beginning with its first delivery. Raises the error of a failed reply."""
+        """Yield the news of every reply as it arrives, beginning with its first delivery. Raises the error of a failed reply."""
         known = [0] * len(self.replies)
         while True:
             self._news.clear()

@@ -38,7 +38,7 @@ class EarlierRequest(Generic[T]):
 
 
 def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> EarlierRequest[T] | None:
-    """Returns the request that a retry repeats; for None or a REFUSED one the retry begins a new reply.
+    """Return the request that a retry repeats; for None or a REFUSED one the retry begins a new reply.
 
     `exact`: all of `earlier` have the retry's idempotency key, so they are one request. Otherwise, in this order:
     1. a request that lost its client: the client is back;
@@ -62,7 +62,7 @@ def find_repeated(earlier: Sequence[EarlierRequest[T]], *, exact: bool) -> Earli
 
 
 def is_answered(request: EarlierRequest[T], call_id: str, age_s: float, *, now: float) -> bool:
-    """True if a refused request was repeated by a retry that began the call `call_id` `age_s` ago.
+    """Return true if a refused request was repeated by a retry that began the call `call_id` `age_s` ago.
 
     That call counts for every equal request which had arrived before. The process that refused one of them may not know that,
     because the retry came to another process.

@@ -58,7 +58,7 @@ class Run:
         self.scope = asyncio.timeout(None)
 
     def cut(self, reason: str) -> None:
-        """Ends the run from outside."""
+        """End the run from outside."""
         if not self.cut_reason:
             self.cut_reason = reason
             self.scope.reschedule(0.0)
@@ -142,7 +142,7 @@ class Slot:
         return [run.request_id for run in runs if not run.pinned]
 
     def runs_under(self, version: int) -> int:
-        """The number of requests that began under a version."""
+        """Return the number of requests that began under a version."""
         return sum(run.version == version for run in self.runs.values())
 
     async def run(self, call: Call, request: GenerateRequest, on_chunk: OnChunk) -> None:
@@ -179,12 +179,12 @@ class Slot:
         return EngineUnreachable(f"{self.name}: {run.cut_reason}", code="run_cut")
 
     async def ended(self) -> None:
-        """Waits until a run ends."""
+        """Wait until a run ends."""
         self._ended.clear()
         await self._ended.wait()
 
     def begin_weight_swap(self, version: int) -> None:
-        """Holds output until `confirm`: the engine continues its frozen requests under `version`."""
+        """Hold output until `confirm`: the engine continues its frozen requests under `version`."""
         self._settled.clear()
         self._weights_changed = True
         for run in self.runs.values():
@@ -274,7 +274,7 @@ class Slot:
             self._cut_all(reason)
 
     def take_over(self, reason: str) -> None:
-        """Takes over an engine as the new coordinator: its weights are loaded again, so held tokens are dropped as in `evict`.
+        """Take over an engine as the new coordinator: its weights are loaded again, so held tokens are dropped as in `evict`.
 
         A request in doubt that cannot move stays; its tokens are held until the engine is open.
         """

@@ -33,7 +33,7 @@ class Placer(Protocol):
     """Chooses engines for the calls of one pool. Every method returns immediately."""
 
     def submit(self, request: PlacementRequest) -> None:
-        """Requests an engine for a call. Answers by `EnginePool.give`, after `EnginePool.let_wait` if none is free now."""
+        """Request an engine for a call. Answers by `EnginePool.give`, after `EnginePool.let_wait` if none is free now."""
         ...
 
     def cancel(self, request: PlacementRequest) -> None:
@@ -41,15 +41,15 @@ class Placer(Protocol):
         ...
 
     def left(self, call: Call) -> None:
-        """Reports that a call has left its engine, or never reached it."""
+        """Report that a call has left its engine, or never reached it."""
         ...
 
     def changed(self) -> None:
-        """Reports that slots have changed."""
+        """Report that slots have changed."""
         ...
 
     def retire(self) -> list[PlacementRequest]:
-        """Stops choosing; returns the requests that are still open, for another placer."""
+        """Stop choosing; returns the requests that are still open, for another placer."""
         ...
 
 

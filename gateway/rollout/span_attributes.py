@@ -17,7 +17,7 @@ _OPERATIONS = {"completions": "text_completion"}
 
 
 def name_of(api: str, model: str) -> str:
-    """The name of a call's span."""
+    """Return the name of a call's span."""
     return f"{_OPERATIONS.get(api, 'chat')} {model}"
 
 

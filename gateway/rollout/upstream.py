@@ -59,17 +59,17 @@ class Upstream:
         )
 
     async def close(self) -> None:
-        """Closes connections."""
+        """Close connections."""
         await self._http.aclose()
 
     async def end(self, reason: GatewayError) -> None:
-        """Ends every running call; their clients get the reason."""
+        """End every running call; their clients get the reason."""
         for call in list(self._running):
             await call.stop(reason)
 
     @asynccontextmanager
     async def ask(self, call: UpstreamCall) -> AsyncIterator[httpx.Response]:
-        """The head of the upstream's answer; `read` has the rest. Raises UpstreamFailed if it does not come."""
+        """Yield the head of the upstream's answer; `read` has the rest. Raise UpstreamFailed if it does not come."""
         content = orjson.dumps({**call.request, "model": self._settings.model or self.name})
         request = self._http.build_request("POST", call.api, content=content)
         self._running.add(call)
@@ -86,7 +86,7 @@ class Upstream:
             self._running.discard(call)
 
     async def read(self, call: UpstreamCall, response: httpx.Response) -> AsyncIterator[bytes]:
-        """The answer's parts as they come. Raises UpstreamFailed if it breaks off."""
+        """Yield the answer's parts as they come. Raise UpstreamFailed if it breaks off."""
         parts = response.aiter_bytes()
         while True:
             with self._translated(call, f"read the answer of the upstream of {self.name}"):
@@ -98,11 +98,11 @@ class Upstream:
             yield part
 
     def hidden(self, body: bytes) -> bytes:
-        """Removes the key from the upstream's text: some APIs quote a key that they refuse."""
+        """Remove the key from the upstream's text: some APIs quote a key that they refuse."""
         return body.replace(self._key.encode(), b"***") if self._key else body
 
     def broken(self, call: UpstreamCall) -> UpstreamFailed:
-        """The error for a stream that ended early without saying so."""
+        """Return the error for a stream that ended early without saying so."""
         call.finish("error")
         return UpstreamFailed(
             f"the upstream of {self.name!r} ended its answer in the middle", code="upstream_broke_off"
@@ -147,7 +147,7 @@ class Upstream:
 
     @contextmanager
     def _translated(self, call: UpstreamCall, step: str) -> Iterator[None]:
-        """Translates the HTTP libraries' errors. They report every failed connection as a ConnectTimeout, refused or not."""
+        """Translate the HTTP libraries' errors. They report every failed connection as a ConnectTimeout, refused or not."""
         try:
             yield
         except (httpx.ReadTimeout, httpx.WriteTimeout) as error:

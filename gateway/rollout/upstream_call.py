@@ -40,19 +40,19 @@ class UpstreamCall:
         self.finish_reason = reason
 
     def claim_record(self) -> bool:
-        """True for the first caller, which records the exchange."""
+        """Return true for the first caller, which records the exchange."""
         first, self.recorded = not self.recorded, True
         return first
 
     async def stop(self, reason: GatewayError | None = None) -> None:
-        """Ends the call; its client gets `reason`."""
+        """End the call; its client gets `reason`."""
         self._stopped_by = reason or UpstreamFailed("the call was stopped", code="call_stopped")
         if self._scope is not None:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def until_stopped(self) -> AsyncIterator[None]:
-        """A context that `stop` ends by raising its reason."""
+        """Yield a context that `stop` ends by raising its reason."""
         if self._stopped_by is not None:
             raise self._stopped_by
         try:
@@ -66,7 +66,7 @@ class UpstreamCall:
             self._scope = None
 
     def append(self, part: bytes) -> None:
-        """Adds a part of the answer."""
+        """Add a part of the answer."""
         if self.first_part_at is None:
             self.first_part_at = time.time()
         self.parts.append(part)

@@ -70,7 +70,7 @@ class Verifier:
         """The gap (nats) of each engine at the last version that it passed."""
 
     async def verify(self, engine: Engine, slot: Slot, weights: Weights, report: UpdateReport) -> None:
-        """Prove and probe an engine; what was found is in `report`. Raises ProbeFailed, with what is wrong."""
+        """Prove and probe an engine; what was found is in `report`. Raise ProbeFailed, with what is wrong."""
         report.proof = await self._prove(slot, weights)
         if report.proof.verdict == "failed":
             message = f"{slot.name} does not hold version {weights.version}: {report.proof.why}"
@@ -113,7 +113,7 @@ class Verifier:
 
 
 async def _scores(engine: Engine, sequence: Sequence[int], weights: Weights) -> list[float]:
-    """Score a sequence. Raises ProbeFailed for NaN and infinity, which servers report as an error of JSON."""
+    """Score a sequence. Raise ProbeFailed for NaN and infinity, which servers report as an error of JSON."""
     try:
         found = await engine.score(sequence, weights.adapter)
     except EngineError as error:

@@ -36,10 +36,10 @@ class Weights:
 def read_weights(
     path: Path, version: int, base: Path | None = None, max_lora_rank: int | None = None
 ) -> Weights:
-    """Reads and verifies version `version` in `path`. Reads every byte, so call it in a thread.
+    """Read and verify version `version` in `path`. Reads every byte, so call it in a thread.
 
     `base`: the first version's checkpoint; the version must have the same tensors, all finite. `max_lora_rank`: versions are
-    adapters beside it in place of that, of at most this rank. Raises Unprocessable, with the file or the tensor and what is wrong
+    adapters beside it in place of that, of at most this rank. Raise Unprocessable, with the file or the tensor and what is wrong
     with it.
     """
     manifest = _manifest(path, version)
@@ -52,9 +52,9 @@ def read_weights(
 
 
 def known_weights(path: Path, version: int, max_lora_rank: int | None = None) -> Weights:
-    """Reads the manifest of a version that `read_weights` has verified before, and compares the sizes of its files.
+    """Read the manifest of a version that `read_weights` has verified before, and compare the sizes of its files.
 
-    Raises Unprocessable.
+    Raise Unprocessable.
     """
     manifest = _manifest(path, version)
     if version:
@@ -82,7 +82,7 @@ def _digest(path: Path) -> str:
 
 
 def check_form(path: Path, files: Iterable[str], max_lora_rank: int | None) -> None:
-    """Raises Unprocessable if a version is an adapter where engines load whole weights, or the other way round."""
+    """Raise Unprocessable if a version is an adapter where engines load whole weights, or the other way round."""
     is_adapter = adapters.CONFIG in files
     if is_adapter and max_lora_rank is None:
         message = f"{path}: this version is an adapter: set [engine] transport = 'lora' in the gateway"
@@ -126,7 +126,7 @@ def _manifest(path: Path, version: int) -> dict[str, Any]:
 
 
 def _check_size(path: Path, name: str, entry: dict[str, Any]) -> Path:
-    """The file of an entry. Raises Unprocessable if it is not there, is elsewhere, or has another size."""
+    """Return the file of an entry. Raise Unprocessable if it is not there, is elsewhere, or has another size."""
     file = path / name
     if file.resolve().parent != path.resolve():
         raise Unprocessable(f"{path}: the manifest names a file outside it: {name!r}", code="bad_manifest")
@@ -141,7 +141,7 @@ def _check_size(path: Path, name: str, entry: dict[str, Any]) -> Path:
 
 
 def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
-    """Checks a file against the manifest. Returns its tensors, if it has some."""
+    """Check a file against the manifest. Return its tensors, if it has some."""
     file = _check_size(path, name, entry)
     wrong, found = difference(file, entry)
     if wrong:
@@ -152,7 +152,7 @@ def _check_file(path: Path, name: str, entry: dict[str, Any]) -> Scan | None:
 def _check_tensors(
     path: Path, base: Path, shards: dict[str, Scan], manifest: dict[str, Any], max_lora_rank: int | None
 ) -> None:
-    """Raises Unprocessable unless the shards have the base's tensors, or an adapter's, each once, and nothing else that an engine
+    """Raise Unprocessable unless the shards have the base's tensors, or an adapter's, each once, and nothing else that an engine
     would load."""
     found: dict[str, str] = {}
     for name, scanned in shards.items():

@@ -167,7 +167,7 @@ def _variables_differ(names: Collection[str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether only this machine reaches what listens at `host`; False for names other than localhost."""
+    """Return whether only this machine reaches what listens at `host`; False for names other than localhost."""
     if host == "localhost":
         return True
     try:

@@ -153,13 +153,13 @@ class UpdateSettings(Section):
 
 
 def is_public(address: str) -> bool:
-    """Returns whether an IP address can be reached from everywhere; False for a name."""
+    """Return whether an IP address can be reached from everywhere; False for a name."""
     ip = _ip(address)
     return ip is not None and ip.is_global
 
 
 def is_metadata(address: str) -> bool:
-    """Returns whether an IP address is link-local, or another at which a cloud serves credentials; False for a name."""
+    """Return whether an IP address is link-local, or another at which a cloud serves credentials; False for a name."""
     ip = _ip(address)
     return ip is not None and (ip.is_link_local or str(ip) in _METADATA)
 
@@ -174,7 +174,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def refused_place(url: str, address: str, *, allow_public: bool) -> tuple[str, str] | None:
-    """Returns the code and the message by which an engine at `url` is refused; None if it may be there.
+    """Return the code and the message by which an engine at `url` is refused; None if it may be there.
 
     `address`: the URL's host, or an address of that name.
     """

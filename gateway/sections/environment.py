@@ -23,7 +23,7 @@ ENGINE_URLS = "HEADGATE_ENGINE_URLS"
 
 
 def filled(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a file's values with what the environment has of the rest. Raises ValueError for a variable that cannot be read."""
+    """Return a file's values with what the environment has of the rest. Raise ValueError for a variable that cannot be read."""
     for variable, (section, key) in ENVIRONMENT.items():
         if (given := os.environ.get(variable)) and isinstance(table := values.get(section, {}), dict):
             values = {**values, section: {key: given, **table}}
@@ -39,7 +39,7 @@ def filled(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def key_variable(name: str, kind: str = "AGENT") -> str:
-    """The variable for the key of an agent or a project."""
+    """Return the variable for the key of an agent or a project."""
     return f"HEADGATE_{kind}_KEY_{name.upper().replace('-', '_')}"
 
 

@@ -105,7 +105,7 @@ class Bounds(_Range):
     """The greatest value."""
 
     def apply(self, asked: float) -> float:
-        """Returns the value to use for one that was asked for."""
+        """Return the value to use for one that was asked for."""
         return self.override if self.override is not None else min(max(asked, self.min), self.max)
 
 

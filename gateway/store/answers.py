@@ -12,7 +12,7 @@ _TABLE = AnswerRow.__table__
 
 
 def insert_answer(connection: Connection, values: dict[str, Any]) -> None:
-    """Stores an answer, unless one of this id is there: a retry must get the same."""
+    """Store an answer, unless one of this id is there: a retry must get the same."""
     if connection.scalar(select(_TABLE.c.id).where(_TABLE.c.id == values["id"])) is None:
         connection.execute(insert(AnswerRow).values(values))
 
@@ -25,7 +25,7 @@ def answer(connection: Connection, answer_id: str) -> dict[str, Any] | None:
 
 
 def conversation(connection: Connection, answer_id: str) -> list[dict[str, Any]]:
-    """The messages of an answer and of all that it continues, oldest first; deleted ones are part of it."""
+    """Return the messages of an answer and of all that it continues, oldest first; deleted ones are part of it."""
     depth = literal(0).label("depth")
     chain = select(_TABLE.c.id, _TABLE.c.previous, depth).where(_TABLE.c.id == answer_id)
     walk = chain.cte("chain", recursive=True)
@@ -38,6 +38,6 @@ def conversation(connection: Connection, answer_id: str) -> list[dict[str, Any]]
 
 
 def delete_answer(connection: Connection, answer_id: str, at: float) -> bool:
-    """Hides an answer. Returns False if there is none."""
+    """Hides an answer. Return False if there is none."""
     where = (_TABLE.c.id == answer_id, _TABLE.c.deleted_at.is_(None))
     return connection.execute(update(AnswerRow).where(*where).values(deleted_at=at)).rowcount > 0

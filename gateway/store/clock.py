@@ -36,5 +36,5 @@ NOW = _Now()
 
 
 def now(connection: Connection) -> float:
-    """Reads the database's clock: seconds since the epoch."""
+    """Read the database's clock: seconds since the epoch."""
     return float(connection.execute(select(NOW)).scalar_one())

@@ -44,26 +44,26 @@ class Words(TypeDecorator[str]):
         self.length = length
 
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        """The type that the migrations declare."""
+        """Return the type that the migrations declare."""
         if dialect.name == "postgresql":
             return dialect.type_descriptor(String(collation="C"))
         return dialect.type_descriptor(Text() if self.length is None else String(self.length))
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Converts a value to the database's form."""
+        """Convert a value to the database's form."""
         if value is None or (value.isascii() and "\0" not in value):
             return value
         return _UNKEPT[dialect.name].sub(lambda match: f"{_ESCAPE}{ord(match[0]):04x}", value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        """Converts a value back."""
+        """Convert a value back."""
         if value is None or _ESCAPE not in value:
             return value
         return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), value)
 
 
 def begins_with(column: ColumnElement[str], prefix: str) -> ColumnElement[bool]:
-    """A condition that a text begins with another, as a range that an index serves."""
+    """Return a condition that a text begins with another, as a range that an index serves."""
     return and_(column >= prefix, column < prefix + _LAST)
 
 
@@ -91,7 +91,7 @@ def portions(values: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def to_json(value: Any) -> str:
-    """Writes JSON as the databases keep it."""
+    """Write JSON as the databases keep it."""
     try:
         return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:
@@ -99,5 +99,5 @@ def to_json(value: Any) -> str:
 
 
 def from_json(text: str | bytes) -> Any:
-    """The inverse of `to_json`."""
+    """Return the inverse of `to_json`."""
     return json.loads(text) if text[:1] in (" ", b" ") else orjson.loads(text)

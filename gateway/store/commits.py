@@ -63,7 +63,7 @@ class Rows:
     what: Any
 
     def __call__(self, connection: Connection) -> None:
-        """Writes it alone."""
+        """Write it alone."""
         self.do(connection, [self.what])
 
 
@@ -114,7 +114,7 @@ class Committer:
         return self._away_since is None and (busy_since is None or time.monotonic() - busy_since < _SLOW_S)
 
     def stop(self, within_s: float) -> None:
-        """Gives up writes that are not committed within so many seconds."""
+        """Give up writes that are not committed within so many seconds."""
         self._stop_at = time.monotonic() + within_s
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Committer:
             log.warning("the writer's mark was left behind: %s", _short(error))
 
     def commit(self, group: Sequence[Write]) -> list[Outcome]:
-        """Commits a group of writes in order, and answers their outcomes in order."""
+        """Commit a group of writes in order, and answers their outcomes in order."""
         outcomes: list[Outcome] = []
         rest = list(group)
         while rest:
@@ -149,7 +149,7 @@ class Committer:
         return outcomes
 
     def _persist(self, group: Sequence[Write]) -> list[Any]:
-        """Runs the group until it is committed, once. Raises _Failed, with nothing committed."""
+        """Run the group until it is committed, once. Raises _Failed, with nothing committed."""
         unanswered: tuple[int, list[Any]] | None = None
         waits = delays()
         while True:
@@ -193,7 +193,7 @@ class Committer:
         return results
 
     def _mark(self, connection: Connection, unanswered: tuple[int, list[Any]] | None) -> bool:
-        """Raises this writer's number; False if the try without an answer was committed after all.
+        """Raise this writer's number; False if the try without an answer was committed after all.
 
         Afterwards that one, and every one before it, will never be: they would have to change the same row.
         """
@@ -217,7 +217,7 @@ class Committer:
             self._away_since, self.full = None, False
 
     def _drop(self) -> None:
-        """Gives the connection up."""
+        """Give the connection up."""
         if self._connection is None:
             return
         try:
@@ -229,7 +229,7 @@ class Committer:
 
 
 def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
-    """The result of each write. Raises _Failed for a write that fails for reasons of its own, and the connection's error
+    """Return the result of each write. Raises _Failed for a write that fails for reasons of its own, and the connection's error
     otherwise."""
     results: list[Any] = []
     for _, neighbours in groupby(group, lambda write: write.do if isinstance(write, Rows) else write):
@@ -247,7 +247,7 @@ def _run(connection: Connection, group: Sequence[Write]) -> list[Any]:
 
 
 def _run_alike(connection: Connection, writes: Sequence[Write]) -> list[Any]:
-    """Runs adjacent writes of one kind: rows by one statement, other functions one after the other."""
+    """Run adjacent writes of one kind: rows by one statement, other functions one after the other."""
     rows = [write for write in writes if isinstance(write, Rows)]
     if not rows:
         return [write(connection) for write in writes]
@@ -256,7 +256,7 @@ def _run_alike(connection: Connection, writes: Sequence[Write]) -> list[Any]:
 
 
 def _short(error: Exception) -> str:
-    """The database's own words, in one line, without the statement and its values."""
+    """Return the database's own words, in one line, without the statement and its values."""
     return str(getattr(error, "orig", None) or error).strip().splitlines()[0]
 
 

@@ -64,7 +64,7 @@ _LET_IN_NOBODY = ("authentication failed", "no pg_hba.conf entry", '" does not e
 
 
 def connect(url: str, connections: int) -> Engine:
-    """An engine with at most so many connections; none is opened yet."""
+    """Return an engine with at most so many connections; none is opened yet."""
     where = driver(url)
     if where.get_backend_name() == "sqlite":
         return _sqlite(where)
@@ -99,7 +99,7 @@ def begin_writing(connection: Connection) -> None:
 def driver(url: str) -> URL:
     """Python's own SQLite, also where a configuration names a wrapper around it; and psycopg, however PostgreSQL is named.
 
-    Raises ConfigError.
+    Raise ConfigError.
     """
     try:
         given = make_url(url)
@@ -112,12 +112,12 @@ def driver(url: str) -> URL:
 
 
 def without_password(url: str) -> str:
-    """A URL without its password."""
+    """Return a URL without its password."""
     return make_url(url).render_as_string(hide_password=True)
 
 
 def is_away(error: BaseException) -> bool:
-    """True if the error means that the database cannot be reached, or cannot work, for now."""
+    """Return true if the error means that the database cannot be reached, or cannot work, for now."""
     if not isinstance(error, DBAPIError):
         return False
     original: Any = error.orig
@@ -129,19 +129,19 @@ def is_away(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Returns whether an error says that there is no room left on the database's disk."""
+    """Return whether an error says that there is no room left on the database's disk."""
     original = getattr(error, "orig", None)
     return _sqlite_code(error) == _SQLITE_FULL or getattr(original, "sqlstate", None) == _DISK_FULL
 
 
 def _sqlite_code(error: BaseException) -> int | None:
-    """Returns SQLite's primary code; None if the error is not SQLite's."""
+    """Return SQLite's primary code; None if the error is not SQLite's."""
     code = getattr(getattr(error, "orig", None), "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 def is_again(error: BaseException) -> bool:
-    """True if the same transaction may well succeed a moment later."""
+    """Return true if the same transaction may well succeed a moment later."""
     if not isinstance(error, DBAPIError):
         return False
     if (code := _sqlite_code(error)) is not None:
@@ -150,7 +150,7 @@ def is_again(error: BaseException) -> bool:
 
 
 def is_unusable(error: BaseException) -> bool:
-    """Returns whether an error says that this is no database, or that this process cannot use it: trying again is of no
+    """Return whether an error says that this is no database, or that this process cannot use it: trying again is of no
     use."""
     if not isinstance(error, DBAPIError):
         return False
@@ -163,7 +163,7 @@ def is_unusable(error: BaseException) -> bool:
 
 
 def refusal(error: Exception) -> Exception:
-    """The error that a caller should see: a value that the database cannot hold is the caller's."""
+    """Return the error that a caller should see: a value that the database cannot hold is the caller's."""
     if isinstance(error, DataError):
         return Unprocessable(f"the database cannot hold a value: {error.orig}", code="value_not_stored")
     if isinstance(error, OverflowError):
@@ -172,7 +172,7 @@ def refusal(error: Exception) -> Exception:
 
 
 def is_broken(connection: Connection) -> bool:
-    """True if a connection is of no use any more."""
+    """Return true if a connection is of no use any more."""
     if connection.closed or connection.invalidated:
         return True
     raw = _libpq(connection)
@@ -180,7 +180,7 @@ def is_broken(connection: Connection) -> bool:
 
 
 def is_failed(connection: Connection) -> bool:
-    """True if PostgreSQL takes no further statement in this transaction, because one of them failed."""
+    """Return true if PostgreSQL takes no further statement in this transaction, because one of them failed."""
     raw = _libpq(connection)
     return raw is not None and raw.info.transaction_status.name == "INERROR"
 
@@ -201,7 +201,7 @@ def delays() -> Iterator[float]:
 
 
 def give_back(url: str) -> None:
-    """Gives the space of what was deleted back to the file system (SQLite: all of it, while nobody else uses the database;
+    """Give the space of what was deleted back to the file system (SQLite: all of it, while nobody else uses the database;
     PostgreSQL: what is at the ends of tables, and the rest to their next rows), and updates the planners' statistics.
     """
     engine = connect(url, 1)

@@ -40,7 +40,7 @@ class Coordinator:
 
 
 def claim(connection: Connection, holder: str, url: str, lease_s: float, over: int | None) -> int | None:
-    """Makes `holder` the coordinator, after the one with the fence `over`; answers its fence.
+    """Make `holder` the coordinator, after the one with the fence `over`; answers its fence.
 
     `over`: the fence of the coordinator to succeed; None: any; 0: there never was one. Answers None if another was faster,
     or if the lease of `over` was renewed meanwhile.
@@ -55,13 +55,13 @@ def claim(connection: Connection, holder: str, url: str, lease_s: float, over: i
 
 
 def _create(connection: Connection, values: dict[str, Any]) -> bool:
-    """The first coordinator's row, unless there is one: of several at the same moment one is the first."""
+    """Return the first coordinator's row, unless there is one: of several at the same moment one is the first."""
     row = upsert.insert(connection, _TABLE).values(name=_NAME, fence=1, **values).on_conflict_do_nothing()
     return connection.scalar(row.returning(_TABLE.c.fence)) is not None
 
 
 def renew(connection: Connection, fence: int, lease_s: float) -> None:
-    """Lengthens the lease. Raises Fenced."""
+    """Lengthens the lease. Raise Fenced."""
     renewed = update(_TABLE).where(_TABLE.c.fence == fence).values(deadline=NOW + lease_s)
     if not connection.execute(renewed).rowcount:
         raise _fenced(fence)
@@ -73,13 +73,13 @@ def resign(connection: Connection, fence: int) -> None:
 
 
 def current(connection: Connection) -> Coordinator | None:
-    """The coordinator, or the last one."""
+    """Return the coordinator, or the last one."""
     row = connection.execute(select(_TABLE, NOW.label("now"))).first()
     return None if row is None else Coordinator(row.fence, row.holder, row.url, row.deadline - row.now)
 
 
 def check(connection: Connection, fence: int) -> None:
-    """Holds every successor off until this transaction has ended. Raises Fenced if there is one already."""
+    """Hold every successor off until this transaction has ended. Raise Fenced if there is one already."""
     if connection.info.get(_CHECKED) == fence:
         return
     newest = connection.scalar(select(_TABLE.c.fence).with_for_update(read=True))

@@ -71,7 +71,7 @@ class Database:
         migrate: bool = True,
         on_commit: Callable[[int, float], None] = lambda _writes, _seconds: None,
     ) -> Database:
-        """Connects, brings the schema to its newest form, and starts the writer. Raises ConfigError.
+        """Connect, brings the schema to its newest form, and start the writer. Raise ConfigError.
 
         Without `migrate` the schema must have that form, and nothing is changed.
         """
@@ -92,7 +92,7 @@ class Database:
         return database
 
     async def close(self) -> None:
-        """Commits the submitted writes and disconnects. Writes that an unreachable database does not take in time fail."""
+        """Commit the submitted writes and disconnects. Writes that an unreachable database does not take in time fail."""
         if self._open:
             self._open = False
             self._committer.stop(self._settings.read_wait_s)
@@ -117,7 +117,7 @@ class Database:
         return self._committer.reachable and not self._unread
 
     def check(self) -> None:
-        """Checks that something new may begin. Raises Unavailable if a write would be refused now, or the disk is full."""
+        """Check that something new may begin. Raise Unavailable if a write would be refused now, or the disk is full."""
         self.check_write()
         if self._committer.full:
             raise Unavailable(
@@ -127,7 +127,7 @@ class Database:
             )
 
     def check_write(self) -> None:
-        """Raises Unavailable if a write would be refused now. What has begun may write to a full disk, too: it waits."""
+        """Raise Unavailable if a write would be refused now. What has begun may write to a full disk, too: it waits."""
         if not self.healthy:
             raise Unavailable(
                 "the thread that writes to the database has ended: restart the gateway",
@@ -142,7 +142,7 @@ class Database:
             )
 
     def submit(self, write: Callable[[Connection], T]) -> asyncio.Future[T]:
-        """Queues a write; the future is done once it is committed. Raises Unavailable when too many wait.
+        """Queues a write; the future is done once it is committed. Raise Unavailable when too many wait.
 
         The function runs in the writer's thread, and may run more than once (see commits.py): it must do nothing but write.
         """
@@ -158,15 +158,15 @@ class Database:
         return future
 
     async def settled(self) -> None:
-        """Waits until every write submitted so far is committed."""
+        """Wait until every write submitted so far is committed."""
         await self.submit(_nothing)
 
     def fenced(self, fence: int) -> Database:
-        """The same database for the coordinator with this fence: once there is another, every write fails with Fenced."""
+        """Return the same database for the coordinator with this fence: once there is another, every write fails with Fenced."""
         return _Fenced(self, fence)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Runs a query that changes nothing, perhaps more than once. Raises Unavailable if the database stays away."""
+        """Run a query that changes nothing, perhaps more than once. Raise Unavailable if the database stays away."""
         until = self._loop.time() + self._settings.read_wait_s
         for delay in delays():
             try:
@@ -186,7 +186,7 @@ class Database:
         raise AssertionError("the delays never end")
 
     async def _read_in_thread(self, query: Callable[[Connection], T]) -> T:
-        """Runs a query in a reader. Raises Unavailable if it is not done in time and the database does nothing else either."""
+        """Run a query in a reader. Raise Unavailable if it is not done in time and the database does nothing else either."""
         reading = self._loop.run_in_executor(self._readers, self._read, query)
         while not (await asyncio.wait([reading], timeout=self._settings.read_wait_s))[0]:
             if not self.reachable:

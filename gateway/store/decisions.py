@@ -34,7 +34,7 @@ class Decision:
 
 
 def insert_decisions(connection: Connection, model: str, decisions: Sequence[Decision]) -> None:
-    """Appends decisions about a model's episodes, and tells those who watch."""
+    """Append decisions about a model's episodes, and report those who watch."""
     if not decisions:
         return
     rows = [
@@ -76,7 +76,7 @@ def of_episode(connection: Connection, episode_id: str) -> list[dict[str, Any]]:
 def trained(
     connection: Connection, model: str, first: int = 0, until: int | None = None
 ) -> list[dict[str, Any]]:
-    """The groups of the trained buffers from `first` to before `until`, in order of training."""
+    """Return the groups of the trained buffers from `first` to before `until`, in order of training."""
     query = select(*_COLUMNS).where(DecisionRow.model == model, _TRAINED, DecisionRow.buffer >= first)
     if until is not None:
         query = query.where(DecisionRow.buffer < until)
@@ -96,7 +96,7 @@ def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
 
 
 def counts(connection: Connection, model: str, kinds: Sequence[str], newest: int) -> list[dict[str, Any]]:
-    """Counts each reason among the `newest` decisions of all models: kind, reason, count."""
+    """Count each reason among the `newest` decisions of all models: kind, reason, count."""
     last = select(func.max(DecisionRow.seq)).scalar_subquery()
     query = (
         select(DecisionRow.kind, DecisionRow.reason, func.count().label("count"))

@@ -53,7 +53,7 @@ class EpisodeFilter:
     """The newest episode of the list."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The filter in SQL, without `models`."""
+        """Return the filter in SQL, without `models`."""
         equal = ("state", "mode", "group_id", "task_id", "agent", "model", "reason")
         given = [(name, getattr(self, name)) for name in equal]
         found: list[ColumnElement[bool]] = [_C[name] == value for name, value in given if value is not None]
@@ -102,7 +102,7 @@ def list_episodes(
     after: Place | None = None,
     offset: int = 0,
 ) -> list[dict[str, Any]]:
-    """The newest episodes. `after`: the place of the last one that is known already; `offset`: so many are passed over."""
+    """Return the newest episodes. `after`: the place of the last one that is known already; `offset`: so many are passed over."""
     conditions = wanted.conditions()
     if after is not None:
         conditions.append(tuple_(_C.created_at, _C.id) < tuple_(*after))
@@ -149,7 +149,7 @@ def _within(wanted: EpisodeFilter) -> list[ColumnElement[bool]]:
 
 
 def count(connection: Connection, wanted: EpisodeFilter = ALL) -> int:
-    """The number of episodes that match."""
+    """Return the number of episodes that match."""
     if not wanted.tallied:
         return connection.scalar(select(func.count()).select_from(EpisodeRow).where(*_within(wanted))) or 0
     asked = (wanted.mode, wanted.state, wanted.reason)
@@ -161,13 +161,13 @@ def count(connection: Connection, wanted: EpisodeFilter = ALL) -> int:
 
 
 def newest_place(connection: Connection, wanted: EpisodeFilter = ALL) -> Place | None:
-    """The place of the newest episode that matches; None: there is none."""
+    """Return the place of the newest episode that matches; None: there is none."""
     found = list_episodes(connection, wanted, 1)
     return (found[0]["created_at"], found[0]["id"]) if found else None
 
 
 def calls_of(connection: Connection, episode_ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """The number of calls of some episodes, of the tokens that they sampled, and of those that were cut at their limit."""
+    """Return the number of calls of some episodes, of the tokens that they sampled, and of those that were cut at their limit."""
     cut = func.sum(case((CallRow.finish_reason == "length", 1), else_=0))
     query = (
         select(CallRow.episode_id, func.count(), func.sum(CallRow.completion_tokens), cut)
@@ -227,7 +227,7 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
 
 
 def reasons(connection: Connection, model: str) -> dict[str, int]:
-    """The number of a model's closed training episodes by reason."""
+    """Return the number of a model's closed training episodes by reason."""
     counts = tallies.tallies(connection, (model,))
     return {reason: n for (mode, state, reason), n in counts.items() if (mode, state) == ("train", "closed")}
 

@@ -40,12 +40,12 @@ class RecordedReply:
 
 
 def opened_by(request: str) -> str:
-    """The `key_hash` of an episode that the request of this name (32 characters) opened."""
+    """Return the `key_hash` of an episode that the request of this name (32 characters) opened."""
     return f"{_OPENED_BY}{request}:{secrets.token_hex(13)}"
 
 
 def opener(key_hash: str) -> str:
-    """The name of the request that opened an episode; empty if it has a key."""
+    """Return the name of the request that opened an episode; empty if it has a key."""
     return key_hash.split(":")[1] if key_hash.startswith(_OPENED_BY) else ""
 
 
@@ -67,20 +67,20 @@ def insert_episode(connection: Connection, values: NewEpisode) -> None:
 def set_reward(
     connection: Connection, episode_id: str, reward: float, components: dict[str, float] | None
 ) -> None:
-    """Stores a reward that is not final."""
+    """Store a reward that is not final."""
     connection.execute(
         update(EpisodeRow).where(EpisodeRow.id == episode_id).values(reward=reward, components=components)
     )
 
 
 def begin_grading(connection: Connection, episode_id: str) -> None:
-    """Marks the end of an episode's run: its reward is being computed."""
+    """Mark the end of an episode's run: its reward is being computed."""
     if (row := _end(connection, episode_id, {"state": "grading"})) is not None:
         _tell(connection, "grading", row, {})
 
 
 def close_episode(connection: Connection, episode_id: str, values: dict[str, Any]) -> None:
-    """Closes an episode now: state, reason and, with a final reward, reward and components."""
+    """Close an episode now: state, reason and, with a final reward, reward and components."""
     if (row := _end(connection, episode_id, {**values, "closed_at": NOW})) is not None:
         data = {name: row[name] for name in ("task_id", "mode", "version", "reason", "reward")}
         if row["components"]:
@@ -94,7 +94,7 @@ def _tell(connection: Connection, what: str, row: Mapping[str, Any], data: dict[
 
 
 def _end(connection: Connection, episode_id: str, values: dict[str, Any]) -> dict[str, Any] | None:
-    """Ends an open episode, in which no conversation can go on from now on. Returns its row; None if there is none."""
+    """End an open episode, in which no conversation can go on from now on. Return its row; None if there is none."""
     before = connection.execute(select(*COLUMNS).where(EpisodeRow.id == episode_id)).mappings().first()
     if before is None:
         return None
@@ -114,7 +114,7 @@ def episode(connection: Connection, episode_id: str) -> dict[str, Any] | None:
 
 
 def open_by_key(connection: Connection, key_hash: str) -> dict[str, Any] | None:
-    """The episode that a key opens."""
+    """Return the episode that a key opens."""
     row = connection.execute(select(*COLUMNS).where(EpisodeRow.key_hash == key_hash)).mappings().first()
     return dict(row) if row else None
 
@@ -127,7 +127,7 @@ def unfinished(connection: Connection) -> list[dict[str, Any]]:
 
 
 def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> list[RecordedReply]:
-    """The replies in an agent's open episodes at which one of some conversations ends."""
+    """Return the replies in an agent's open episodes at which one of some conversations ends."""
     query = select(CallRow.episode_id, CallRow.id, CallRow.digest).where(CallRow.open_to == agent)
     found: list[RecordedReply] = []
     for some in portions(digests):
@@ -137,12 +137,12 @@ def replies(connection: Connection, agent: str, digests: Sequence[bytes]) -> lis
 
 
 def has_calls(connection: Connection, episode_id: str) -> bool:
-    """True if anything was recorded in an episode."""
+    """Return true if anything was recorded in an episode."""
     return connection.scalar(select(CallRow.id).where(CallRow.episode_id == episode_id).limit(1)) is not None
 
 
 def last_group(connection: Connection, prefix: str, model: str) -> str | None:
-    """The last of a model's groups, in order, whose names are `prefix` and digits."""
+    """Return the last of a model's groups, in order, whose names are `prefix` and digits."""
     query = (
         select(EpisodeRow.group_id)
         .where(EpisodeRow.group_id >= prefix, EpisodeRow.group_id < prefix + ":", EpisodeRow.model == model)
@@ -153,7 +153,7 @@ def last_group(connection: Connection, prefix: str, model: str) -> str | None:
 
 
 def by_id(connection: Connection, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Some episodes, in no order."""
+    """Return some episodes, in no order."""
     found: list[dict[str, Any]] = []
     for some in portions(episode_ids):
         rows = connection.execute(select(*COLUMNS).where(EpisodeRow.id.in_(some))).mappings()
@@ -181,12 +181,12 @@ def rewarded(connection: Connection, model: str) -> list[dict[str, Any]]:
 
 
 def ended(connection: Connection, model: str) -> dict[str, int]:
-    """The number of a model's closed training episodes by reason, without those that were deleted."""
+    """Return the number of a model's closed training episodes by reason, without those that were deleted."""
     counts = tallies.tallies(connection, [model])
     return {reason: n for (mode, state, reason), n in counts.items() if (mode, state) == ("train", "closed")}
 
 
 def count_by_state(connection: Connection, models: Sequence[str] | None = None) -> dict[str, int]:
-    """Counts episodes by state, mode and reason; `models`: of these alone."""
+    """Count episodes by state, mode and reason; `models`: of these alone."""
     counts = tallies.tallies(connection, models)
     return {"/".join(filter(None, key)): count for key, count in sorted(counts.items())}

@@ -57,7 +57,7 @@ class EventFilter:
     group: str | None = None
 
     def has(self, event: Event) -> bool:
-        """True if an event passes the filter."""
+        """Return true if an event passes the filter."""
         return (
             (self.models is None or event.model in self.models)
             and (self.episode is None or event.episode == self.episode)
@@ -66,7 +66,7 @@ class EventFilter:
         )
 
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The filter in SQL."""
+        """Return the filter in SQL."""
         found: list[ColumnElement[bool]] = []
         if self.models is not None:
             found.append(_COLUMNS.model.in_(self.models))
@@ -97,7 +97,7 @@ EVERYTHING = EventFilter()
 
 
 def insert_events(connection: Connection, events: Sequence[Event]) -> None:
-    """Adds events to this transaction: they are inserted at its end within `gathered`, otherwise at once."""
+    """Add events to this transaction: they are inserted at its end within `gathered`, otherwise at once."""
     gathered: list[Event] | None = connection.info.get(_GATHERED)
     if gathered is None:
         _insert(connection, events)
@@ -107,7 +107,7 @@ def insert_events(connection: Connection, events: Sequence[Event]) -> None:
 
 @contextmanager
 def gathered(connection: Connection) -> Iterator[None]:
-    """Wraps the changes of a transaction: inserts all their events once they are done."""
+    """Wrap the changes of a transaction: inserts all their events once they are done."""
     told: list[Event] = []
     connection.info[_GATHERED] = told
     try:
@@ -133,19 +133,19 @@ def _insert(connection: Connection, events: Sequence[Event]) -> None:
 
 
 def after(connection: Connection, last: int, limit: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
-    """The first events after an id, in order."""
+    """Return the first events after an id, in order."""
     query = _chosen(wanted).where(_COLUMNS.id > last).order_by(_COLUMNS.id).limit(limit)
     return _read(connection, query)
 
 
 def before(connection: Connection, first: int, limit: int, wanted: EventFilter = EVERYTHING) -> list[Event]:
-    """The last events before an id, in order."""
+    """Return the last events before an id, in order."""
     query = _chosen(wanted).where(_COLUMNS.id < first).order_by(_COLUMNS.id.desc()).limit(limit)
     return _read(connection, query)[::-1]
 
 
 def newest(connection: Connection) -> int:
-    """The newest event's id; 0 if there is none."""
+    """Return the newest event's id; 0 if there is none."""
     return connection.scalar(select(func.max(_COLUMNS.id))) or 0
 
 
@@ -155,13 +155,13 @@ def oldest(connection: Connection) -> int:
 
 
 def extent(connection: Connection) -> Extent:
-    """The range of stored events."""
+    """Return the range of stored events."""
     last = newest(connection)
     return Extent(oldest(connection) or last + 1, last)
 
 
 def forget(connection: Connection, keep: int, limit: int = 1000) -> int:
-    """Deletes some of the events beyond the newest `keep`, the oldest first. Returns their number."""
+    """Delete some of the events beyond the newest `keep`, the oldest first. Return their number."""
     stored = extent(connection)
     last = min(stored.newest - keep, stored.oldest + limit - 1)
     if last < stored.oldest:

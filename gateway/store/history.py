@@ -20,7 +20,7 @@ _OF_MACHINES = and_(_E.episode_id == _NOTHING, _E.group_id == _NOTHING)
 def machine_events(
     connection: Connection, subjects: Sequence[str], models: Sequence[str] | None = None
 ) -> list[Event]:
-    """The stored events of some subjects (`engine`, `node`, `version`), in order; `models`: about these alone."""
+    """Return the stored events of some subjects (`engine`, `node`, `version`), in order; `models`: about these alone."""
     query = select(*_E).where(_OF_MACHINES, or_(*(begins_with(_E.kind, f"{name}.") for name in subjects)))
     if models is not None:
         query = query.where(_E.model.in_(models))
@@ -29,12 +29,12 @@ def machine_events(
 
 
 def versions(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """The versions of a model, the oldest first."""
+    """Return the versions of a model, the oldest first."""
     query = select(*VersionRow.__table__.c).where(VersionRow.model == model).order_by(VersionRow.version)
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def faulty_calls(connection: Connection, model: str) -> int:
-    """The number of a model's recorded replies whose tool calls were faulty."""
+    """Return the number of a model's recorded replies whose tool calls were faulty."""
     where = (CallRow.tool_faults.is_not(None), CallRow.model == model)
     return connection.scalar(select(func.count()).select_from(CallRow).where(*where)) or 0

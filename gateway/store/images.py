@@ -48,13 +48,13 @@ def _sizes(connection: Connection, names: Collection[str]) -> dict[str, int]:
 
 
 def read(connection: Connection, name: str) -> tuple[str, bytes] | None:
-    """An image's media type and file, by its hash."""
+    """Return an image's media type and file, by its hash."""
     row = connection.execute(select(ImageRow.media_type, ImageRow.data).where(ImageRow.hash == name)).first()
     return None if row is None else (row.media_type, row.data)
 
 
 def used_in(connection: Connection, name: str, models: Collection[str] | None) -> bool:
-    """True if an episode of some models has an image; None: of any."""
+    """Return true if an episode of some models has an image; None: of any."""
     query = select(ImageUseRow.hash).where(ImageUseRow.hash == name)
     if models is not None:
         query = query.join(EpisodeRow, EpisodeRow.id == ImageUseRow.episode_id).where(
@@ -64,12 +64,12 @@ def used_in(connection: Connection, name: str, models: Collection[str] | None) -
 
 
 def any_used(connection: Connection) -> bool:
-    """True if any episode has an image."""
+    """Return true if any episode has an image."""
     return connection.execute(select(ImageUseRow.hash).limit(1)).first() is not None
 
 
 def used_by(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
-    """The hashes of the images that some episodes have."""
+    """Return the hashes of the images that some episodes have."""
     found: set[str] = set()
     for some in portions(episode_ids):
         found |= set(connection.scalars(select(ImageUseRow.hash).where(ImageUseRow.episode_id.in_(some))))
@@ -77,7 +77,7 @@ def used_by(connection: Connection, episode_ids: Sequence[str]) -> set[str]:
 
 
 def delete_unused(connection: Connection, names: Collection[str]) -> None:
-    """Deletes those of some images that no episode has any more. One that an episode begins to have meanwhile stays."""
+    """Delete those of some images that no episode has any more. One that an episode begins to have meanwhile stays."""
     used = exists().where(ImageUseRow.hash == ImageRow.hash)
     for some in portions(sorted(names)):
         locked = (

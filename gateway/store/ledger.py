@@ -19,7 +19,7 @@ _TOLD_OF_LEASES = [LeaseRow.id.label("lease_id"), LeaseRow.buffer, LeaseRow.fenc
 def insert_event(
     connection: Connection, model: str, event: dict[str, Any], commands: list[dict[str, Any]]
 ) -> None:
-    """Appends an event of the ledger, and the commands that followed from it."""
+    """Append an event of the ledger, and the commands that followed from it."""
     values = {"model": model, "at": time.time(), "event": event, "commands": commands}
     connection.execute(insert(LedgerEventRow), values)
 
@@ -31,12 +31,12 @@ def events(connection: Connection, model: str, limit: int | None = None) -> list
 
 
 def newest_fence(connection: Connection, model: str) -> int:
-    """The greatest fencing number ever given out for a model; 0 if none."""
+    """Return the greatest fencing number ever given out for a model; 0 if none."""
     return connection.scalar(select(func.max(LeaseRow.fence)).where(LeaseRow.model == model)) or 0
 
 
 def held_lease(connection: Connection, model: str) -> LeaseRecord | None:
-    """The open lease of a model, with its remaining seconds: `left_s` (negative: it has expired)."""
+    """Return the open lease of a model, with its remaining seconds: `left_s` (negative: it has expired)."""
     left = (LeaseRow.deadline - NOW).label("left_s")
     query = select(*LeaseRow.__table__.c, left).where(LeaseRow.model == model, LeaseRow.state == "held")
     row = connection.execute(query.order_by(LeaseRow.fence.desc()).limit(1)).mappings().first()
@@ -51,7 +51,7 @@ def lease(connection: Connection, model: str, lease_id: str) -> LeaseRecord | No
 
 
 def insert_lease(connection: Connection, values: dict[str, Any], lease_s: float) -> None:
-    """Stores a lease that ends so many seconds from now."""
+    """Store a lease that ends so many seconds from now."""
     connection.execute(insert(LeaseRow).values(**values, created_at=NOW, deadline=NOW + lease_s))
     data = {name: values[name] for name in ("buffer", "fence", "consumer")}
     insert_events(
@@ -68,7 +68,7 @@ def renew_lease(connection: Connection, model: str, fence: int, lease_s: float) 
 def end_lease(
     connection: Connection, model: str, fence: int, state: str, checkpoint: str = "", reason: str = ""
 ) -> None:
-    """Ends a lease: acked, nacked, expired, or superseded by another of the same consumer."""
+    """End a lease: acked, nacked, expired, or superseded by another of the same consumer."""
     where = (LeaseRow.model == model, LeaseRow.fence == fence)
     values = {"state": state, "checkpoint": checkpoint, "reason": reason}
     ended = update(LeaseRow).where(*where).values(**values).returning(*_TOLD_OF_LEASES)
@@ -77,7 +77,7 @@ def end_lease(
 
 
 def skip_leases(connection: Connection, model: str, until: int) -> None:
-    """Ends the leases of the buffers before `until`, which will never be trained."""
+    """End the leases of the buffers before `until`, which will never be trained."""
     where = (LeaseRow.model == model, LeaseRow.state == "held", LeaseRow.buffer < until)
     ended = update(LeaseRow).where(*where).values(state="skipped").returning(*_TOLD_OF_LEASES)
     _tell_of_leases(connection, model, "skipped", connection.execute(ended).mappings().all(), {})
@@ -90,7 +90,7 @@ def _tell_of_leases(
 
 
 def insert_version(connection: Connection, values: dict[str, Any]) -> None:
-    """Stores a published version."""
+    """Store a published version."""
     connection.execute(insert(VersionRow), values | {"created_at": time.time(), "report": []})
     what = "published" if values["state"] == "updating" else values["state"]
     data = {"version": values["version"], "parent": values["parent"]}
@@ -105,7 +105,7 @@ def set_version(
     report: list[dict[str, Any]],
     bad: str = "",
 ) -> None:
-    """Stores how a version's update ended; `bad`: why no engine may run it."""
+    """Store how a version's update ended; `bad`: why no engine may run it."""
     where = (VersionRow.model == model, VersionRow.version == version)
     connection.execute(update(VersionRow).where(*where).values(state=state, report=report, bad=bad))
     data = {"version": version, "report": report} | ({"bad": bad} if bad else {})
@@ -127,7 +127,7 @@ def version(connection: Connection, model: str, number: int) -> VersionRecord | 
 
 
 def newest_version(connection: Connection, model: str, state: str | None = None) -> VersionRecord | None:
-    """The newest version, or the newest in a state."""
+    """Return the newest version, or the newest in a state."""
     query = select(*VersionRow.__table__.c).where(VersionRow.model == model)
     if state is not None:
         query = query.where(VersionRow.state == state)
@@ -136,7 +136,7 @@ def newest_version(connection: Connection, model: str, state: str | None = None)
 
 
 def parents(connection: Connection, model: str, state: str | None = None) -> dict[int, int | None]:
-    """The parent of every version, or of every version in a state."""
+    """Return the parent of every version, or of every version in a state."""
     query = select(VersionRow.version, VersionRow.parent).where(VersionRow.model == model)
     if state is not None:
         query = query.where(VersionRow.state == state)

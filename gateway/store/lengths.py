@@ -12,14 +12,14 @@ from gateway.store.models import CallRow, EpisodeRow
 
 
 def newest_episodes(connection: Connection, model: str, limit: int) -> list[str]:
-    """The ids of the episodes of a trained model that were opened last, the newest first."""
+    """Return the ids of the episodes of a trained model that were opened last, the newest first."""
     query = select(EpisodeRow.id).where(EpisodeRow.model == model)
     query = query.order_by(EpisodeRow.created_at.desc(), EpisodeRow.id.desc()).limit(limit)
     return list(connection.scalars(query))
 
 
 def finished_calls(connection: Connection, model: str, episode_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The calls of some episodes that one model answered, oldest first, with the tasks and groups that they were for."""
+    """Return the calls of some episodes that one model answered, oldest first, with the tasks and groups that they were for."""
     columns = (
         *(CallRow.id, CallRow.episode_id, CallRow.node, CallRow.used, CallRow.received_at),
         *(CallRow.prompt_tokens, CallRow.completion_tokens, EpisodeRow.task_id, EpisodeRow.group_id),

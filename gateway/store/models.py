@@ -29,7 +29,7 @@ _NOTHING = text("''")
 
 
 def _partial(name: str, *columns: str, where: str) -> Index:
-    """An index of the rows for which `where` is true. It serves only queries with the same words."""
+    """Return an index of the rows for which `where` is true. It serves only queries with the same words."""
     return Index(name, *columns, postgresql_where=text(where), sqlite_where=text(where))
 
 

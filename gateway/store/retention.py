@@ -57,7 +57,7 @@ class Ages:
         return max((at for at in (self.trained, self.untrained, self.eval) if at is not None), default=None)
 
     def over(self, fate: Fate, closed_at: float) -> bool:
-        """True if an episode is old enough."""
+        """Return true if an episode is old enough."""
         at = {"trained": self.trained, "untrained": self.untrained, "eval": self.eval}[fate]
         return at is not None and closed_at < at
 
@@ -84,7 +84,7 @@ class Swept:
     """Old enough, and kept."""
 
     def add(self, other: Swept) -> None:
-        """Sums up."""
+        """Sum up."""
         self.deleted += other.deleted
         self.calls += other.calls
         self.needed += other.needed
@@ -97,7 +97,7 @@ Place = tuple[float, str]
 def sweep(
     connection: Connection, ages: Ages, after: Place | None, *, dry: bool
 ) -> tuple[Swept, Place | None]:
-    """Deletes some of the episodes that are too old, the oldest first.
+    """Delete some of the episodes that are too old, the oldest first.
 
     Returns the deleted, and where to continue (None: nothing is left). `dry`: deletes nothing and returns the same.
     """
@@ -137,7 +137,7 @@ def choose(some: Sequence[Found], ages: Ages) -> tuple[Swept, list[Found], int]:
 
 
 def forget(connection: Connection, before: float, limit: int = 1000) -> int:
-    """Deletes the decisions from before a moment about episodes of which nothing else is stored. Returns their number."""
+    """Delete the decisions from before a moment about episodes of which nothing else is stored. Return their number."""
     query = (
         select(DecisionRow.seq).where(_ALONE, DecisionRow.at < before).order_by(DecisionRow.at).limit(limit)
     )
@@ -147,7 +147,7 @@ def forget(connection: Connection, before: float, limit: int = 1000) -> int:
 
 
 def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
-    """The fate of some closed episodes, and whether they are still needed; in the same order."""
+    """Return the fate of some closed episodes, and whether they are still needed; in the same order."""
     ids = [row["id"] for row in rows]
     ends, admitted = _ends(connection, {row["group_id"] for row in rows}), _admitted(connection, ids)
     calls, continued = _calls(connection, ids), _continued(connection, ids)
@@ -164,14 +164,14 @@ def look(connection: Connection, rows: Sequence[Row]) -> list[Found]:
 
 
 def closed(connection: Connection, episode_id: str) -> Found | None:
-    """A closed episode; None if there is none of this id."""
+    """Return a closed episode; None if there is none of this id."""
     query = select(*_ROW).where(EpisodeRow.id == episode_id, EpisodeRow.state == "closed")
     rows = [dict(row) for row in connection.execute(query).mappings()]
     return look(connection, rows)[0] if rows else None
 
 
 def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
-    """Deletes episodes with all that belongs to them."""
+    """Delete episodes with all that belongs to them."""
     if not found:
         return
     ids, groups = [one.row["id"] for one in found], {one.row["group_id"] for one in found}
@@ -196,7 +196,7 @@ def remove(connection: Connection, found: Sequence[Found], reason: str) -> None:
 
 
 def _deletion_record(found: Found, reason: str) -> Decision:
-    """The decision that remains of an episode."""
+    """Return the decision that remains of an episode."""
     row = found.row
     details = {"was": found.fate, "reason": row["reason"], "closed_at": row["closed_at"]}
     return Decision("deleted", row["group_id"], row["id"], reason, found.buffer, details=details)
@@ -205,7 +205,7 @@ def _deletion_record(found: Found, reason: str) -> Decision:
 def _fate(
     row: Row, admitted: int | None, ends: Mapping[tuple[str, str], Sequence[Row]]
 ) -> tuple[Fate, int | None, Needed | None]:
-    """The fate of an episode, the batch that was trained on it, and whether its group still needs it."""
+    """Return the fate of an episode, the batch that was trained on it, and whether its group still needs it."""
     if row["mode"] == "eval":
         return "eval", None, None
     if admitted is None:
@@ -220,7 +220,7 @@ def _fate(
 
 
 def _ends(connection: Connection, group_ids: Collection[str]) -> dict[tuple[str, str], list[Row]]:
-    """The ends of the groups of some names, by model and name, the oldest first."""
+    """Return the ends of the groups of some names, by model and name, the oldest first."""
     columns = [DecisionRow.__table__.c[n] for n in ("seq", "model", "group_id", "kind", "buffer", "details")]
     query = select(*columns).where(DecisionRow.group_id.in_(group_ids), DecisionRow.episode_id == "")
     found: dict[tuple[str, str], list[Row]] = {}
@@ -258,7 +258,7 @@ def _continued(connection: Connection, ids: Collection[str]) -> set[str]:
 
 
 def _uncertain(connection: Connection, model: str) -> float:
-    """The first trained batch whose effect may be in no checkpoint."""
+    """Return the first trained batch whose effect may be in no checkpoint."""
     acked = (LeaseRow.model == model, LeaseRow.state == "acked")
     newest = select(LeaseRow.checkpoint).where(*acked).order_by(LeaseRow.fence.desc()).limit(1)
     checkpoint = connection.scalar(newest)

@@ -46,12 +46,12 @@ _ALEMBIC = threading.Lock()
 
 
 def newest_revision() -> str | None:
-    """The revision of the tables that this build reads and writes."""
+    """Return the revision of the tables that this build reads and writes."""
     return ScriptDirectory.from_config(_alembic()).get_current_head()
 
 
 def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
-    """Waits for the database, and migrates it if need be. Raises ConfigError where it cannot be used."""
+    """Wait for the database, and migrates it if need be. Raise ConfigError where it cannot be used."""
     begun, told = time.monotonic(), False
     for delay in delays():
         try:
@@ -79,7 +79,7 @@ def bring_up_to_date(engine: Engine, settings: StoreSettings) -> None:
 
 
 def check_form(settings: StoreSettings) -> None:
-    """Raises ConfigError unless there is a database on whose tables this build works; changes nothing."""
+    """Raise ConfigError unless there is a database on whose tables this build works; changes nothing."""
     found = revision(settings)
     if found == newest_revision():
         return
@@ -92,7 +92,7 @@ def check_form(settings: StoreSettings) -> None:
 
 
 def revision(settings: StoreSettings) -> str | None:
-    """The revision of a database's tables; None if it has none. Raises ConfigError where there is no database."""
+    """Return the revision of a database's tables; None if it has none. Raise ConfigError where there is no database."""
     url = driver(settings.url)
     if url.get_backend_name() == "sqlite" and not Path(str(url.database)).is_file():
         raise ConfigError(f"[store] url: no database at {url.database}")
@@ -101,7 +101,7 @@ def revision(settings: StoreSettings) -> str | None:
 
 
 def is_back(settings: StoreSettings, to: str) -> bool:
-    """True if a revision is older than the tables. Raises ConfigError where there is no database."""
+    """Return true if a revision is older than the tables. Raise ConfigError where there is no database."""
     found = revision(settings)
     return found is not None and to < found
 
@@ -109,7 +109,7 @@ def is_back(settings: StoreSettings, to: str) -> bool:
 def migrate(settings: StoreSettings, to: str) -> None:
     """Brings the tables to a revision that this build knows, forwards or back: `head`, or a revision's number.
 
-    Backwards, what newer revisions added is dropped with its contents. Raises ConfigError for a revision that is not known, and
+    Backwards, what newer revisions added is dropped with its contents. Raise ConfigError for a revision that is not known, and
     backwards while a gateway process runs.
     """
     scripts = ScriptDirectory.from_config(_alembic())
@@ -137,7 +137,7 @@ def _check_nobody_runs(connection: Connection) -> None:
 
 @contextmanager
 def _connected(settings: StoreSettings) -> Iterator[Connection]:
-    """A connection in a transaction. Raises ConfigError for what the database says."""
+    """Yield a connection in a transaction. Raise ConfigError for what the database says."""
     engine = connect(settings.url, 1)
     try:
         with engine.begin() as connection:
@@ -181,7 +181,7 @@ def _check_encoding(connection: Connection, settings: StoreSettings) -> None:
 
 
 def _is_newer(connection: Connection, settings: StoreSettings) -> bool:
-    """True if the tables are a newer build's, on which this one works too. Raises ConfigError if it does not."""
+    """Return true if the tables are a newer build's, on which this one works too. Raise ConfigError if it does not."""
     scripts = ScriptDirectory.from_config(_alembic())
     own = scripts.get_current_head() or ""
     for found in MigrationContext.configure(connection).get_current_heads():

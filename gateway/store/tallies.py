@@ -23,7 +23,7 @@ _TALLIES = [TallyRow.__table__.c[name] for name in KEY]
 def changed(
     connection: Connection, gone: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Updates the counts for changed episodes: `gone` and `new` are their rows before and after, with the values of `KEY`
+    """Update the counts for changed episodes: `gone` and `new` are their rows before and after, with the values of `KEY`
     at least."""
     by: Counter[tuple[str, ...]] = Counter()
     for rows, one in ((gone, -1), (new, 1)):
@@ -38,14 +38,14 @@ def changed(
 
 
 def recount(connection: Connection) -> None:
-    """Counts every episode."""
+    """Count every episode."""
     connection.execute(delete(TallyRow))
     counted = select(*_EPISODES, func.count()).group_by(*_EPISODES)
     connection.execute(insert(TallyRow).from_select([*KEY, "count"], counted))
 
 
 def tallies(connection: Connection, models: Sequence[str] | None = None) -> Counter[tuple[str, str, str]]:
-    """The number of episodes by (mode, state, reason); `models`: of these alone."""
+    """Return the number of episodes by (mode, state, reason); `models`: of these alone."""
     query = select(*_TALLIES, TallyRow.count).where(TallyRow.count > 0)
     if models is not None:
         query = query.where(TallyRow.model.in_(models))

@@ -46,7 +46,7 @@ class Curves:
 
 
 def store_step(connection: Connection, told: TrainerStep) -> None:
-    """Stores a step, or adds to it, and tells those who watch. An evaluation alone is told as `trainer.evaluated`."""
+    """Store a step, or add to it, and report those who watch. An evaluation alone is told as `trainer.evaluated`."""
     place = (_C.model == told.model, _C.run == told.run, _C.step == told.step)
     known = connection.execute(select(_C.figures, _C.version, _C.folder).where(*place)).one_or_none()
     if known is None:
@@ -68,7 +68,7 @@ def store_step(connection: Connection, told: TrainerStep) -> None:
 
 
 def runs(connection: Connection, models: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The runs, the one that was heard of last first; `models`: of these alone."""
+    """Return the runs, the one that was heard of last first; `models`: of these alone."""
     query = select(
         _C.run,
         _C.model,
@@ -93,7 +93,7 @@ def curves(
     points: int = 2000,
     figures: Sequence[str] = (),
 ) -> Curves:
-    """The figures of a run's steps after one; those that are named, or all. Of more than `points`, every so many."""
+    """Return the figures of a run's steps after one; those that are named, or all. Of more than `points`, every so many."""
     where = [_C.model == model, _C.run == run, _C.step > after]
     last, count = connection.execute(select(func.max(_C.step), func.count()).where(*where)).one()
     found = Curves(count, max(1, -(-count // points)))
@@ -115,7 +115,7 @@ def curves(
 
 
 def of_version(connection: Connection, model: str, version: int) -> dict[str, Any] | None:
-    """The newest step that made a version."""
+    """Return the newest step that made a version."""
     query = select(*_C).where(_C.model == model, _C.version == version).order_by(_C.at.desc()).limit(1)
     row = connection.execute(query).mappings().first()
     return dict(row) if row else None

@@ -76,10 +76,10 @@ Turn = tuple[Sequence[Node], CallRecord]
 
 
 def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, float]]) -> None:
-    """Stores turns of episodes that other processes may write to, each with the moment at which its call came to this process, by
+    """Store turns of episodes that other processes may write to, each with the moment at which its call came to this process, by
     its monotonic clock.
 
-    Keeps the episodes from being closed before this transaction has ended. Raises IntegrityError if another process has nodes in
+    Keeps the episodes from being closed before this transaction has ended. Raise IntegrityError if another process has nodes in
     these places, and Conflict if a call is recorded already (`recorded_elsewhere`), if its episode is closed (`episode_closed`),
     or if a retry of its request was begun anew since (`asked_again`). An abandoned call answers nobody, so it is recorded all the
     same. Compares ages, because the clocks of hosts differ: the retry's by the database's clock, the call's by this process's.
@@ -111,12 +111,12 @@ def insert_shared_turns(connection: Connection, turns: Sequence[tuple[Turn, floa
 
 
 def _answers_to(call: CallRecord) -> str:
-    """The name of the request that a call answers; empty if it answers nobody."""
+    """Return the name of the request that a call answers; empty if it answers nobody."""
     return "" if call["finish_reason"] == "abandoned" else str(call["request_key"][:NAME])
 
 
 def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
-    """Makes a call the new answer to a request: no earlier call will be recorded as its answer.
+    """Make a call the new answer to a request: no earlier call will be recorded as its answer.
 
     False, and nothing changes, if the request has been answered. `name`: see `NAME`.
     """
@@ -130,7 +130,7 @@ def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str)
 
 
 def insert_turns(connection: Connection, turns: Sequence[Turn]) -> None:
-    """Stores turns of episodes that nobody else writes to, in the transaction that makes their replies true."""
+    """Store turns of episodes that nobody else writes to, in the transaction that makes their replies true."""
     connection.execute(
         _INSERT_NODE,
         [
@@ -143,7 +143,8 @@ def insert_turns(connection: Connection, turns: Sequence[Turn]) -> None:
 
 
 def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dict[str, list[Node]]:
-    """The nodes of some episodes that one model sampled or was given, in creation order, with how their calls ended and what was
+    """Return the nodes of some episodes that one model sampled or was given, in creation order, with how their calls ended and
+    what was
     posted on them."""
     found: dict[str, list[Node]] = {episode_id: [] for episode_id in episode_ids}
     for some in portions(episode_ids):
@@ -153,7 +154,7 @@ def nodes(connection: Connection, model: str, episode_ids: Sequence[str]) -> dic
 
 
 def nodes_since(connection: Connection, model: str, episode_id: str, first: int) -> list[Node]:
-    """The nodes of one episode, from the one with the index `first` on, in the form of `nodes`."""
+    """Return the nodes of one episode, from the one with the index `first` on, in the form of `nodes`."""
     query = _nodes(model, NodeRow.episode_id == episode_id, NodeRow.index >= first)
     return [_node(row) for row in connection.execute(query).mappings()]
 
@@ -168,7 +169,7 @@ def _nodes(model: str, *where: ColumnElement[bool]) -> Select[Any]:
 
 
 def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> Iterator[SampledTurn]:
-    """The turns that one model sampled in some episodes, without the tokens themselves."""
+    """Yield the turns that one model sampled in some episodes, without the tokens themselves."""
     columns = (NodeRow.episode_id, NodeRow.mask_reason, NodeRow.spans, NodeRow.flags)
     for some in portions(episode_ids):
         query = select(*columns).where(NodeRow.episode_id.in_(some), NodeRow.model == model, NodeRow.sampled)
@@ -178,7 +179,7 @@ def sampled(connection: Connection, model: str, episode_ids: Sequence[str]) -> I
 
 
 def calls(connection: Connection, episode_id: str, model: str | None = None) -> list[CallRecord]:
-    """The calls of an episode, oldest first; of one model, or of all."""
+    """Return the calls of an episode, oldest first; of one model, or of all."""
     query = select(*CallRow.__table__.c).where(CallRow.episode_id == episode_id)
     if model is not None:
         query = query.where(CallRow.model == model)
@@ -191,14 +192,14 @@ def _call_records(connection: Connection, query: Select[Any]) -> list[CallRecord
 
 
 def calls_since(connection: Connection, model: str, episode_id: str, first_node: int) -> list[CallRecord]:
-    """The calls of an episode that ended in the nodes of one model from `first_node` on, in the order of their nodes."""
+    """Return the calls of an episode that ended in the nodes of one model from `first_node` on, in the order of their nodes."""
     where = (CallRow.episode_id == episode_id, CallRow.model == model, CallRow.node >= first_node)
     query = select(*CallRow.__table__.c).where(*where).order_by(CallRow.node)
     return _call_records(connection, query)
 
 
 def tool_faults(connection: Connection, episode_id: str) -> dict[str, list[str]]:
-    """The calls of an episode whose replies had faulty tool calls, oldest first, with the faults of each."""
+    """Return the calls of an episode whose replies had faulty tool calls, oldest first, with the faults of each."""
     query = (
         select(CallRow.id, CallRow.tool_faults)
         .where(CallRow.episode_id == episode_id, CallRow.tool_faults.is_not(None))
@@ -214,19 +215,19 @@ def tool_faults_since(connection: Connection, moment: float) -> Counter[str]:
 
 
 def set_reward(connection: Connection, episode_id: str, call_id: str, reward: float) -> None:
-    """Stores the reward of a call, in place of the one before."""
+    """Store the reward of a call, in place of the one before."""
     where = (CallRow.id == call_id, CallRow.episode_id == episode_id)
     connection.execute(update(CallRow).where(*where).values(reward=reward))
 
 
 def set_rewards(connection: Connection, episode_id: str, rewards: Mapping[str, float]) -> None:
-    """Stores the rewards of several calls, by their ids."""
+    """Store the rewards of several calls, by their ids."""
     for call_id, reward in rewards.items():
         set_reward(connection, episode_id, call_id, reward)
 
 
 def has_call(connection: Connection, episode_id: str, call_id: str) -> bool:
-    """True if an episode has a recorded call of that id."""
+    """Return true if an episode has a recorded call of that id."""
     where = (CallRow.id == call_id, CallRow.episode_id == episode_id)
     return connection.scalar(select(CallRow.id).where(*where)) is not None
 
@@ -266,13 +267,13 @@ def forsake(connection: Connection, episode_id: str) -> int:
 
 
 def insert_exchange(connection: Connection, call: CallRecord, exchange: dict[str, Any]) -> None:
-    """Stores a request to an upstream model and its answer."""
+    """Store a request to an upstream model and its answer."""
     connection.execute(insert(CallRow), dict(call))
     connection.execute(insert(ExchangeRow), exchange)
 
 
 def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str, Any] | None:
-    """The request to an upstream model and its answer, for a call of an episode."""
+    """Return the request to an upstream model and its answer, for a call of an episode."""
     query = (
         select(*ExchangeRow.__table__.c)
         .join(CallRow, CallRow.id == ExchangeRow.call_id)
@@ -283,7 +284,8 @@ def exchange(connection: Connection, episode_id: str, call_id: str) -> dict[str,
 
 
 def answers(connection: Connection, episode_id: str, key: str) -> list[CallRecord]:
-    """The calls of an episode whose request key begins with `key`, and whose clients were given a reply; the newest first."""
+    """Return the calls of an episode whose request key begins with `key`, and whose clients were given a reply; the newest
+    first."""
     query = (
         select(*CallRow.__table__.c)
         .where(CallRow.episode_id == episode_id, begins_with(CallRow.__table__.c.request_key, key))
@@ -294,7 +296,7 @@ def answers(connection: Connection, episode_id: str, key: str) -> list[CallRecor
 
 
 def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str, float] | None:
-    """The call that a retry of a request began with `begin_anew`, and the seconds since."""
+    """Return the call that a retry of a request began with `begin_anew`, and the seconds since."""
     query = select(RetryRow.call_id, NOW - RetryRow.at).where(
         RetryRow.episode_id == episode_id, RetryRow.name == name
     )
@@ -303,7 +305,7 @@ def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str,
 
 
 def node_values(node: Node) -> dict[str, Any]:
-    """A node as a row, without the ids of its model and episode."""
+    """Return a node as a row, without the ids of its model and episode."""
     return {
         "index": node.index,
         "parent": node.parent,
@@ -337,7 +339,7 @@ def spans_of(node: Node) -> list[list[int]]:
 
 
 def _versions(spans: list[list[int]]) -> tuple[Int32Array, Int32Array]:
-    """The oldest and the newest version of every token."""
+    """Return the oldest and the newest version of every token."""
     counts = [span[1] for span in spans]
     oldest = np.repeat(np.asarray([span[0] for span in spans], np.int32), counts)
     newest = np.repeat(np.asarray([span[-1 if len(span) > 2 else 0] for span in spans], np.int32), counts)

@@ -20,7 +20,7 @@ class Step(Protocol):
     """The span of one step of a call."""
 
     def note(self, facts: Callable[[], Facts]) -> None:
-        """Adds attributes."""
+        """Add attributes."""
         ...
 
 
@@ -28,11 +28,12 @@ class CallTrace(Protocol):
     """The span of one call, and those of its steps."""
 
     def step(self, name: str, *, remote: bool = False) -> AbstractContextManager[Step]:
-        """The span of what happens inside the context; an exception marks it as failed. `remote`: another program does it."""
+        """Return the span of what happens inside the context; an exception marks it as failed. `remote`: another program does
+        it."""
         ...
 
     def end(self, facts: Callable[[], Facts], error: BaseException | None) -> None:
-        """Ends the call's span. `error`: why there is no reply."""
+        """End the call's span. `error`: why there is no reply."""
         ...
 
 
@@ -46,7 +47,7 @@ class Tracing(Protocol):
         ...
 
     async def close(self) -> None:
-        """Sends what is left to send."""
+        """Send what is left to send."""
         ...
 
 

@@ -11,7 +11,7 @@ from gateway.telemetry.base import NoTracing, Tracing
 
 
 def open_tracing(settings: TelemetrySettings, process: str) -> Tracing:
-    """Tracing, or what stands in for it without an endpoint. Raises ConfigError if the SDK is not installed."""
+    """Tracing, or what stands in for it without an endpoint. Raise ConfigError if the SDK is not installed."""
     if settings.endpoint is None:
         return NoTracing()
     tracing: Tracing = _otel().OpenTelemetry(settings.endpoint, settings, process)
@@ -19,7 +19,7 @@ def open_tracing(settings: TelemetrySettings, process: str) -> Tracing:
 
 
 async def collector_answers(settings: TelemetrySettings) -> bool:
-    """Returns whether the collector of `[telemetry] endpoint` takes spans. Raises ConfigError if the SDK is not installed."""
+    """Return whether the collector of `[telemetry] endpoint` takes spans. Raise ConfigError if the SDK is not installed."""
     assert settings.endpoint is not None
     return bool(await asyncio.to_thread(_otel().answers, settings.endpoint))
 

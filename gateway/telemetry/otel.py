@@ -124,7 +124,7 @@ class _Step:
 
 
 def _fail(span: Span, error: BaseException) -> None:
-    """Marks a span as failed, with an `error.type` of few values; a cancelled step did not fail."""
+    """Mark a span as failed, with an `error.type` of few values; a cancelled step did not fail."""
     kind = (isinstance(error, GatewayError) and error.code) or type(error).__name__
     span.set_attribute("error.type", kind)
     if not isinstance(error, asyncio.CancelledError):

@@ -101,7 +101,7 @@ class Usage:
         return replace(filled, level=filled.level - tokens)
 
     def idle(self, now: float) -> bool:
-        """True if forgetting the key's usage would lose nothing."""
+        """Return true if forgetting the key's usage would lose nothing."""
         rate = self.limit.tokens_per_minute
         return self.calls == 0 and (rate is None or self.refill(now).level >= rate)
 
@@ -135,7 +135,7 @@ class Ticket:
         self._calls = 1
 
     def widen(self, replies: int, param: str) -> None:
-        """Counts a request as one call for each reply. Raises Busy, and BadRequest for more than may ever run at once.
+        """Count a request as one call for each reply. Raise Busy, and BadRequest for more than may ever run at once.
 
         `param`: the parameter that requests them.
         """
@@ -144,7 +144,7 @@ class Ticket:
             self._calls = replies
 
     def draw(self, tokens: int) -> None:
-        """Counts the tokens that a reply took, of prompt and answer together."""
+        """Count the tokens that a reply took, of prompt and answer together."""
         self._limits.draw(self._holders, tokens)
 
     def end(self) -> None:
@@ -180,13 +180,13 @@ class Limits:
         self._sweep_at = _SWEEP_AT
 
     def admit(self, caller: Caller) -> Ticket:
-        """Takes a place for one more request. Raises Busy, with what is used up."""
+        """Take a place for one more request. Raise Busy, with what is used up."""
         holders = self._holders(caller)
         self.reserve(holders, 1)
         return Ticket(self, holders)
 
     def reserve(self, holders: tuple[Holder, ...], calls: int, replies: int = 1, param: str = "n") -> None:
-        """Takes places for more calls of a request for `replies` replies. Raises Busy, and BadRequest as `Ticket.widen` does."""
+        """Take places for more calls of a request for `replies` replies. Raise Busy, and BadRequest as `Ticket.widen` does."""
         now = self._clock()
         for holder in holders:
             limit = self._limits[holder[0]]
@@ -198,7 +198,7 @@ class Limits:
             self._usage[holder] = self._of(holder, now).begin(calls)
 
     def draw(self, holders: tuple[Holder, ...], tokens: int) -> None:
-        """Takes tokens from their buckets."""
+        """Take tokens from their buckets."""
         now = self._clock()
         for holder in holders:
             self._usage[holder] = self._of(holder, now).draw(tokens, now)
@@ -215,7 +215,7 @@ class Limits:
         return sum(usage.calls for usage in self._usage.values())
 
     def _holders(self, caller: Caller) -> tuple[Holder, ...]:
-        """Yields the limits that count for a call."""
+        """Yield the limits that count for a call."""
         own = (
             ("agent", caller.agent)
             if caller.agent
@@ -252,7 +252,7 @@ class EpisodeQuota:
 
     @contextmanager
     def reserve(self, model: str, open_models: Iterable[str]) -> Iterator[None]:
-        """Reserves a place while an episode is being opened. `open_models`: the models of all open episodes. Raises Busy."""
+        """Reserves a place while an episode is being opened. `open_models`: the models of all open episodes. Raise Busy."""
         project = self._projects.project_of(model)
         if not project or self._most is None:
             yield

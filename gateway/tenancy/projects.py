@@ -29,7 +29,7 @@ class Reach:
         return not self.project
 
     def has(self, model: str) -> bool:
-        """True if a model, and what belongs to it, is within reach; the root key also reaches models that were
+        """Return true if a model, and what belongs to it, is within reach; the root key also reaches models that were
         configured in the past."""
         return self.everything or model in self.models
 
@@ -60,26 +60,27 @@ class Projects:
         return bool(self._reaches)
 
     def reach(self, key: str) -> Reach | None:
-        """The reach of an admin key; None if it is none. Takes the same time for every key."""
+        """Return the reach of an admin key; None if it is none. Takes the same time for every key."""
         return self.root if self._open else self._keys.find(key)
 
     def project_of(self, model: str) -> str:
-        """The project of a trained model, and so of its episodes; empty: none."""
+        """Return the project of a trained model, and so of its episodes; empty: none."""
         return next(iter(self._of.get(model, ())), "")
 
     def callable(self, model: str, own: str) -> bool:
-        """True if `model` exists for episodes of the model `own`."""
+        """Return true if `model` exists for episodes of the model `own`."""
         having, holding = self._of.get(model, frozenset()), self._of.get(own, frozenset())
         if having:
             return bool(having & holding)
         return model not in self._trained or not holding
 
     def seen(self, model: str, reach: Reach) -> bool:
-        """True if a model exists for the holder of an admin key: it is within reach, or callable in episodes that are."""
+        """Return true if a model exists for the holder of an admin key: it is within reach, or callable in episodes that are."""
         return reach.has(model) or any(
             self.callable(model, own) for own in reach.models if own in self._trained
         )
 
     def _owns(self, project: str, model: str) -> bool:
-        """True if only this project has the model. Projects cannot operate shared models, whose engines carry other calls too."""
+        """Return true if only this project has the model. Projects cannot operate shared models, whose engines carry other
+        calls too."""
         return self._of[model] == {project}

@@ -37,24 +37,25 @@ class Chain:
             self.digests.append(self._state.digest())
 
     def followed_by(self, message: Message) -> bytes:
-        """Returns the digest of the conversation with one more message, at the cost of that message."""
+        """Return the digest of the conversation with one more message, at the cost of that message."""
         state = self._state.copy()
         state.update(_canonical(_meaning(message, self._defaults)))
         return state.digest()
 
 
 def digests(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[bytes]:
-    """The digest of every prefix: element k covers the first k messages."""
+    """Return the digest of every prefix: element k covers the first k messages."""
     return Chain(messages, tools).digests
 
 
 def tool_call_id(call_id: str, index: int) -> str:
-    """The id of one of the tool calls in a call's reply: a function of the call, so that a replay says the same."""
+    """Return the id of one of the tool calls in a call's reply: a function of the call, so that a replay says the same."""
     return f"call_{hashlib.blake2b(f'{call_id}:{index}'.encode(), digest_size=12).hexdigest()}"
 
 
 def tool_call_ids(messages: Sequence[Message], length: int) -> set[str]:
-    """The ids of the tool calls of the reply that ends the first `length` messages: as it says them, or the results after it."""
+    """Return the ids of the tool calls of the reply that ends the first `length` messages: as it says them, or the results
+    after it."""
     found = {call.get("id") for call in messages[length - 1].get("tool_calls") or ()}
     for message in messages[length:]:
         if message["role"] != "tool":
@@ -85,7 +86,7 @@ def _parts(parts: Sequence[dict[str, Any]]) -> str | list[str | dict[str, Any]]:
 
 
 def _defaults(tools: Sequence[dict[str, Any]]) -> Defaults:
-    """The default values in the tools' schemas. A schema that is no object of properties has none."""
+    """Return the default values in the tools' schemas. A schema that is no object of properties has none."""
     found: Defaults = {}
     for tool in tools:
         function = tool.get("function") or {}
@@ -102,7 +103,8 @@ def _defaults(tools: Sequence[dict[str, Any]]) -> Defaults:
 
 
 def _call(function: dict[str, Any], defaults: Defaults) -> list[Any]:
-    """A function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting that is
+    """Return a function call's canonical form. Arguments on which JSON libraries disagree (numbers that are too large, nesting
+    that is
     too deep) are compared as text."""
     arguments = given_arguments(function)
     if isinstance(arguments, str):
@@ -117,7 +119,7 @@ def _call(function: dict[str, Any], defaults: Defaults) -> list[Any]:
 
 
 def _usual(usual: dict[str, Any], name: str, value: Any) -> bool:
-    """True for the argument's default value; true and 1 are two values."""
+    """Return true for the argument's default value; true and 1 are two values."""
     return name in usual and _canonical(usual[name]) == _canonical(value)
 
 

@@ -12,7 +12,8 @@ from gateway.types import Node
 
 
 def lineages(nodes: Sequence[Node]) -> dict[int, int]:
-    """The number of the conversation of each sampled node, by the node's index; nodes in creation order, as they are stored."""
+    """Return the number of the conversation of each sampled node, by the node's index; nodes in creation order, as they are
+    stored."""
     found: dict[int, int] = {}
     ends: dict[int, int] = {}  # the last turn of each conversation
     count = 0
@@ -27,7 +28,7 @@ def lineages(nodes: Sequence[Node]) -> dict[int, int]:
 
 
 def _turn_before(nodes: Sequence[Node], node: Node) -> int:
-    """The last turn in a node's prompt; -1 if there is none, or if not all of it is there."""
+    """Return the last turn in a node's prompt; -1 if there is none, or if not all of it is there."""
     while node.parent >= 0:
         parent = nodes[node.parent]
         if parent.sampled:

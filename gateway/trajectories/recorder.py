@@ -113,7 +113,7 @@ class _EpisodeTree:
     """The store has other nodes in these places: nothing that was built upon this tree may be stored."""
 
     def add_stored(self, nodes: Sequence[Node], calls: Sequence[CallRecord]) -> None:
-        """Adds what the store has; its calls in any order."""
+        """Add what the store has; its calls in any order."""
         places = {node.index: self.tree.add(node) for node in nodes}
         for call in sorted(calls, key=lambda call: call["node"]):
             if call["digest"] and call["node"] in places:
@@ -127,7 +127,8 @@ class _EpisodeTree:
     def end(
         self, digest: bytes, messages: Sequence[Message], length: int, switches: Switches
     ) -> TreePosition | None:
-        """The place where the first `length` messages end: among equal replies the one whose tool calls are named, else the
+        """Return the place where the first `length` messages end: among equal replies the one whose tool calls are named, else
+        the
         newest. None if the conversation was written with other switches, since the template may write all of it differently."""
         replies = [end for end in self.ends.get(digest, ()) if end.switches == switches.variables]
         if not replies:
@@ -141,7 +142,7 @@ class Exclusivity(Protocol):
     """What knows which processes serve an episode."""
 
     async def serves_exclusively(self, episode_id: str) -> bool:
-        """True if no other process serves the episode. False if that is not known."""
+        """Return true if no other process serves the episode. False if that is not known."""
         ...
 
 
@@ -169,9 +170,9 @@ class Recorder:
     async def prepare(
         self, episode_id: str, messages: list[Message], tools: Sequence[Tool], switches: Switches = NONE
     ) -> Prompt:
-        """The prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering.
+        """Return the prompt for a reply to `messages`: the recorded tokens extended where possible, else a fresh rendering.
 
-        Raises BadRequest if the template refuses the messages.
+        Raise BadRequest if the template refuses the messages.
         """
         chain = await offload((messages, tools), lambda: Chain(messages, tools))
         lineage = await self._lineage(episode_id)
@@ -196,7 +197,7 @@ class Recorder:
         return Prompt(ids, chain, START, switches, images)
 
     async def given(self, prompt: str | Sequence[int]) -> Prompt:
-        """A prompt that the caller made itself."""
+        """Return a prompt that the caller made itself."""
         encode = self._renderer.encode
         ids = await offload(prompt, lambda: _array(encode(prompt) if isinstance(prompt, str) else prompt))
         return Prompt(ids, None)
@@ -204,9 +205,9 @@ class Recorder:
     async def record(
         self, episode_id: str, prompt: Prompt, turn: Turn, details: TurnDetails, reply: Message | None
     ) -> None:
-        """Adds a turn to the tree and commits it. `reply`: the message that the client got; None if it got no whole one.
+        """Add a turn to the tree and commit it. `reply`: the message that the client got; None if it got no whole one.
 
-        Raises Conflict if another process has recorded the call (`recorded_elsewhere`) or answers its request (`asked_again`), or
+        Raise Conflict if another process has recorded the call (`recorded_elsewhere`) or answers its request (`asked_again`), or
         if the episode's run is over.
         """
         for tries in range(_TRIES):
@@ -250,7 +251,7 @@ class Recorder:
             lineage.pending -= 1
 
     def forget(self, episode_id: str) -> None:
-        """Drops a closed episode's tree from memory."""
+        """Drop a closed episode's tree from memory."""
         self._lineages.pop(episode_id, None)
 
     def _forget(self, episode_id: str, lineage: _EpisodeTree) -> None:
@@ -258,7 +259,7 @@ class Recorder:
             del self._lineages[episode_id]
 
     async def _lineage(self, episode_id: str, *, fresh: bool = True) -> _EpisodeTree:
-        """The episode's tree; a fresh one has what other processes have added to it."""
+        """Return the episode's tree; a fresh one has what other processes have added to it."""
         known = not fresh or self._exclusivity is None
         if (
             not known and self._exclusivity is not None
@@ -283,7 +284,7 @@ class Recorder:
         return lineage
 
     async def _refresh(self, episode_id: str, lineage: _EpisodeTree) -> None:
-        """Takes what others have committed since, behind our own turns once these are committed."""
+        """Take what others have committed since, behind our own turns once these are committed."""
         while lineage.pending:
             await self._database.settled()
         known = len(lineage.tree.nodes)
@@ -363,7 +364,7 @@ class _TreeChanged(Exception):
 
 
 def _insert(connection: Connection, made: Sequence[tuple[_EpisodeTree, tuple[turns.Turn, float]]]) -> None:
-    """Stores turns whose episodes other processes may write to. Runs in the writer's thread, in the order of submission.
+    """Store turns whose episodes other processes may write to. Runs in the writer's thread, in the order of submission.
 
     If one of several fails, nothing is stored, and each is written alone (`Committer.commit`): that tells which tree is broken.
     """

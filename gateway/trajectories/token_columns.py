@@ -41,7 +41,7 @@ class Vocabulary(Protocol):
         ...
 
     def text_stream(self) -> Texts:
-        """A decoder for one run of tokens."""
+        """Return a decoder for one run of tokens."""
         ...
 
 
@@ -66,7 +66,7 @@ class TokenColumns:
 
 
 def token_columns(nodes: Sequence[Node], vocabulary: Vocabulary, first: int = 0) -> TokenColumns:
-    """The columns of the nodes from the index `first` on. `nodes`: all of the tree."""
+    """Return the columns of the nodes from the index `first` on. `nodes`: all of the tree."""
     found, lines, control = TokenColumns(), lineages(nodes), vocabulary.control_ids
     for node in nodes:
         if node.index < first:
@@ -99,7 +99,7 @@ def _described(node: Node, start: int, line: int | None) -> dict[str, Any]:
 
 
 def _texts(ids: Sequence[int], vocabulary: Vocabulary) -> list[str]:
-    """The text of each token; a character that several share is with the last of them."""
+    """Return the text of each token; a character that several share is with the last of them."""
     stream = vocabulary.text_stream()
     found = [stream.step(token) for token in ids]
     if found:
@@ -127,19 +127,19 @@ def _measured(found: TokenColumns, node: Node) -> None:
 
 
 def first_flag(bits: int) -> str:
-    """The first of some flags, as a word; empty: none."""
+    """Return the first of some flags, as a word; empty: none."""
     return next((str(flag.name).lower() for flag in TokenFlag if flag & bits), "")
 
 
 def code(words: list[str], word: str) -> int:
-    """The place of a word, which is added if it is new."""
+    """Return the place of a word, which is added if it is new."""
     if word not in words:
         words.append(word)
     return words.index(word)
 
 
 def depths(nodes: Sequence[Node]) -> Mapping[int, int]:
-    """The number of tokens before each node on its path, by the node's index."""
+    """Return the number of tokens before each node on its path, by the node's index."""
     found: dict[int, int] = {}
     for node in nodes:
         found[node.index] = found.get(node.parent, 0) + node.at

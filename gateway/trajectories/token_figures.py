@@ -20,14 +20,14 @@ OFF = "the trainer writes figures by token only with [report] tokens_every above
 
 
 def tokens_file(folder: Path, step: int) -> Path:
-    """The file of a step's figures by token, in the folder of its run."""
+    """Return the file of a step's figures by token, in the folder of its run."""
     return folder / "tokens" / f"step-{step:06d}.parquet"
 
 
 def read_figures(
     path: Path, episode_id: str, nodes: Sequence[Node], columns: TokenColumns
 ) -> dict[str, list[Any]] | None:
-    """The figures of an episode's tokens, None where a token has none; sets the masks that the trainer applied.
+    """Return the figures of an episode's tokens, None where a token has none; sets the masks that the trainer applied.
 
     None if the file has nothing of the episode, or not of the tokens that are stored. Blocks; raises OSError, and ValueError for
     a file that is no such table.
@@ -60,7 +60,7 @@ def read_figures(
 def _rows(
     nodes: Sequence[Node], columns: TokenColumns, node: npt.NDArray[Any], position: npt.NDArray[Any]
 ) -> npt.NDArray[np.int64]:
-    """The place in the columns of each row of the table; -1: of none of their nodes."""
+    """Return the place in the columns of each row of the table; -1: of none of their nodes."""
     before, most = depths(nodes), max((n.index for n in nodes), default=-1)
     starts = np.full(most + 2, np.iinfo(np.int32).min, np.int64)
     for described in columns.nodes:

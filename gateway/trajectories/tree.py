@@ -53,7 +53,7 @@ class TokenTree:
             self.add(node)
 
     def add(self, node: Node) -> TreePosition:
-        """Adds a node; answers the place after it. Raises ValueError if it hangs nowhere."""
+        """Add a node; answers the place after it. Raise ValueError if it hangs nowhere."""
         if node.index != len(self.nodes) or not ROOT <= node.parent < node.index:
             raise ValueError(f"node {node.index} cannot follow {len(self.nodes)} nodes")
         if node.parent == ROOT:
@@ -76,7 +76,7 @@ class TokenTree:
         return TreePosition(node.index, len(node.ids), start + len(node.ids))
 
     def path(self, place: TreePosition) -> Int32Array:
-        """The token ids from the root to a place; shape (place.length,)."""
+        """Return the token ids from the root to a place; shape (place.length,)."""
         parts: list[Int32Array] = []
         index, at = place.node, place.at
         while index != ROOT:
@@ -86,7 +86,7 @@ class TokenTree:
         return np.concatenate(parts[::-1]) if parts else np.empty(0, np.int32)
 
     def images(self, place: TreePosition) -> tuple[ImageSpan, ...]:
-        """The images on the path to a place; their offsets count from the root."""
+        """Return the images on the path to a place; their offsets count from the root."""
         found: list[ImageSpan] = []
         index, at = place.node, place.at
         while index != ROOT:
@@ -103,7 +103,7 @@ class TokenTree:
         return self._keyed.get(index, self.nodes[index].ids)
 
     def find(self, ids: Int32Array, after: TreePosition = START) -> TreePosition:
-        """The place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix. `ids`: with
+        """Return the place of the longest prefix of `ids` in the tree; `after`: a place that is known to be a prefix. `ids`: with
         the keys of images.
 
         Searches only below `after`, so that a turn of a long conversation costs no more than one of a short conversation.
@@ -124,7 +124,8 @@ class TokenTree:
         return best
 
     def _branches(self, node: int, start: int, least: int, most: int, ids: Int32Array) -> list[int]:
-        """The children of a node that begins at `start`, hang at its tokens `least` to `most`, and may go on as `ids` does."""
+        """Return the children of a node that begins at `start`, hang at its tokens `least` to `most`, and may go on as `ids`
+        does."""
         found: list[int] = []
         for at in self._places.get(node, ()):
             if least <= at <= most:
@@ -135,7 +136,7 @@ class TokenTree:
 
 
 def _common(left: Int32Array, right: Int32Array) -> int:
-    """The length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     size = min(len(left), len(right))
     if not size:
         return 0

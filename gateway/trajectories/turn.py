@@ -66,14 +66,14 @@ class Turn:
         self._run_versions.append(version)
 
     def append(self, ids: list[int], logprobs: list[float]) -> None:
-        """Adds tokens that have just arrived."""
+        """Add tokens that have just arrived."""
         if ids:
             self.ids += ids
             self.logprobs += logprobs
             _extend(self.spans, self._run_versions[0], len(ids), self._run_versions[-1])
 
     def end_run(self, labels: LabelCounts | None) -> None:
-        """Takes the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are."""
+        """Take the engine's labels for the run's tokens; None: it gave none, and intervals stay as they are."""
         if labels is None:
             return
         before, arrived = _split(self.spans, self._start)
@@ -98,7 +98,7 @@ class Turn:
 
 
 def _extend(spans: list[Span], version: int, count: int, newest: int) -> None:
-    """Adds a span, to the last one if it is of equal standing. Called for every chunk of tokens."""
+    """Add a span, to the last one if it is of equal standing. Called for every chunk of tokens."""
     last = spans[-1] if spans else None
     if last and last.version == version and last.newest == newest:
         spans[-1] = Span(version, last.count + count, newest)
@@ -107,7 +107,7 @@ def _extend(spans: list[Span], version: int, count: int, newest: int) -> None:
 
 
 def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
-    """The spans of the first `count` tokens, and of the rest."""
+    """Return the spans of the first `count` tokens, and of the rest."""
     before: list[Span] = []
     after: list[Span] = []
     for span in spans:
@@ -119,7 +119,7 @@ def _split(spans: Sequence[Span], count: int) -> tuple[list[Span], list[Span]]:
 
 
 def _within(exact: Sequence[Span], arrived: Sequence[Span]) -> bool:
-    """True if every token's exact version lies in the interval with which it arrived, and versions never go back."""
+    """Return true if every token's exact version lies in the interval with which it arrived, and versions never go back."""
     versions = [span.version for span in exact if span.count]
     if versions != sorted(versions) or _count(exact) != _count(arrived):
         return False

@@ -51,7 +51,7 @@ class _Config(BaseModel):
 
 
 def matrices_of(checkpoint: Path) -> list[str]:
-    """The last names of the matrices that adapters may be beside: all but embedding and output head. Raises Malformed.
+    """Return the last names of the matrices that adapters may be beside: all but embedding and output head. Raise Malformed.
 
     vLLM 0.32 on the CPU ends when it scores a sequence beside other requests, if its output head may have an adapter.
     """
@@ -92,7 +92,7 @@ def _misfits(config: _Config, base: Mapping[str, Tensor], found: Mapping[str, Te
 
 
 def _factors(config: _Config, base: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """The shape of each factor, by its name."""
+    """Return the shape of each factor, by its name."""
     shapes: dict[str, tuple[int, int]] = {}
     for name, tensor in base.items():
         module = name.removesuffix(_WEIGHT)

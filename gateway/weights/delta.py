@@ -29,10 +29,10 @@ Elements = npt.NDArray[Any]
 
 
 def write(target: Path, old: Path, new: Path) -> bool:
-    """Writes the delta from the version in folder `old` to that in `new`; answers False, and writes nothing, if there is none.
+    """Write the delta from the version in folder `old` to that in `new`; answers False, and write nothing, if there is none.
 
     There is none between versions whose tensors do not lie at the same places, or of types whose elements have no integer of
-    their size. Reads every byte, so call it in a thread. Raises OSError.
+    their size. Reads every byte, so call it in a thread. Raise OSError.
     """
     arrays: dict[str, Elements] = {}
     files = sorted(new.glob("*.safetensors"))
@@ -49,9 +49,9 @@ def write(target: Path, old: Path, new: Path) -> bool:
 
 
 def apply(delta: Path, folder: Path) -> None:
-    """Changes the safetensors files of a copy of the parent, in place, into those of the new version.
+    """Change the safetensors files of a copy of the parent, in place, into those of the new version.
 
-    The outcome is to be checked by the manifest's hashes. Raises Malformed for a delta that is not of these files.
+    The outcome is to be checked by the manifest's hashes. Raise Malformed for a delta that is not of these files.
     """
     try:
         with np.load(delta, allow_pickle=False) as arrays:
@@ -67,7 +67,7 @@ def apply(delta: Path, folder: Path) -> None:
 
 
 def _alike(old: Path, new: Path) -> bool:
-    """True if the tensors of both files lie at the same places, and all have elements that can be compared."""
+    """Return true if the tensors of both files lie at the same places, and all have elements that can be compared."""
     if not old.is_file():
         return False
     try:

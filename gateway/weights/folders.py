@@ -17,18 +17,19 @@ _NAME = re.compile(r"v(\d{6,})")
 
 
 def name_of(version: int) -> str:
-    """The name of a version's folder."""
+    """Return the name of a version's folder."""
     return f"v{version:06d}"
 
 
 def version_of(name: str) -> int | None:
-    """The version that a name names; None for any other name."""
+    """Return the version that a name names; None for any other name."""
     match = _NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def versions_in(directory: Path) -> dict[int, Path]:
-    """The folders of versions in a directory, from the lowest version to the highest; none if there is no such directory."""
+    """Return the folders of versions in a directory, from the lowest version to the highest; none if there is no such
+    directory."""
     if not directory.is_dir():
         return {}
     found = {version_of(path.name): path for path in directory.iterdir() if path.is_dir()}
@@ -36,27 +37,27 @@ def versions_in(directory: Path) -> dict[int, Path]:
 
 
 def prune(directory: Path, keep: int, *needed: int | None) -> None:
-    """Removes the lowest versions beyond `keep`, but none that is `needed`."""
+    """Remove the lowest versions beyond `keep`, but none that is `needed`."""
     for version, path in list(versions_in(directory).items())[:-keep]:
         if version not in needed:
             remove(path)
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder so that none of its name is ever seen in part."""
+    """Remove a folder so that none of its name is ever seen in part."""
     gone = folder.with_name(f".{folder.name}{GONE}")
     folder.rename(gone)
     shutil.rmtree(gone)
 
 
 def sweep(directory: Path) -> None:
-    """Removes what is left of folders that a process was deleting when it was killed."""
+    """Remove what is left of folders that a process was deleting when it was killed."""
     for gone in directory.glob(f".*{GONE}"):
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
+    """Wait until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

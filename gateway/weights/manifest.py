@@ -39,7 +39,7 @@ class BadManifest(ValueError):
 
 
 def entry_of(file: Path) -> dict[str, Any]:
-    """A file's entry in a manifest of format 2. Reads every byte, so call it in a thread. Raises OSError."""
+    """Return a file's entry in a manifest of format 2. Reads every byte, so call it in a thread. Raise OSError."""
     size = file.stat().st_size
     if file.name.endswith(TENSORS) and not (found := scan(file)).malformed:
         return {"size": size} | _layout(found)
@@ -47,9 +47,9 @@ def entry_of(file: Path) -> dict[str, Any]:
 
 
 def difference(file: Path, entry: dict[str, Any]) -> tuple[str, Scan | None]:
-    """Compares a file with its entry, of format 1 or 2; also answers what is in it, if it has tensors.
+    """Compare a file with its entry, of format 1 or 2; also answers what is in it, if it has tensors.
 
-    Returns an empty string if both agree, else what differs. Reads every byte, so call it in a thread. Raises OSError.
+    Returns an empty string if both agree, else what differs. Reads every byte, so call it in a thread. Raise OSError.
     """
     found = scan(file) if file.name.endswith(TENSORS) else None
     if "sha256" in entry:
@@ -132,9 +132,9 @@ class _File(BaseModel):
 
 
 def pieces_of(files: Mapping[str, Any]) -> list[Piece]:
-    """The pieces of a version, by the `files` of its manifest (format 2), file by file in the order of their bytes.
+    """Return the pieces of a version, by the `files` of its manifest (format 2), file by file in the order of their bytes.
 
-    Raises BadManifest for names that lead out of the version's folder, and for pieces that overlap or leave a gap.
+    Raise BadManifest for names that lead out of the version's folder, and for pieces that overlap or leave a gap.
     """
     found: list[Piece] = []
     for name, entry in files.items():
@@ -163,7 +163,7 @@ def pieces_of(files: Mapping[str, Any]) -> list[Piece]:
 
 
 def plan_of(files: Mapping[str, Any]) -> dict[str, list[tuple[int, str]]]:
-    """The size and BLAKE3 of each piece of the files with tensors, in the order of their bytes. Raises BadManifest."""
+    """Return the size and BLAKE3 of each piece of the files with tensors, in the order of their bytes. Raise BadManifest."""
     plan: dict[str, list[tuple[int, str]]] = {}
     for piece in pieces_of(files):
         if piece.file.endswith(TENSORS) and piece.size:

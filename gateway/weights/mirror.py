@@ -96,7 +96,7 @@ class Mirror:
     async def request(self, mirror: str, version: int, sources: Sequence[str]) -> str:
         """Has another machine's mirror fetch a version, however long that takes; answers the path there.
 
-        Raises ValueError, with what the mirror said, and aiohttp.ClientError.
+        Raise ValueError, with what the mirror said, and aiohttp.ClientError.
         """
         url, body = _place(mirror, version), {"sources": list(sources)}
         async with self._http.post(url, json=body, allow_redirects=False, timeout=_REQUEST) as answer:
@@ -114,7 +114,7 @@ class Mirror:
             task.exception()  # asyncio warns of one that nobody asked for, and all who waited may be gone
 
     async def prune(self, keep: int, *needed: int | None) -> None:
-        """Removes the oldest versions beyond `keep`, but none that is `needed`."""
+        """Remove the oldest versions beyond `keep`, but none that is `needed`."""
         await asyncio.to_thread(folders.prune, self.directory, keep, *needed)
 
     async def _fetch(self, version: int, sources: Sequence[str]) -> Path:
@@ -140,7 +140,7 @@ class Mirror:
     async def _bring_all(
         self, version: int, missing: Iterable[Piece], partial: Path, sources: Sequence[str]
     ) -> None:
-        """Fetches pieces, some at once. After a failure those on their way are still kept, for the next fetch."""
+        """Fetch pieces, some at once. After a failure those on their way are still kept, for the next fetch."""
         waiting = iter(missing)
 
         async def bring() -> None:
@@ -184,7 +184,7 @@ class Mirror:
         raise Unprocessable(message, code="wrong_hash") if corrupt else WeightsUnavailable(message)
 
     async def _get(self, url: str, span: tuple[int, int] | None, limit: int) -> bytes:
-        """The body of an answer. Raises ValueError if it is longer than `limit`, or not of the span."""
+        """Return the body of an answer. Raise ValueError if it is longer than `limit`, or not of the span."""
         headers = {"Range": f"bytes={span[0]}-{span[1]}"} if span else {}
         async with self._http.get(url, headers=headers, allow_redirects=False, timeout=_FETCH) as answer:
             if answer.status != (206 if span else 200):
@@ -218,7 +218,7 @@ class Throttle:
         self._free_at = 0.0
 
     async def take(self, size: int) -> None:
-        """Waits until `size` bytes may be asked for."""
+        """Wait until `size` bytes may be asked for."""
         if self._rate is None:
             return
         now = asyncio.get_running_loop().time()
@@ -228,7 +228,7 @@ class Throttle:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes what no fetch will go on with."""
+    """Remove what no fetch will go on with."""
     folders.sweep(directory)
     newest = max(folders.versions_in(directory), default=-1)
     for partial in directory.glob(f".*{_PARTIAL}"):
@@ -246,7 +246,7 @@ def _said(error: Exception) -> str:
 
 
 def _read(text: bytes, version: int) -> tuple[list[Piece], int]:
-    """The pieces of a manifest, and the version that its delta starts from; -1 if it has none. Raises Unprocessable."""
+    """Return the pieces of a manifest, and the version that its delta starts from; -1 if it has none. Raise Unprocessable."""
     try:
         manifest: Any = json.loads(text)
         if manifest["format"] != FORMAT or manifest["version"] != version:
@@ -260,7 +260,7 @@ def _read(text: bytes, version: int) -> tuple[list[Piece], int]:
 def _prepare(
     partial: Path, manifest: bytes, pieces: Iterable[Piece], local: dict[str, tuple[Path, Piece]]
 ) -> list[Piece]:
-    """Makes the files, of their size, with what is here already; answers the pieces that are not."""
+    """Make the files, of their size, with what is here already; answers the pieces that are not."""
     resumed = partial.is_dir() and _bytes(partial / MANIFEST) == manifest
     if not resumed:
         shutil.rmtree(partial, ignore_errors=True)
@@ -280,7 +280,7 @@ def _prepare(
 
 
 def _advance(parent: Path, partial: Path, pieces: Sequence[Piece], missing: Iterable[Piece]) -> list[Piece]:
-    """Makes the files in which pieces are missing from the parent's and the delta; answers the pieces that are missing still.
+    """Make the files in which pieces are missing from the parent's and the delta; answers the pieces that are missing still.
 
     A delta that is of no use costs nothing but time: every piece is compared with its hash.
     """
@@ -321,7 +321,7 @@ def _holds(file: Path, offset: int, piece: Piece) -> bool:
 
 
 def _store(partial: Path, piece: Piece, data: bytes) -> bool:
-    """Writes a piece, if it has its hash; answers whether it has."""
+    """Write a piece, if it has its hash; answers whether it has."""
     if len(data) != piece.size or blake3(data).hexdigest() != piece.blake3:
         return False
     descriptor = os.open(partial / piece.file, os.O_WRONLY)
@@ -335,7 +335,7 @@ def _store(partial: Path, piece: Piece, data: bytes) -> bool:
 
 
 def _finish(partial: Path, target: Path) -> None:
-    """Makes a whole version appear, durable."""
+    """Make a whole version appear, durable."""
     for path in (*sorted(partial.iterdir()), partial):
         folders.sync(path)
     partial.rename(target)

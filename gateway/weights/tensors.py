@@ -91,7 +91,7 @@ class Scan:
 
 
 def scan(path: Path) -> Scan:
-    """Reads every tensor of a file, in several threads; blocks, so call it in a thread. Raises OSError."""
+    """Read every tensor of a file, in several threads; blocks, so call it in a thread. Raise OSError."""
     with path.open("rb") as file:
         try:
             tensors, begin = _header(file)
@@ -115,7 +115,7 @@ def scan(path: Path) -> Scan:
 
 
 def _look(descriptor: int, at: int, size: int, dtype: str) -> tuple[str, bool]:
-    """Returns the hash of a piece of a tensor, and whether all of its numbers are finite. Both leave Python's lock."""
+    """Return the hash of a piece of a tensor, and whether all of its numbers are finite. Both leave Python's lock."""
     data = os.pread(descriptor, size, at)
     if len(data) < size:
         raise OSError(f"the file ends {size - len(data)} bytes too early")
@@ -132,15 +132,16 @@ def _finite(data: bytes, dtype: str) -> bool:
 
 
 def layout_of(path: Path) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a safetensors file, in the order of their bytes, and where those begin. Raises Malformed and OSError."""
+    """Return the tensors of a safetensors file, in the order of their bytes, and where those begin. Raise Malformed and
+    OSError."""
     with path.open("rb") as file:
         return _header(file)
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face checkpoint, in one file or several; none if the checkpoint has another format.
+    """Return the tensors of a Hugging Face checkpoint, in one file or several; none if the checkpoint has another format.
 
-    Raises Malformed, with the file, and OSError.
+    Raise Malformed, with the file, and OSError.
     """
     index = folder / INDEX
     files: Iterable[Path] = sorted(folder.glob("*.safetensors"))
@@ -161,7 +162,7 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
 def misfit(
     base: Mapping[str, Tensor], found: Mapping[str, Tensor], unchanged: Collection[str], *, tied: bool
 ) -> str:
-    """Describes the first tensor that does not fit and counts the others; empty if all fit.
+    """Describe the first tensor that does not fit and count the others; empty if all fit.
 
     `unchanged`: tensors that the version may leave out. `tied`: the output head is the embedding, and may be stored or not.
     """
@@ -189,7 +190,7 @@ def _misfits(
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Returns the file of each tensor of a checkpoint in several files. Raises Malformed."""
+    """Return the file of each tensor of a checkpoint in several files. Raise Malformed."""
     try:
         found = json.loads(index.read_bytes())["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -200,7 +201,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def _header(file: BufferedReader) -> tuple[dict[str, Tensor], int]:
-    """Reads the tensors of a file, in the order of their bytes, and where those begin."""
+    """Read the tensors of a file, in the order of their bytes, and where those begin."""
     size = file.seek(0, 2)
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")

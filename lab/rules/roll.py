@@ -33,9 +33,9 @@ class Roll(GroupQueue):
         return self.budget(self.settings.eta + 1)
 
     def rank(self, group: QueuedGroup) -> int:
-        """The oldest version."""
+        """Return the oldest version."""
         return group.version
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """True if no older group runs."""
+        """Return true if no older group runs."""
         return group.version <= self.oldest_running()

@@ -29,7 +29,7 @@ def plan(
     nodes: int | None,
     out: Path | None,
 ) -> dict[str, Any]:
-    """Shows a plan for a profile, or for a run, and answers it as JSON. Raises BadProfile or BadRun."""
+    """Show a plan for a profile, or for a run, and answers it as JSON. Raise BadProfile or BadRun."""
     fit: Fit | None = None
     if run is not None:
         try:

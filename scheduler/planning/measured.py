@@ -28,7 +28,7 @@ class _Call:
 
 
 def site_of(runs: Sequence[Run], timeline: Timeline, nodes: int | None = None) -> tuple[Site, list[str]]:
-    """The site that ran it, or one of so many such nodes, and what the plan rests on, in words. Raises BadProfile.
+    """Return the site that ran it, or one of so many such nodes, and what the plan rests on, in words. Raise BadProfile.
 
     `timeline`: of the same runs, from the first step to the end of the last.
     """
@@ -81,7 +81,7 @@ def _sampling(runs: Sequence[Run], timeline: Timeline, steps: int, nodes: int) -
 def _facts(
     runs: Sequence[Run], timeline: Timeline
 ) -> tuple[list[_Call], dict[str, dict[str, Any]], int, int]:
-    """Calls that were over within the timeline, the last coefficients of each engine, how many engines had calls, and the most
+    """Call that were over within the timeline, the last coefficients of each engine, how many engines had calls, and the most
     calls that one of them had at once."""
     calls: dict[str, _Call] = {}
     fitted: dict[str, dict[str, Any]] = {}

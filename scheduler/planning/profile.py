@@ -145,7 +145,7 @@ class Profile(Section):
 
     @classmethod
     def load(cls, path: Path) -> Profile:
-        """Reads a file. Raises BadProfile."""
+        """Read a file. Raise BadProfile."""
         try:
             return cls.parse(read_toml(path), str(path))
         except Unreadable as error:
@@ -153,14 +153,14 @@ class Profile(Section):
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "profile") -> Profile:
-        """Checks values as they come from TOML. Raises BadProfile, which names every wrong key."""
+        """Check values as they come from TOML. Raise BadProfile, which names every wrong key."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             raise BadProfile("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
 
     def sites_to_try(self) -> dict[str, Site]:
-        """The sites to try, by their names in a plan: each way to use them, with engines of each size."""
+        """Return the sites to try, by their names in a plan: each way to use them, with engines of each size."""
         training = self._training()
         found = self._ways(self._generation("generation", self.generation), training)
         for size, given in self.sizes.items():
@@ -169,7 +169,7 @@ class Profile(Section):
         return found
 
     def _ways(self, generation: Stage, training: Stage) -> dict[str, Site]:
-        """The ways to use the sites, by their names."""
+        """Return the ways to use the sites, by their names."""
         pools = {name: self._pool(site) for name, site in self.sites.items()}
         if len(pools) == 1:
             ((name, pool),) = pools.items()

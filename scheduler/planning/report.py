@@ -22,7 +22,7 @@ class Plan:
 
 
 def plans_of(sites: Mapping[str, Site]) -> list[Plan]:
-    """The plan of each, the best first. Raises ValueError if there are too few nodes."""
+    """Return the plan of each, the best first. Raise ValueError if there are too few nodes."""
     found = []
     for name, site in sites.items():
         best = site.best()
@@ -42,7 +42,7 @@ HEADER = (
 
 
 def rows(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """The best split, its neighbours, and what would be best under each load."""
+    """Yield the best split, its neighbours, and what would be best under each load."""
     for split in [plan.best, *plan.neighbours]:
         under = [plan.site.split(split.rollout, split.train, load).step_s for load in SENSITIVITY.values()]
         yield (
@@ -87,7 +87,7 @@ def _split(split: Split) -> dict[str, Any]:
 
 
 def picture(plan: Plan, path: Path) -> None:
-    """Writes a PNG: a step's seconds by the number of nodes that sample. Needs matplotlib; raises ImportError without it."""
+    """Write a PNG: a step's seconds by the number of nodes that sample. Needs matplotlib; raises ImportError without it."""
     import matplotlib
 
     matplotlib.use("Agg")

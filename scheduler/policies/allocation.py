@@ -163,7 +163,7 @@ class Site:
     train: Pool | None = None
 
     def split(self, rollout: int, train: int, load: Load = AS_MEASURED) -> Split:
-        """The time and cost of this split, which need not be possible here (`allows`)."""
+        """Return the time and cost of this split, which need not be possible here (`allows`)."""
         trains = (self.train or self.rollout).hardware
         return Split(
             rollout,
@@ -174,13 +174,13 @@ class Site:
         )
 
     def allows(self, rollout: int, train: int) -> bool:
-        """True if the site has that many nodes."""
+        """Return true if the site has that many nodes."""
         if self.train is None:
             return min(rollout, train) >= 1 and rollout + train <= self.rollout.nodes
         return 1 <= rollout <= self.rollout.nodes and 1 <= train <= self.train.nodes
 
     def best(self, load: Load = AS_MEASURED) -> Split:
-        """The best split; no other is better by `Split.order`. Raises ValueError if there are too few nodes."""
+        """Return the best split; no other is better by `Split.order`. Raise ValueError if there are too few nodes."""
         if not self.allows(1, 1):
             raise ValueError("a split needs a node that samples and one that trains")
         training = self._training_records(load)
@@ -188,11 +188,11 @@ class Site:
         return min((self._best_with(x, training, load) for x in counts), key=lambda split: split.order)
 
     def best_with(self, rollout: int, load: Load = AS_MEASURED) -> Split:
-        """The best split in which so many nodes sample."""
+        """Return the best split in which so many nodes sample."""
         return self._best_with(rollout, self._training_records(load), load)
 
     def _best_with(self, rollout: int, training: Sequence[tuple[int, float]], load: Load) -> Split:
-        """The fewest nodes that train as fast as so many sample; where none do, the fewest that are fastest."""
+        """Return the fewest nodes that train as fast as so many sample; where none do, the fewest that are fastest."""
         most = self.train.nodes if self.train else self.rollout.nodes - rollout
         able = training[: bisect_left(training, most + 1, key=lambda record: record[0])]
         generation_s = self.split(rollout, 1, load).generation_s
@@ -214,7 +214,7 @@ def _records(seconds: Sequence[float]) -> list[tuple[int, float]]:
 
 
 def neighbours(site: Site, split: Split) -> list[Split]:
-    """The splits that differ by one node, or by one that changes sides."""
+    """Return the splits that differ by one node, or by one that changes sides."""
     moves = [(-1, 1), (-1, 0), (0, -1), (0, 1), (1, 0), (1, -1)]
     pairs = [(split.rollout + x, split.train + y) for x, y in moves]
     return [site.split(x, y) for x, y in pairs if site.allows(x, y)]
@@ -244,7 +244,7 @@ class Sensitivity:
 
 
 def sensitivity(site: Site, split: Split) -> list[Sensitivity]:
-    """The split under each load of `SENSITIVITY`."""
+    """Return the split under each load of `SENSITIVITY`."""
     return [
         Sensitivity(name, site.split(split.rollout, split.train, load), site.best(load))
         for name, load in SENSITIVITY.items()

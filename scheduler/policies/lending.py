@@ -157,7 +157,7 @@ def _early(node: Lendable | Lent, settings: LendingSettings) -> str:
 
 
 def waiting(wait_s: float) -> str:
-    """A wait in words."""
+    """Return a wait in words."""
     return "nobody can say how long the wait is" if math.isinf(wait_s) else f"the wait is {wait_s:.1f} s more"
 
 
@@ -193,7 +193,7 @@ class Pace:
     _weight: float = 0.0
 
     def seen(self, now_s: float, buffer: int, groups: int, size: int, ahead: int = 0) -> None:
-        """Counts the groups of `size` that are there, and those of the next batch (0 if unknown: they come with their batch)."""
+        """Count the groups of `size` that are there, and those of the next batch (0 if unknown: they come with their batch)."""
         last, self._last = self._last, _Seen(buffer, groups, groups >= size, ahead)
         self.left = max(size - groups, 0)
         follows = last is not None and last.whole and last.buffer == buffer - 1
@@ -230,7 +230,7 @@ class Pace:
 
 
 def remaining(expected: float, sampled: float, context: float, longest: float) -> float:
-    """Returns the tokens that a call of `context` tokens still takes, of which it has `sampled` since so many were `expected`.
+    """Return the tokens that a call of `context` tokens still takes, of which it has `sampled` since so many were `expected`.
 
     One that has outlived what was expected of it goes on for a share of what it has, but not beyond the longest that ever ended.
     """
@@ -240,7 +240,7 @@ def remaining(expected: float, sampled: float, context: float, longest: float) -
 
 
 def batch_wait_s(pace_s: float, missing: int, due: int, longest_s: float) -> float:
-    """Returns the predicted wait of a batch that lacks `missing` groups.
+    """Return the predicted wait of a batch that lacks `missing` groups.
 
     `due` of those that run can be in no later batch, and the last of them is over in `longest_s` (0: nobody can say). If they are
     all that is missing, the batch waits for that one, however fast groups came before; else for the slower of it and the pace.
@@ -260,6 +260,6 @@ class Mean:
     count: int = 0
 
     def measured(self, seconds: float) -> None:
-        """Adds a measurement."""
+        """Add a measurement."""
         self.value = seconds if not self.count else self.value + self.share * (seconds - self.value)
         self.count += 1

@@ -22,5 +22,5 @@ def ancestors(parents: Mapping[int, int | None], version: int) -> frozenset[int]
 
 
 def orphans(parents: Mapping[int, int | None], newest: int) -> frozenset[int]:
-    """The versions that `newest` does not descend from."""
+    """Return the versions that `newest` does not descend from."""
     return frozenset(v for v in parents if v < newest) - ancestors(parents, newest)

@@ -72,7 +72,7 @@ class _Plan:
         self._own = False
 
     def begin(self) -> list[OpenEngine]:
-        """The engines, which may be changed from now on."""
+        """Return the engines, which may be changed from now on."""
         if not self._own:
             self._own = True
             self.engines = [replace(engine) for engine in self.engines]
@@ -97,7 +97,7 @@ def moves(
     settings: MigrationSettings,
     times: int = 1,
 ) -> list[tuple[str, str, str]]:
-    """Calls that are to leave, the engine of each, and where each is expected to go.
+    """Call that are to leave, the engine of each, and where each is expected to go.
 
     `inside`: the calls that an engine was given and that can leave it, in the order in which they were placed.
     """
@@ -136,7 +136,7 @@ def _from_queues(
 
 
 def _takes(engine: OpenEngine, call: Movable, choice: Choice) -> bool:
-    """True if the engine has room for the call and may sample it."""
+    """Return true if the engine has room for the call and may sample it."""
     legal = not engine.waiting and engine.version >= call.version
     return legal and choice.pays(engine, call.length, call.weight)
 
@@ -144,7 +144,7 @@ def _takes(engine: OpenEngine, call: Movable, choice: Choice) -> bool:
 def _to_gain(
     plan: _Plan, inside: Callable[[str], Iterable[Movable]], choice: Choice, settings: MigrationSettings
 ) -> None:
-    """Calls out of the slowest engines, each into the best of the fastest that may have it."""
+    """Call out of the slowest engines, each into the best of the fastest that may have it."""
     fastest = sorted((engine.step_s(1), i) for i, engine in enumerate(plan.engines) if not engine.waiting)
     slowest = sorted((-engine.step_s(), engine.name, i) for i, engine in enumerate(plan.engines))
     for _, name, number in slowest[: settings.at_once]:
@@ -172,7 +172,8 @@ def _better(
     choice: Choice,
     ratio: float,
 ) -> int | None:
-    """The place among the fastest of the engine in which a call gains most, if that is `ratio` times what it adds to its own."""
+    """Return the place among the fastest of the engine in which a call gains most, if that is `ratio` times what it adds to
+    its own."""
     legal = ((engines[i], n) for n, (_, i) in enumerate(fastest) if engines[i].version >= call.version)
     keyed = [
         (choice.key(engine, call.length, call.length, 0, call.weight), n)
@@ -184,7 +185,7 @@ def _better(
 
 
 def _gap(engines: Iterable[OpenEngine], settings: MigrationSettings) -> bool:
-    """True if one engine samples so much more than another that moving calls pays."""
+    """Return true if one engine samples so much more than another that moving calls pays."""
     rates = [engine.rate for engine in engines]
     return max(rates) > settings.gap_above * min(rates)
 

@@ -173,7 +173,7 @@ class Choice:
         return self.rule == "gain" and self.late_call_weight > 1
 
     def weight(self, behind: int) -> float:
-        """The weight of a call whose oldest allowed version is `behind` versions behind the newest."""
+        """Return the weight of a call whose oldest allowed version is `behind` versions behind the newest."""
         return self.late_call_weight ** min(max(behind, 0), _MOST_LATE) if self.weighs else 1.0
 
     def key(self, engine: OpenEngine, length: int, expected: int, cached: int, weight: float = 1.0) -> Key:
@@ -194,7 +194,7 @@ class Choice:
         cached: int,
         weight: float,
     ) -> Key:
-        """The same under `gain`, where `steps_s` is known. Thousands are asked for in a second, so all is in one place."""
+        """Return the same under `gain`, where `steps_s` is known. Thousands are asked for in a second, so all is in one place."""
         now_s, then_s = steps_s
         running, model = engine.running, engine.model
         if not self.pays(engine, length, weight, steps_s):
@@ -206,7 +206,7 @@ class Choice:
         return (lost - gain, running, engine.version, engine.name)
 
     def has_room(self, engine: OpenEngine, length: int, weight: float = 1.0) -> bool:
-        """True if it is better for a call to run in the engine than to wait: by tokens a second, whatever the others
+        """Return true if it is better for a call to run in the engine than to wait: by tokens a second, whatever the others
         count. A call with more weight waits for less."""
         return self.rule == "cached" or self.pays(engine, length, weight)
 
@@ -217,7 +217,7 @@ class Choice:
         weight: float = 1.0,
         steps_s: tuple[float, float] | None = None,
     ) -> bool:
-        """True if a call adds enough tokens a second to the engine, by `min_gain_share`, and nothing waits there. An empty
+        """Return true if a call adds enough tokens a second to the engine, by `min_gain_share`, and nothing waits there. An empty
         engine accepts any call. `steps_s`: as `OpenEngine.steps_s`, where it is known."""
         if not engine.running:
             return True
@@ -250,7 +250,7 @@ class Engines:
     def opened(
         self, name: str, version: int, model: EngineModel, runs: Iterable[tuple[int, int]] = ()
     ) -> None:
-        """Opens an engine that runs this version. `runs` has `min_version` and length of the calls that it kept."""
+        """Open an engine that runs this version. `runs` has `min_version` and length of the calls that it kept."""
         self.closed(name)
         engine = OpenEngine(name, version, self._models.get(name, model))
         self.open[name] = engine
@@ -261,19 +261,19 @@ class Engines:
         self._file(engine)
 
     def closed(self, name: str) -> None:
-        """Closes an engine: it takes no calls."""
+        """Close an engine: it takes no calls."""
         if engine := self.open.pop(name, None):
             engine.stamp = 0
 
     def fitted(self, name: str, model: EngineModel) -> None:
-        """Sets the engine's speed model, now and for when it opens again."""
+        """Set the engine's speed model, now and for when it opens again."""
         self._models[name] = model
         if engine := self.open.get(name):
             engine.model = model
             self._file(engine)
 
     def published(self, version: int) -> None:
-        """Makes this version the newest."""
+        """Make this version the newest."""
         self._set_newest(max(self.newest, version))
 
     def withdrawn(self, version: int) -> None:
@@ -321,7 +321,7 @@ class Engines:
         return True
 
     def _echo(self, engine: OpenEngine, calls: int, length: int) -> None:
-        """Counts calls of other processes, or their ends, that no snapshot has shown."""
+        """Count calls of other processes, or their ends, that no snapshot has shown."""
         calls = max(calls, -engine.foreign)
         engine.foreign += calls
         engine.running += calls
@@ -374,15 +374,15 @@ class Engines:
         return self._kept(request) or self._best_of(request, self._candidates(request))
 
     def legal(self, version: int) -> bool:
-        """True if an open engine may sample calls of this `min_version`."""
+        """Return true if an open engine may sample calls of this `min_version`."""
         return any(held >= version for _, held in self._held())
 
     def weight(self, version: int) -> float:
-        """The present weight of a call of this `min_version`."""
+        """Return the present weight of a call of this `min_version`."""
         return self.choice.weight(self.newest - version) if version < self.newest else 1.0
 
     def _kept(self, request: EngineRequest) -> OpenEngine | None:
-        """The engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
+        """Return the engine with most of a call in its cache, if it may have it and, under `gain`, has room."""
         near = self.open.get(request.near)
         if self.choice.rule != "gain" or near is None or 2 * request.cached <= request.length:
             return None
@@ -402,7 +402,7 @@ class Engines:
         return best if self.choice.has_room(best, length, weight) else None
 
     def _candidates(self, request: EngineRequest) -> list[OpenEngine]:
-        """Returns the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
+        """Return the legal engines that could be best: the first of each heap, and the one that has the call's prefix cached."""
         count, found = _LOOKED_AT + len(request.avoid), []
         late = self.choice.weighs and request.version < self.newest
         for place, heap in self._heaps.items():
@@ -424,7 +424,7 @@ class Engines:
                 del self._heaps[place]
 
     def _count(self, engine: OpenEngine, version: int, calls: int) -> None:
-        """Adds to the number of calls with that `min_version`."""
+        """Add to the number of calls with that `min_version`."""
         engine.running += calls
         if count := engine.held.get(version, 0) + calls:
             engine.held[version] = count
@@ -438,7 +438,7 @@ class Engines:
         engine.extra = sum(count * (self.weight(version) - 1) for version, count in calls)
 
     def _entries(self, engine: OpenEngine) -> Iterator[tuple[_Place, _Entry]]:
-        """The engine's entries for the heaps that it belongs to: how good it is in each."""
+        """Yield the engine's entries for the heaps that it belongs to: how good it is in each."""
         length, choice = int(self.typical), self.choice
         if choice.rule == "cached":
             yield (False, engine.version), (choice.key(engine, 0, 0, 0), engine.stamp, engine)
@@ -459,7 +459,7 @@ class Engines:
 
 
 def _first(heap: list[_Entry], count: int) -> list[OpenEngine]:
-    """The first of a heap, void entries removed."""
+    """Return the first of a heap, void entries removed."""
     found: list[_Entry] = []
     while heap and len(found) < count:
         entry = heapq.heappop(heap)

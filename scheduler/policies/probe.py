@@ -56,7 +56,7 @@ def judge(
     `proven` that it holds the version. Where the two versions are less than `SEVERAL` times the noise apart, the verdict is
     `indistinct`, which is not a failure. The noise is the largest of `noise` (measured before: the engine's gap at the version
     before, the trainer's gap between two passes) and the engine's gap to the nearer of both. `parent` may be empty (the first
-    version). Raises ValueError if the lengths differ.
+    version). Raise ValueError if the lengths differ.
     """
     gap = _mean_gap(measured, expected)
     sane = gap <= tolerance

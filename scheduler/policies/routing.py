@@ -33,7 +33,7 @@ def cached_key(running: int, cached: int) -> tuple[int, int]:
 
 
 def choose(engines: Sequence[EngineLoad], avoid: frozenset[str] = frozenset()) -> str | None:
-    """The engine for a call; None if there is none. Engines in `avoid` are used only if there is no other.
+    """Return the engine for a call; None if there is none. Engines in `avoid` are used only if there is no other.
 
     Among equals the first by name, so the choice depends on the arguments alone.
     """

@@ -81,7 +81,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         ]
 
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """The groups that occupy `buffer`, in order of entry; none once it is consumed."""
+        """Return the groups that occupy `buffer`, in order of entry; none once it is consumed."""
         return tuple(self._entries.at(buffer).occupied)
 
     def complete(self, buffer: int) -> bool:
@@ -110,7 +110,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return group
 
     def _reservable(self, event: Join) -> tuple[int, int] | None:
-        """The `min_version` of a group that starts now, and the latest buffer of its window with an empty entry."""
+        """Return the `min_version` of a group that starts now, and the latest buffer of its window with an empty entry."""
         for version in range(self._admitting(event), self.version + 1):
             window = range(self._window().start, version + self.settings.eta + 1)
             buffer = next((b for b in reversed(window) if self._entries.empty(b)), None)
@@ -119,7 +119,8 @@ class StaleFlow(StalenessRule[GroupRow]):
         return None
 
     def _admitting(self, event: Join) -> int:
-        """The version of the engine that admits an episode; none whose window is over, or that is newer than the newest."""
+        """Return the version of the engine that admits an episode; none whose window is over, or that is newer than the
+        newest."""
         if event.version is None:
             return self.version
         return min(max(event.version, self._window().start - self.settings.eta, 0), self.version)
@@ -152,7 +153,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return commands + self._no_room() if self.complete(target) else commands
 
     def _place(self, group: GroupRow) -> tuple[int, list[Command]]:
-        """The earliest buffer that a settled group can get, after what must happen to others for that."""
+        """Return the earliest buffer that a settled group can get, after what must happen to others for that."""
         first, held = max(group.version, self.next_buffer), group.buffer
         racing = self.complete(held)
         for buffer in range(first, held):
@@ -188,7 +189,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return commands
 
     def _late(self, group: GroupRow, reason: str) -> list[Command]:
-        """Handles a reserved group without a buffer left in its window: its own is complete, or has passed."""
+        """Handle a reserved group without a buffer left in its window: its own is complete, or has passed."""
         place = self._place_beyond()
         if place is None:
             return self._give_up(group, reason, abort=self.settings.late_groups != "drop")
@@ -212,7 +213,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return [Consumed(buffer, group_ids), *surplus, *self._published()]
 
     def _published(self) -> list[Command]:
-        """Passes over the buffers before `version`, unless the first of them waits for its `Consume`."""
+        """Pass over the buffers before `version`, unless the first of them waits for its `Consume`."""
         first = self.next_buffer
         if first >= self.version or (self.leased and self.complete(first)):
             return []
@@ -231,7 +232,7 @@ class StaleFlow(StalenessRule[GroupRow]):
         return [*commands, Skipped(first, self.version, tuple(lost)), *self._no_room()]
 
     def _save(self, group: GroupRow) -> list[Command]:
-        """A later place for a group that had occupied a skipped buffer; nothing if there is none."""
+        """Return a later place for a group that had occupied a skipped buffer; nothing if there is none."""
         place = self._place_beyond()
         if place is None:
             return []

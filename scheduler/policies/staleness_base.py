@@ -59,7 +59,7 @@ class StalenessRule(ABC, Generic[G]):
         self._dropped: list[str] = []
 
     def apply(self, event: Event) -> list[Command]:
-        """Changes the state by `event`. Raises ValueError, and changes nothing, if the event is impossible.
+        """Change the state by `event`. Raise ValueError, and change nothing, if the event is impossible.
 
         The answer [Refuse(...)] alone changes nothing either, and such an event need not be stored.
         """
@@ -91,11 +91,12 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """The groups of batch `next_buffer`, in order; they only grow, until it is `complete`. Of others: what is known."""
+        """Return the groups of batch `next_buffer`, in order; they only grow, until it is `complete`. Of others: what is
+        known."""
 
     @abstractmethod
     def complete(self, buffer: int) -> bool:
-        """True if the batch gets no more groups and can be trained."""
+        """Return true if the batch gets no more groups and can be trained."""
 
     @abstractmethod
     def buffers(self) -> list[BufferRow]:
@@ -103,10 +104,10 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def free_slots(self) -> int:
-        """Returns how many new groups could start now."""
+        """Return how many new groups could start now."""
 
     def stuck(self, action: StuckAction = "retry") -> tuple[str, ...]:
-        """The groups that `Unstick` would give up now; none if it would be refused."""
+        """Return the groups that `Unstick` would give up now; none if it would be refused."""
         return ()
 
     def version_of(self, event: Join) -> int:
@@ -117,19 +118,19 @@ class StalenessRule(ABC, Generic[G]):
 
     @abstractmethod
     def _start(self, event: Join) -> G | None:
-        """The group that begins with this episode, or None if no group may start."""
+        """Return the group that begins with this episode, or None if no group may start."""
 
     @abstractmethod
     def _finish(self, group: G) -> list[Command]:
-        """The commands for a group one of whose members has settled, or that was closed."""
+        """Return the commands for a group one of whose members has settled, or that was closed."""
 
     @abstractmethod
     def _trained(self, buffer: int) -> list[Command]:
-        """The commands when batch `next_buffer` was trained."""
+        """Return the commands when batch `next_buffer` was trained."""
 
     @abstractmethod
     def _published(self) -> list[Command]:
-        """The commands for batches that lie before `version`, which is new, or whose first was given back."""
+        """Return the commands for batches that lie before `version`, which is new, or whose first was given back."""
 
     def _unstick(self, buffer: int, action: StuckAction) -> list[Command]:
         raise ValueError("only the rule `staleflow` gives up groups of a batch that is stuck")

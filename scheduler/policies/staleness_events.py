@@ -232,7 +232,7 @@ def event_to_json(event: Event) -> dict[str, Any]:
 
 
 def event_from_json(value: dict[str, Any]) -> Event:
-    """The inverse of `event_to_json`. Raises ValueError if `value` is no event."""
+    """Return the inverse of `event_to_json`. Raise ValueError if `value` is no event."""
     fields = {name: tuple(x) if isinstance(x, list) else x for name, x in value.items() if name != "type"}
     kind: Any = _EVENTS.get(str(value.get("type")))
     if kind is None:
@@ -245,6 +245,6 @@ def event_from_json(value: dict[str, Any]) -> Event:
 
 
 def command_to_json(command: Command) -> dict[str, Any]:
-    """The command's fields, and as `type` the name under which it is stored."""
+    """Return the command's fields, and as `type` the name under which it is stored."""
     name = type(command).__name__
     return {"type": _STORED_AS.get(name, name), **asdict(command)}

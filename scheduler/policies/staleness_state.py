@@ -37,7 +37,7 @@ GroupDropReason = Literal["too_few_rewards", "nothing_to_train", "zero_variance"
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """Raises ValueError on impossible values."""
+    """Raise ValueError on impossible values."""
 
     eta: int
     """The number of versions that a group may be older than the version trained on it."""
@@ -114,7 +114,7 @@ class GroupRow:
     """`buffer` is beyond its bound: its tokens of versions before `buffer` - eta are to be masked."""
 
     def take(self, event: Finish | Reward | Drop) -> list[Command]:
-        """Applies an event to its member. A result of [Refuse] alone changes nothing. Raises ValueError, and changes
+        """Apply an event to its member. A result of [Refuse] alone changes nothing. Raise ValueError, and change
         nothing, if a reward is not finite."""
         episode_id, state = event.episode_id, self.members[event.episode_id]
         if isinstance(event, Reward) and not math.isfinite(event.value or 0.0):
@@ -158,7 +158,7 @@ class GroupRow:
         return [episode_id for episode_id, state in self.members.items() if state in ("open", "grading")]
 
     def rewarded(self) -> int:
-        """The number of members with a reward."""
+        """Return the number of members with a reward."""
         return list(self.members.values()).count("rewarded")
 
     def worthless(self, settings: LedgerSettings) -> GroupDropReason | None:
@@ -202,7 +202,7 @@ class Entries:
         ]
 
     def load(self, value: list[Any], groups: dict[str, GroupRow]) -> None:
-        """Sets what `to_json` gave."""
+        """Set what `to_json` gave."""
         for b, at in value:
             reserved, occupied = ({g: groups[g] for g in at[kind]} for kind in ("reserved", "occupied"))
             self._buffers[b] = Buffer(reserved, occupied, at.get("truncated", False))
@@ -210,16 +210,16 @@ class Entries:
     # Queries
 
     def at(self, buffer: int) -> Buffer:
-        """The buffer's holders, to be read only."""
+        """Return the buffer's holders, to be read only."""
         return self._buffers.get(buffer, Buffer())
 
     def complete(self, buffer: int) -> bool:
-        """True if the buffer gets no more groups."""
+        """Return true if the buffer gets no more groups."""
         at = self.at(buffer)
         return at.truncated or len(at.occupied) == self._settings.batch
 
     def empty(self, buffer: int) -> int:
-        """The number of free entries; none once the buffer is complete."""
+        """Return the number of free entries; none once the buffer is complete."""
         return 0 if self.complete(buffer) else self._left(buffer)
 
     def last(self) -> int:
@@ -242,11 +242,11 @@ class Entries:
         return max(legal, key=lambda group: group.version, default=None)
 
     def youngest(self, buffer: int) -> GroupRow:
-        """The reserved group of `buffer` that was started last. Raises ValueError if there is none."""
+        """Return the reserved group of `buffer` that was started last. Raise ValueError if there is none."""
         return max(reversed(self.at(buffer).reserved.values()), key=lambda group: group.version)
 
     def row(self, buffer: int, leased: bool) -> BufferRow:
-        """The buffer as a table shows it."""
+        """Return the buffer as a table shows it."""
         at, left = self.at(buffer), self._left(buffer)
         state: BufferState = "PENDING" if left else "STUCK"
         if self.complete(buffer):
@@ -256,7 +256,7 @@ class Entries:
     # Changes
 
     def reserve(self, group: GroupRow, buffer: int) -> None:
-        """Gives an entry of `buffer` to a group that holds none."""
+        """Give an entry of `buffer` to a group that holds none."""
         self._open(buffer).reserved[group.group_id] = group
         group.buffer = buffer
 
@@ -265,7 +265,7 @@ class Entries:
         self.at(group.buffer).reserved.pop(group.group_id, None)
 
     def occupy(self, group: GroupRow, buffer: int) -> list[Command]:
-        """Gives an entry of `buffer` for good to a group that holds none."""
+        """Give an entry of `buffer` for good to a group that holds none."""
         occupied = self._open(buffer).occupied
         occupied[group.group_id] = group
         group.buffer, group.state = buffer, "occupied"
@@ -274,7 +274,7 @@ class Entries:
         return [*told, BufferReady(buffer)] if self.complete(buffer) else told
 
     def truncate(self, buffer: int) -> BufferReady:
-        """Makes the buffer complete with the groups that it has."""
+        """Make the buffer complete with the groups that it has."""
         self._open(buffer).truncated = True
         return BufferReady(buffer)
 
@@ -287,7 +287,7 @@ class Entries:
         return (OverBound if group.late else Moved)(group.group_id, before, to)
 
     def fill(self, gap: int) -> list[Command]:
-        """Moves reserved groups later until the entry that became empty in `gap` is as early as it can be.
+        """Move reserved groups later until the entry that became empty in `gap` is as early as it can be.
 
         Groups reserved in complete buffers go last, because they leave no entry to others.
         """
@@ -301,7 +301,7 @@ class Entries:
         return commands
 
     def forget_before(self, first: int) -> list[Buffer]:
-        """Removes all buffers before `first` and returns them in order."""
+        """Remove all buffers before `first` and return them in order."""
         return [self._buffers.pop(b) for b in sorted(self._buffers) if b < first]
 
     def _before(self, gap: int) -> list[int]:

@@ -52,7 +52,7 @@ def pulls(
     settings: SyncSettings,
     typical: int = 512,
 ) -> list[str]:
-    """The engines that pull version `target` now, those with least to do first.
+    """Return the engines that pull version `target` now, those with least to do first.
 
     `engines`: the open ones, without those that were told to pull already; `under_way`: how many engines are on their way to
     `target`; `heads`: the waiting calls whose turn it is, oldest first; `typical`: the tokens of a call as most are.

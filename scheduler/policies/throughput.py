@@ -50,5 +50,5 @@ class EngineModel:
         return (running + extra + weight) / self.step_s(running + 1, kv + length) - before
 
     def alone(self, length: float) -> float:
-        """The tokens per second that the call would add to an empty engine, which is the most it can add."""
+        """Return the tokens per second that the call would add to an empty engine, which is the most it can add."""
         return self.rate(1, length)

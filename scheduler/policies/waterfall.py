@@ -52,7 +52,7 @@ class Waterfall:
         self._serials = itertools.count()
 
     def add(self, request: EngineRequest) -> None:
-        """A call waits. Raises ValueError if it does already."""
+        """A call waits. Raise ValueError if it does already."""
         if request.call in self.waiting:
             raise ValueError(f"call {request.call} waits already")
         self.waiting[request.call] = request
@@ -61,7 +61,7 @@ class Waterfall:
         heapq.heappush(self._queues.setdefault(request.version, []), entry)
 
     def drop(self, call: str) -> bool:
-        """Removes a waiting call; returns True if it was waiting."""
+        """Remove a waiting call; returns True if it was waiting."""
         return self.waiting.pop(call, None) is not None
 
     def elsewhere(self, queues: Iterable[Elsewhere]) -> None:
@@ -69,7 +69,7 @@ class Waterfall:
         self._elsewhere = {queue.version: queue for queue in queues}
 
     def heads(self) -> list[EngineRequest]:
-        """The calls whose turn it is, those of other processes too, oldest version first."""
+        """Return the calls whose turn it is, those of other processes too, oldest version first."""
         found = (self._head(self._queues[version]) for version in sorted(self._queues))
         heads = [*(request for request in found if request is not None), *self._elsewhere.values()]
         return sorted(heads, key=lambda request: request.version)
@@ -87,7 +87,7 @@ class Waterfall:
         return placed
 
     def _count_elsewhere(self, version: int) -> bool:
-        """Counts the calls of other processes that go before those of this `min_version`; False if not all of them find room."""
+        """Count the calls of other processes that go before those of this `min_version`; False if not all of them find room."""
         for older in sorted(v for v in self._elsewhere if v < version):
             queue = self._elsewhere[older]
             counted = next((n for n in range(queue.calls) if not self.engines.elsewhere(queue)), queue.calls)

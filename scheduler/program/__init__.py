@@ -83,7 +83,7 @@ def _placement(model: dict[str, Any]) -> PlacementSettings:
 
 
 def _slugs(names: Iterable[str]) -> dict[str, str]:
-    """Identifiers for names, each different."""
+    """Return identifiers for names, each different."""
     found: dict[str, str] = {}
     for name in names:
         slug = re.sub(r"\W", "_", name)

@@ -164,7 +164,7 @@ class Fleet(Reactor):
                 self._stop(now, engine, f"version {self._version} may do better")
 
     def _on_ended(self, now: Context) -> None:
-        """Ends a version's trial once it is live: while all engines sleep, that may be so without any engine."""
+        """End a version's trial once it is live: while all engines sleep, that may be so without any engine."""
         ended = now[self.ended]
         if ended.live:
             self._acquit(ended.version)
@@ -184,7 +184,7 @@ class Fleet(Reactor):
             self._trial = None
 
     def _condemn(self, now: Context, trial: Trial) -> None:
-        """Declares the version on trial bad: engines leave it, and their restarts since the trial began are not counted."""
+        """Declare the version on trial bad: engines leave it, and their restarts since the trial began are not counted."""
         self._bad, self._version = trial.version, trial.live
         for engine, life in self._lives.items():
             life.restarts = [at for at in life.restarts if at < trial.began]
@@ -229,7 +229,7 @@ class Fleet(Reactor):
         return engine in self._unlent or engine in self._paused
 
     def _unwant(self, now: Context, engine: str, life: _Life, reason: str) -> None:
-        """Puts an awake engine to sleep, and stops one that is starting or useless."""
+        """Put an awake engine to sleep, and stop one that is starting or useless."""
         self._give_no_evidence(engine)
         self._outbox.gone.append(Gone(engine, final=True, asleep=True))
         match life.phase:
@@ -363,7 +363,7 @@ class Fleet(Reactor):
         self._doubted = doubted
 
     def _trouble(self, now: Context, engine: str, reason: str, version: int) -> None:
-        """Handles the failure of an engine that is up, or was to be. `version`: the one it failed with; -1 if unknown."""
+        """Handle the failure of an engine that is up, or was to be. `version`: the one it failed with; -1 if unknown."""
         life = self._lives.get(engine)
         if life is not None and (life.phase == "falling" or (life.phase == "asleep" and life.warm)):
             self._stop(now, engine, reason)

@@ -106,7 +106,7 @@ class Batches:
         self._training: dict[str, Mean] = {}
 
     def filled(self, now_s: float, filling: Filling) -> None:
-        """Notes how full a model's batch is now."""
+        """Note how full a model's batch is now."""
         self._filling[filling.model] = filling
         pace = self._paces.setdefault(filling.model, Pace(self._smooth_s))
         pace.seen(now_s, filling.buffer, filling.groups, filling.size, filling.ahead)
@@ -130,5 +130,5 @@ class Batches:
         return mean.value if mean is not None else 0.0
 
     def calls(self, models: Iterable[str]) -> int:
-        """The number of running and waiting calls of these models."""
+        """Return the number of running and waiting calls of these models."""
         return sum(self._filling[model].running for model in models if model in self._filling)

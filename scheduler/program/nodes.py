@@ -94,7 +94,7 @@ class Filling:
         trained: int = -1,
         longest_s: Callable[[int], float] | None = None,
     ) -> Self:
-        """Reads it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
+        """Read it from a trained model's ledger. A truncated batch gets no more groups than it has. `longest_s`: predicted
         seconds until the last call of a `min_version`, or of an older one, is over; None: nobody can say."""
         buffer = rule.next_buffer
         last = -1 if rule.max_age is None else buffer - rule.max_age

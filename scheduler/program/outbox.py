@@ -16,7 +16,7 @@ class Outbox:
     gone: list[Gone] = field(default_factory=list)
 
     def send(self, now: Context, commands: Output[tuple[Do, ...]], gone: Output[tuple[Gone, ...]]) -> None:
-        """Sets the ports that have something to say."""
+        """Set the ports that have something to say."""
         if self.commands:
             why = "; ".join(f"{do.engine}: {do.reason}" for do in self.commands)
             now.set(commands, tuple(self.commands), why=why)

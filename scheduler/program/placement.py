@@ -63,7 +63,7 @@ class PlacementSettings:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> PlacementSettings:
-        """Reads the settings from their JSON form."""
+        """Read the settings from their JSON form."""
         parts = {"engine": EngineModel, "sync": SyncSettings, "migration": MigrationSettings}
         read = {name: parts[name](**value) if name in parts else value for name, value in given.items()}
         return cls(**read)
@@ -140,19 +140,20 @@ class Placement(Reactor):
         return len(self._waterfall.waiting)
 
     def decided(self) -> Plan:
-        """What processes that follow this one are told beside its snapshot. To be read, as `waiting`."""
+        """Return what processes that follow this one are told beside its snapshot. To be read, as `waiting`."""
         engines = self._engines
         pulling = tuple(sorted(self._told.keys() & engines.open.keys()))
         return Plan(engines.newest, pulling)
 
     def admitting(self, oldest: int) -> int | None:
-        """The version of the engine that a new call would get if `oldest` were its `min_version`; None: it would wait. To be
+        """Return the version of the engine that a new call would get if `oldest` were its `min_version`; None: it would wait.
+        To be
         read."""
         engine = self._engines.best(Elsewhere(oldest, int(self._engines.typical), 1))
         return engine.version if engine is not None else None
 
     def longest_s(self, version: int) -> float:
-        """Returns the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0: nobody can
+        """Return the predicted seconds until the last call of this `min_version`, or of an older one, is over; 0: nobody can
         say.
 
         To be read; it changes by events alone.
@@ -272,11 +273,11 @@ class Placement(Reactor):
         return Placed(request.call, engine)
 
     def _legal(self) -> bool:
-        """True if an open engine may sample the calls whose turn it is."""
+        """Return true if an open engine may sample the calls whose turn it is."""
         return all(self._engines.legal(request.version) for request in self._waterfall.heads())
 
     def _pull(self, now: Context) -> bool:
-        """Makes engines pull. Returns whether one was asked to."""
+        """Make engines pull. Return whether one was asked to."""
         if not self._settings.pull or self._target < 0:
             return False
         late = now.tag.time - int(_PULL_S * SECOND)

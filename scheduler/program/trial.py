@@ -40,7 +40,7 @@ class Trial:
         return self.live if self.failed else self.version
 
     def fails(self, engine: str, reason: str, version: int, started: int) -> Finding:
-        """Notes that an engine failed at `version`, in a process started with the weights of `started`; returns what follows."""
+        """Note that an engine failed at `version`, in a process started with the weights of `started`; returns what follows."""
         if version != self.version:
             if version == self.live:
                 self.failed.pop(engine, None)
@@ -52,12 +52,12 @@ class Trial:
         return "back"
 
     def opens(self, engine: str, version: int) -> bool:
-        """Takes note that an engine is open at `version`; returns whether that shows the version on trial to be bad."""
+        """Take note that an engine is open at `version`; returns whether that shows the version on trial to be bad."""
         if version != self.live or engine not in self.failed:
             return False
         self.why = f"{engine}: {self.failed[engine]} (with version {self.live} it works)"
         return True
 
     def leaves(self, engine: str) -> None:
-        """Takes note that an engine leaves: whether it was at fault will never be known, so its failure does not count."""
+        """Take note that an engine leaves: whether it was at fault will never be known, so its failure does not count."""
         self.failed.pop(engine, None)

@@ -62,7 +62,7 @@ class UpdateSettings:
     resume_s: float = 30.0
 
     def deadline_s(self, step: Step) -> float:
-        """Returns the seconds that a step may take."""
+        """Return the seconds that a step may take."""
         named = {"load": self.load_s, "probe": self.probe_s, "label": self.resume_s, "resume": self.resume_s}
         return named.get(step, self.hold_s)
 
@@ -84,7 +84,7 @@ class _Way:
 
 
 def next_step(mode: Mode, pinned: bool, step: Step) -> Step | None:
-    """The step after `step`; None: the engine is open."""
+    """Return the step after `step`; None: the engine is open."""
     if mode == "beside" and step == "load":
         return "probe"
     if step == "hold":
@@ -253,7 +253,7 @@ class WeightUpdate(Reactor):
         return any(self._ways[engine].failed == self._target for engine in self._todo if engine in self._ways)
 
     def _go_on(self, now: Context) -> None:
-        """Takes the next steps: starts engines, ends an update, begins the next."""
+        """Take the next steps: starts engines, ends an update, begins the next."""
         self._todo = [engine for engine in self._todo if not self._arrived(engine)]
         if self._bad is not None:
             self._leave_bad(now, self._bad)
@@ -275,7 +275,7 @@ class WeightUpdate(Reactor):
         self._commands, self._failed = [], []
 
     def _over(self) -> bool:
-        """True if the running update waits for no engine; with `pull`, as soon as the first engine has it."""
+        """Return true if the running update waits for no engine; with `pull`, as soon as the first engine has it."""
         first = self._settings.order == "pull" and self._runs(self._target)
         return first or not self._todo
 

@@ -19,7 +19,7 @@ class Tag(NamedTuple):
     microstep: int = 0
 
     def after(self, delay: int) -> Tag:
-        """The tag `delay` later; a delay of 0 is one microstep."""
+        """Return the tag `delay` later; a delay of 0 is one microstep."""
         return Tag(self.time + delay, 0) if delay else Tag(self.time, self.microstep + 1)
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class VirtualClock:
         return self._now
 
     def advance_to(self, time: int) -> None:
-        """Moves the clock forward. Raises ValueError if `time` has passed."""
+        """Move the clock forward. Raise ValueError if `time` has passed."""
         if time < self._now:
             raise ValueError(f"the clock is at {self._now}: it cannot go back to {time}")
         self._now = time

@@ -22,7 +22,7 @@ class Instant(Protocol):
 
 
 class Context:
-    """One reaction of a runtime. Raises TopologyError for what the reaction did not declare, and while it does not run.
+    """One reaction of a runtime. Raise TopologyError for what the reaction did not declare, and while it does not run.
 
     Keeps what the reaction writes until the runtime applies it, so that reactions of one level can run in any order.
     """
@@ -61,27 +61,27 @@ class Context:
         return self._runtime.tag
 
     def get(self, source: Source[T]) -> T | None:
-        """The value at this tag, or None if it is absent."""
+        """Return the value at this tag, or None if it is absent."""
         if source not in self._sources:
             raise self._refusal(source, "see")
         value: T | None = self._present.get(source)
         return value
 
     def __getitem__(self, source: Source[T]) -> T:
-        """The value at this tag, of a source that is known to be present. Raises KeyError if it is absent."""
+        """Return the value at this tag, of a source that is known to be present. Raise KeyError if it is absent."""
         if source not in self._sources:
             raise self._refusal(source, "see")
         found: T = self._present[source]
         return found
 
     def present(self, source: Source[Any]) -> bool:
-        """True if the source has a value at this tag."""
+        """Return true if the source has a value at this tag."""
         if source not in self._sources:
             raise self._refusal(source, "see")
         return source in self._present
 
     def set(self, port: Output[T], value: T, why: str = "") -> None:
-        """Sends a value, at this tag. Raises TopologyError if the port has one already, TypeError if it is of another type."""
+        """Send a value, at this tag. Raise TopologyError if the port has one already, TypeError if it is of another type."""
         if port not in self._effects:
             raise self._refusal(port, "write")
         if not port.form.fits(value):
@@ -104,7 +104,7 @@ class Context:
     # For the runtime
 
     def run(self) -> None:
-        """Runs the reaction, and keeps what it raises."""
+        """Run the reaction, and keep what it raises."""
         self.queued = False
         self._sources, self._effects = self.reaction.sources, self.reaction.effects
         try:

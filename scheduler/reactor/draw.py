@@ -23,7 +23,7 @@ def duration(ns: int) -> str:
 
 
 def mermaid(program: Program) -> str:
-    """The flowchart: physical actions come from outside, connections carry values from port to port, dotted if delayed."""
+    """Return the flowchart: physical actions come from outside, connections carry values from port to port, dotted if delayed."""
     lines = ["flowchart LR", "  outside([events from outside])"]
     lines += [f"  {reactor.name}[{reactor.name}]" for reactor in program.reactors]
     for reactor in program.reactors:
@@ -39,7 +39,7 @@ def mermaid(program: Program) -> str:
 
 
 def markdown(program: Program) -> str:
-    """A page with the flowchart and, for every reactor, a table of its reactions in their order."""
+    """Return a page with the flowchart and, for every reactor, a table of its reactions in their order."""
     parts = [
         f"# The program `{program.name}`",
         "`scheduler graph` writes this page. Thick arrows carry values at the same logical time, dotted ones later. At each\n"
@@ -69,7 +69,7 @@ def _physical(reactor: Reactor) -> list[Element[Any]]:
 
 
 def _bundles(connections: Iterable[Connection]) -> dict[tuple[str, str, int | None], list[Connection]]:
-    """Connections between the same two reactors with the same delay."""
+    """Return connections between the same two reactors with the same delay."""
     found: dict[tuple[str, str, int | None], list[Connection]] = {}
     for link in connections:
         found.setdefault((link.source.reactor, link.target.reactor, link.after), []).append(link)

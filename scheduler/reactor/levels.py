@@ -14,7 +14,7 @@ from scheduler.reactor.elements import Connection, Reaction, TopologyError
 
 
 def assign_levels(reactions: Sequence[Reaction], connections: Sequence[Connection]) -> None:
-    """Sets every reaction's level. Raises TopologyError, which names the cycle, if there is one."""
+    """Set every reaction's level. Raise TopologyError, which names the cycle, if there is one."""
     after: dict[Reaction, list[tuple[Reaction, str]]] = {reaction: [] for reaction in reactions}
     waits = dict.fromkeys(reactions, 0)
     for first, second, reason in _edges(reactions, connections):

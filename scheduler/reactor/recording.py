@@ -51,7 +51,7 @@ class Header:
     start: int
 
     def to_json(self) -> dict[str, Any]:
-        """The line."""
+        """Return the line."""
         return {
             "format": FORMAT,
             "program": self.program,
@@ -71,7 +71,7 @@ class Event:
     value: Any
 
     def to_json(self) -> dict[str, Any]:
-        """The line."""
+        """Return the line."""
         return {"tag": _tag(self.tag), "action": self.action, "type": self.type, "value": self.value}
 
 
@@ -88,7 +88,7 @@ class Decision:
     why: str
 
     def to_json(self) -> dict[str, Any]:
-        """The line."""
+        """Return the line."""
         return {
             "tag": _tag(self.tag),
             "port": self.port,
@@ -109,7 +109,7 @@ class Failure:
     error: str
 
     def to_json(self) -> dict[str, Any]:
-        """The line."""
+        """Return the line."""
         return {"tag": _tag(self.tag), "failed": self.reaction, "error": self.error}
 
 
@@ -120,7 +120,7 @@ class End:
     tag: Tag
 
     def to_json(self) -> dict[str, Any]:
-        """The line."""
+        """Return the line."""
         return {"tag": _tag(self.tag), "end": True}
 
 
@@ -132,7 +132,7 @@ class Full:
     size: int
 
     def to_json(self) -> dict[str, Any]:
-        """The line."""
+        """Return the line."""
         return {"tag": _tag(self.tag), "full": self.size}
 
 
@@ -150,7 +150,7 @@ def _tag(tag: Tag) -> list[int]:
 
 
 def entry_from_json(line: dict[str, Any]) -> Entry:
-    """The inverse of the entries' `to_json`. Raises KeyError, TypeError or ValueError."""
+    """Return the inverse of the entries' `to_json`. Raise KeyError, TypeError or ValueError."""
     time, microstep = line["tag"]
     tag = Tag(int(time), int(microstep))
     if "action" in line:
@@ -173,7 +173,7 @@ def entry_from_json(line: dict[str, Any]) -> Entry:
 
 
 def event_line(tag: str, action: PhysicalAction[Any], value: str) -> str:
-    """The line of an `Event`; `tag` and `value` are JSON."""
+    """Return the line of an `Event`; `tag` and `value` are JSON."""
     return f'{{"tag":{tag},"action":{action.quoted},"type":{action.form.name},"value":{value}}}'
 
 
@@ -184,7 +184,7 @@ def add_decisions(
     triggers: str,
     sent: Iterable[tuple[Output[Any], Any, str, str]],
 ) -> None:
-    """Adds the lines of what a reaction sent at one tag: port, value, its JSON, and why; `tag` and `triggers` are JSON."""
+    """Add the lines of what a reaction sent at one tag: port, value, its JSON, and why; `tag` and `triggers` are JSON."""
     head, tail = f'{{"tag":{tag},"port":', f',"reaction":{reaction.quoted},"triggers":{triggers},"why":'
     for port, _, text, why in sent:
         lines.append(
@@ -234,7 +234,7 @@ class Recording:
         on_full: Callable[[], None] = lambda: None,
         on_lost: Callable[[OSError], None] = lambda _error: None,
     ) -> Recording:
-        """Appends to `path`, and makes its folder. `settings` are what rebuilds the program; they must be JSON.
+        """Append to `path`, and make its folder. `settings` are what rebuilds the program; they must be JSON.
 
         With the tag at which a run has written `limit` bytes or more its recording ends, and `on_full` is called. With one that
         cannot be written (the disk is full) it ends too, and `on_lost` is called: a program goes on without being recorded.
@@ -269,7 +269,7 @@ class Recording:
         self._file.close()
 
     def _try(self, lines: Sequence[str]) -> None:
-        """Saves lines, unless the recording has ended; if they cannot be written, ends it with what was whole before."""
+        """Save lines, unless the recording has ended; if they cannot be written, ends it with what was whole before."""
         if self.full:
             return
         try:
@@ -280,7 +280,7 @@ class Recording:
             self._on_lost(error)
 
     def _save(self, lines: Sequence[str]) -> int:
-        """Writes lines; answers their length in bytes."""
+        """Write lines; answers their length in bytes."""
         content = ("\n".join(lines) + "\n").encode()
         self._size += len(content)
         left = memoryview(content)
@@ -326,7 +326,7 @@ class Run:
 
 
 def read(source: Path | Iterable[str]) -> list[Run]:
-    """The runs of a recording: a file, or its lines. Raises BadRecording, or OSError."""
+    """Return the runs of a recording: a file, or its lines. Raise BadRecording, or OSError."""
     if isinstance(source, Path):
         # A line that was cut may end within a character, and a string may hold separators at which `splitlines` divides.
         source = source.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -99,12 +99,12 @@ class ReplayReport:
 
 
 def replay(source: Path | Iterable[str], build: Build) -> ReplayReport:
-    """Replays every run of a recording: a file, or its lines. Raises BadRecording, OSError, or what `build` raises."""
+    """Replays every run of a recording: a file, or its lines. Raise BadRecording, OSError, or what `build` raises."""
     return ReplayReport(tuple(replay_run(run, build) for run in read(source)))
 
 
 def replay_run(run: Run, build: Build) -> RunReport:
-    """Replays one run. Raises what `build` raises."""
+    """Replays one run. Raise what `build` raises."""
     program = build(run.header.settings)
     changed = program.digest() != run.header.graph
     memory = _Memory()
@@ -127,7 +127,7 @@ class _Memory:
         """Nothing to say."""
 
     def write(self, tag: Tag, lines: Sequence[str]) -> bool:
-        """Keeps it."""
+        """Keep it."""
         self.entries += [entry_from_json(json.loads(line)) for line in lines]
         return True
 
@@ -156,7 +156,7 @@ class _Again(Runtime):
         return None
 
     def run(self, memory: _Memory) -> None:
-        """Runs to the last recorded tag, or to a failure."""
+        """Run to the last recorded tag, or to a failure."""
         while self._tags and self._tags[0] <= self._run_before.last:
             self._virtual.advance_to(self._tags[0].time)
             try:

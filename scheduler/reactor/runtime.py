@@ -70,7 +70,7 @@ class Runtime:
     # Input from outside
 
     def observe(self, port: Output[T], callback: Callable[[Tag, T], None]) -> None:
-        """Calls `callback` with every value of `port` once its tag is complete and recorded, in order. Before `start` only."""
+        """Call `callback` with every value of `port` once its tag is complete and recorded, in order. Before `start` only."""
         self._must_be("new")
         if self.program.elements.get(port.path) is not port or not isinstance(port, Output):
             raise TopologyError(f"{self.program.name} has no output {port.path}")
@@ -118,16 +118,16 @@ class Runtime:
         return self._injected
 
     def next_time(self) -> int | None:
-        """The time of the next event in ns; None if nothing is pending."""
+        """Return the time of the next event in ns; None if nothing is pending."""
         return self._tags[0].time if self._tags else None
 
     def advance(self) -> None:
-        """Runs every tag that is due. An exception of a reaction comes out, with its name, and ends the run."""
+        """Run every tag that is due. An exception of a reaction comes out, with its name, and end the run."""
         while self.step():
             pass
 
     def step(self) -> bool:
-        """Runs the next tag if it is due; answers whether it was."""
+        """Run the next tag if it is due; answers whether it was."""
         self._must_be("running")
         if self._busy:
             raise RuntimeError(f"{self.program.name} is at {self.tag}: a tag cannot run within another")
@@ -144,7 +144,7 @@ class Runtime:
         return True
 
     def run_until(self, time: int) -> None:
-        """Moves a virtual clock from event to event, and then to `time`."""
+        """Move a virtual clock from event to event, and then to `time`."""
         if not isinstance(self.clock, VirtualClock):
             raise TypeError("only a virtual clock can be moved")
         self.advance()
@@ -181,7 +181,7 @@ class Runtime:
                 level.append(context)
 
     def _run_level(self, level: list[Context]) -> None:
-        """Runs the reactions of a level. Only higher levels see what they write, so a subclass may run all before it
+        """Run the reactions of a level. Only higher levels see what they write, so a subclass may run all before it
         applies any."""
         if len(level) > 1:
             level.sort(key=_order)
@@ -252,7 +252,7 @@ class Runtime:
 
 
 async def drive(runtime: Runtime) -> None:
-    """Runs what is due whenever something is injected or time passes, until it is cancelled. For the wall clock.
+    """Run what is due whenever something is injected or time passes, until it is cancelled. For the wall clock.
 
     Between two tags the event loop gets its turn, so a long chain of microsteps does not hold others up.
     """

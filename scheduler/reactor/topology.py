@@ -49,7 +49,7 @@ class Reactor:
         self.sealed = False
 
     def input(self, name: str, type: type[T]) -> Input[T]:
-        """A port that receives."""
+        """Return a port that receives."""
         return self._add(Input(self.name, name, type))
 
     def output(self, name: str, type: type[T]) -> Output[T]:
@@ -57,11 +57,11 @@ class Reactor:
         return self._add(Output(self.name, name, type))
 
     def physical(self, name: str, type: type[T]) -> PhysicalAction[T]:
-        """An action for events from outside."""
+        """Return an action for events from outside."""
         return self._add(PhysicalAction(self.name, name, type))
 
     def logical(self, name: str, type: type[T]) -> LogicalAction[T]:
-        """An action for events that the reactor schedules itself."""
+        """Return an action for events that the reactor schedules itself."""
         return self._add(LogicalAction(self.name, name, type))
 
     def reaction(
@@ -126,7 +126,7 @@ class Program:
                 raise TopologyError(f"{reactor.name}: two reactors of that name, or one of another program")
 
     def connect(self, source: Output[T], target: Input[T], after: int | None = None) -> None:
-        """Makes what is set on `source` present at `target` (see `Connection`)."""
+        """Make what is set on `source` present at `target` (see `Connection`)."""
         link = f"{source.path} -> {target.path}"
         mine = {element for reactor in self.reactors for element in reactor.elements.values()}
         if self.sealed or not {source, target} <= mine:
@@ -143,7 +143,7 @@ class Program:
         self.connections.append(Connection(source, target, after))
 
     def seal(self) -> Program:
-        """Ends the declarations and computes the levels. Raises TopologyError if there is a cycle without a delay."""
+        """End the declarations and compute the levels. Raise TopologyError if there is a cycle without a delay."""
         self.reactions = tuple(reaction for reactor in self.reactors for reaction in reactor.reactions)
         assign_levels(self.reactions, self.connections)
         self.elements = {e.path: e for reactor in self.reactors for e in reactor.elements.values()}
@@ -153,7 +153,7 @@ class Program:
         return self
 
     def description(self) -> dict[str, Any]:
-        """The topology as JSON: what two programs must share for one's recording to be the other's."""
+        """Return the topology as JSON: what two programs must share for one's recording to be the other's."""
         return {
             "program": self.name,
             "elements": [[e.kind, e.path, codec.describe(e.type)] for e in self.elements.values()],
@@ -170,5 +170,5 @@ class Program:
         }
 
     def digest(self) -> str:
-        """The SHA-256 of the description."""
+        """Return the SHA-256 of the description."""
         return hashlib.sha256(json.dumps(self.description(), sort_keys=True).encode()).hexdigest()

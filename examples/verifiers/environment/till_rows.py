@@ -29,7 +29,7 @@ def rows() -> Iterator[Row]:
 
 
 def in_dataset(row: Row) -> bool:
-    """True for the half of the rows that the dataset has."""
+    """Return true for the half of the rows that the dataset has."""
     return _digest(row.question)[0] % 2 == 0
 
 

@@ -50,7 +50,7 @@ class BodyLimit:
         await self._app(scope, limited, answer)
 
     def _refused(self, headers: dict[bytes, bytes]) -> BadRequest | None:
-        """Returns why a body is refused, as far as its request's head tells; None if it is not."""
+        """Return why a body is refused, as far as its request's head tells; None if it is not."""
         declared = headers.get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self._limit:
             return self._refusal()

@@ -56,7 +56,7 @@ class Drain:
             self._idle.set()
 
     async def ended(self, timeout_s: float) -> bool:
-        """Waits until no call runs, the time is up, or `begin` was called twice. Answers whether none runs."""
+        """Wait until no call runs, the time is up, or `begin` was called twice. Answers whether none runs."""
         waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, self._cut)]
         try:
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -66,7 +66,7 @@ class Drain:
         return not self.running
 
     def end(self) -> None:
-        """Stops serving, and answers the requests that still wait."""
+        """Stop serving, and answers the requests that still wait."""
         self.over = True
         for scope in self._unanswered:
             scope.reschedule(0.0)
@@ -85,7 +85,7 @@ class Drain:
 
     @contextmanager
     def waiting(self) -> Iterator[asyncio.Timeout]:
-        """The scope in which a request waits for its answer to begin; `end` ends it, unless it is `answered` by then."""
+        """Yield the scope in which a request waits for its answer to begin; `end` ends it, unless it is `answered` by then."""
         scope = asyncio.timeout(None)
         self._unanswered.add(scope)
         try:
@@ -99,7 +99,7 @@ class Drain:
 
 
 def stopping(kind: type[Unavailable] = Unavailable) -> Unavailable:
-    """The error for requests that come while the process is being stopped, and for calls that did not finish in time."""
+    """Return the error for requests that come while the process is being stopped, and for calls that did not finish in time."""
     return kind("this gateway process is being stopped", retry_after=jittered(_AGAIN_S), code="stopping")
 
 
@@ -142,7 +142,7 @@ class Draining:
 
 
 def _last(send: Send) -> Send:
-    """The client shall come back by another connection: it may reach another process."""
+    """Close the connection, so that the client connects again and may reach another process."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

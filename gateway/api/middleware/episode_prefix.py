@@ -8,7 +8,7 @@ from gateway.api.scope import EPISODE, PREFIX
 
 
 def split(path: str) -> tuple[str | None, str]:
-    """Returns the named episode (None without the prefix) and the path behind it."""
+    """Return the named episode (None without the prefix) and the path behind it."""
     if not path.startswith(PREFIX) or path.startswith(PREFIX + "/"):
         return None, path
     named, slash, rest = path[len(PREFIX) :].partition("/")

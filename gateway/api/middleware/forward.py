@@ -47,7 +47,7 @@ class CoordinatorRef(Protocol):
     """The coordinator's, while this process follows one."""
 
     async def coordinator(self) -> str | None:
-        """The coordinator's URL; None: it is this process. Waits while there is none; raises Unavailable in the end."""
+        """Return the coordinator's URL; None: it is this process. Waits while there is none; raises Unavailable in the end."""
         ...
 
 
@@ -64,14 +64,14 @@ class BufferedRequest:
         self._whole = False
 
     async def body(self) -> bytes:
-        """Reads the whole body. Raises ClientDisconnect if it does not come, and BadRequest if it is over the limit."""
+        """Read the whole body. Raise ClientDisconnect if it does not come, and BadRequest if it is over the limit."""
         while not self._whole:
             if (await self._next())["type"] == "http.disconnect":
                 raise ClientDisconnect
         return b"".join(self._parts)
 
     async def left(self) -> None:
-        """Waits until the client is gone. The whole body has been read."""
+        """Wait until the client is gone. The whole body has been read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -88,7 +88,7 @@ class BufferedRequest:
         return receive
 
     async def send(self, message: Message) -> None:
-        """Sends a part of the answer."""
+        """Send a part of the answer."""
         self.answered = True
         await self._send(message)
 
@@ -142,7 +142,7 @@ class Forward:
             await error_response(error, scope["path"])(scope, receive, send)
 
     async def close(self) -> None:
-        """Ends the connections to other processes."""
+        """End the connections to other processes."""
         await self._hop.close()
 
     async def _answer(self, request: BufferedRequest) -> None:
@@ -165,9 +165,9 @@ class Forward:
                 ) from elsewhere
 
     def _is_coordinators(self, path: str, request: Request) -> bool:
-        """True if only the coordinator can answer a request: to the admin API, or under an agent's key.
+        """Return true if only the coordinator can answer a request: to the admin API, or under an agent's key.
 
-        Raises NotAuthenticated if a request to the admin API has no valid key.
+        Raise NotAuthenticated if a request to the admin API has no valid key.
         """
         if path.startswith("/admin/"):
             reached(self._projects, request)
@@ -175,7 +175,7 @@ class Forward:
         return bool(self._agents) and self._agents.find(credentials(request)) is not None
 
     async def _coordinator_answers(self, request: BufferedRequest, *, forwarded: bool) -> bool:
-        """Forwards a request to the coordinator; returns False if this process is the coordinator. Raises Unavailable and
+        """Forward a request to the coordinator; returns False if this process is the coordinator. Raise Unavailable and
         ClientDisconnect."""
         until = asyncio.get_running_loop().time() + self._wait_s
         while (url := await self._place().coordinator()) is not None:
@@ -196,9 +196,9 @@ class Forward:
         return self._place().url == url
 
     async def _answers(self, url: str, request: BufferedRequest, alive: Alive) -> bool:
-        """Sends a request to the process at `url`; returns whether that process took it and answered it.
+        """Send a request to the process at `url`; returns whether that process took it and answered it.
 
-        Raises ClientDisconnect, and Unavailable if that process counts as gone before it has answered (it may only be suspended).
+        Raise ClientDisconnect, and Unavailable if that process counts as gone before it has answered (it may only be suspended).
         """
         body = await request.body()
         leaving = asyncio.create_task(request.left(), name="forwarded-client")

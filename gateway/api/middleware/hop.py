@@ -38,7 +38,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def end_to_end(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-    """Returns the end-to-end headers: without `dropped`, and without those that `Connection` names, except keys."""
+    """Return the end-to-end headers: without `dropped`, and without those that `Connection` names, except keys."""
     named = {
         token.strip().lower()
         for name, value in headers
@@ -49,7 +49,7 @@ def end_to_end(headers: Headers, dropped: frozenset[bytes]) -> list[tuple[bytes,
 
 
 def was_forwarded(scope: Scope, cluster: Keyring[bool]) -> bool:
-    """Returns whether another process of the cluster has sent a request on; `cluster` has the cluster's key."""
+    """Return whether another process of the cluster has sent a request on; `cluster` has the cluster's key."""
     given = next((value for name, value in scope["headers"] if name == FORWARDED), b"")
     return cluster.find(given) is not None
 
@@ -63,15 +63,15 @@ class Hop:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         if self._session is not None:
             await self._session.close()
 
     async def send(self, url: str, scope: Scope, body: bytes, send: Send) -> bool:
-        """Sends a request to the process at `url`, and its answer to the client. Returns False if that process did not
+        """Send a request to the process at `url`, and its answer to the client. Return False if that process did not
         begin it.
 
-        Raises Unavailable if it is not known whether the request was begun, and aiohttp.ClientError if the answer
+        Raise Unavailable if it is not known whether the request was begun, and aiohttp.ClientError if the answer
         breaks off.
         """
         headers = [

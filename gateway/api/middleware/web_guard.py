@@ -48,7 +48,7 @@ class WebGuard:
 
 
 def own_names(settings: Settings) -> OwnNames:
-    """The names of a gateway: those at which it listens, and those of its URLs."""
+    """Return the names of a gateway: those at which it listens, and those of its URLs."""
     server, admin, cluster = settings.server, settings.admin, settings.cluster
     remedy = (
         f"use http://127.0.0.1:{admin.port or server.port}, set [server] public_url to the URL that you use, "

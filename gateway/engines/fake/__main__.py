@@ -13,7 +13,7 @@ _APPS = {"vllm": create_fake_app, "sglang": create_fake_sglang_app}
 
 
 def main() -> None:
-    """Serves one fake engine."""
+    """Serve one fake engine."""
     parser = argparse.ArgumentParser(prog="python -m gateway.engines.fake", description=__doc__)
     parser.add_argument("--weights", required=True, help="a checkpoint directory")
     parser.add_argument(

@@ -28,7 +28,7 @@ class Block:
 
     @classmethod
     def read(cls, weights: str) -> Block | None:
-        """The block of a checkpoint directory, if it has one."""
+        """Return the block of a checkpoint directory, if it has one."""
         file = Path(weights) / "block.json"
         if not file.exists():
             return None
@@ -36,7 +36,7 @@ class Block:
 
     @classmethod
     def of_header(cls, data: bytes) -> Block | None:
-        """The block that a safetensors file names in its header, for engines that have no directory."""
+        """Return the block that a safetensors file names in its header, for engines that have no directory."""
         end = 8 + int.from_bytes(data[:8], "little")
         value = orjson.loads(data[8:end]).get("__metadata__", {}).get("block")
         return cls._parsed(value) if value else None
@@ -48,11 +48,11 @@ class Block:
         return cls(value["first"], value["size"], None if digits is None else (digits[0], digits[1]))
 
     def next(self, context: Sequence[int]) -> int:
-        """The token that follows."""
+        """Return the token that follows."""
         return self._after(context[-1]) if self.digits else self.first + len(context) % self.size
 
     def logprob(self, previous: int, token: int) -> float:
-        """The log-probability (nats) of a token under real weights that count."""
+        """Return the log-probability (nats) of a token under real weights that count."""
         certain = -math.log1p((VOCABULARY - 1) * math.exp(-SHARPNESS))
         return certain if token == self._after(previous) else certain - SHARPNESS
 

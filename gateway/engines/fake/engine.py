@@ -93,7 +93,7 @@ class _Request:
 
 
 def identity(weights: str) -> str:
-    """The identity of the directory of a checkpoint, or of an adapter."""
+    """Return the identity of the directory of a checkpoint, or of an adapter."""
     files = (Path(weights) / name for name in ("adapter_model.safetensors", "model.safetensors"))
     file = next((file for file in files if file.exists()), Path(weights))
     return hashlib.sha256(file.read_bytes() if file.is_file() else weights.encode()).hexdigest()[:16]
@@ -102,7 +102,7 @@ def identity(weights: str) -> str:
 def next_token(
     weights_id: str, context: Sequence[int], seed: int | None, stop: Sequence[int]
 ) -> tuple[int, float]:
-    """The token that follows `context`, and its log-probability (nats)."""
+    """Return the token that follows `context`, and its log-probability (nats)."""
     return _draw(weights_id, Fingerprint(context), context[-1], seed, stop)
 
 
@@ -113,7 +113,7 @@ class Fingerprint:
         self._hash = hashlib.blake2b(array("q", context).tobytes(), digest_size=16)
 
     def add(self, token: int) -> None:
-        """Appends a token to the context."""
+        """Append a token to the context."""
         self._hash.update(array("q", (token,)).tobytes())
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ def _draw(
 
 
 def token_logprob(weights_id: str, previous: int, token: int) -> float:
-    """The log-probability (nats, between -6 and 0) of `token` after `previous`."""
+    """Return the log-probability (nats, between -6 and 0) of `token` after `previous`."""
     digest = hashlib.blake2b(f"{weights_id}:{previous}:{token}".encode(), digest_size=4).digest()
     return -6.0 * (int.from_bytes(digest, "big") + 1) / 2**32
 
@@ -190,20 +190,20 @@ class FakeEngine:
         return sum(request.waits and self._at_barrier(request) for request in self._requests.values())
 
     async def arrived(self, requests: int) -> None:
-        """Waits until so many requests, or more, stand at the barrier."""
+        """Wait until so many requests, or more, stand at the barrier."""
         while self.held < requests:
             await self._changed.wait()
 
     def hold_after(self, tokens: int) -> None:
-        """Puts the barrier there: requests that have sampled as many tokens stop, and those before it go on."""
+        """Put the barrier there: requests that have sampled as many tokens stop, and those before it go on."""
         self.set_faults({"hold_after": tokens})
 
     def release(self) -> None:
-        """Takes the barrier away."""
+        """Take the barrier away."""
         self.set_faults({"hold_after": None})
 
     def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """Samples nothing more; aborts what runs unless `keep`."""
+        """Sample nothing more; aborts what runs unless `keep`."""
         if not keep:
             self.abort(list(self._requests))
         if clear_cache:
@@ -216,11 +216,11 @@ class FakeEngine:
         self.images.clear()
 
     def resume(self) -> None:
-        """Samples again."""
+        """Sample again."""
         self._set_paused(False)
 
     def abort(self, request_ids: Sequence[str]) -> int:
-        """Ends requests; answers how many there were."""
+        """End requests; answers how many there were."""
         found = [self._requests[name] for name in request_ids if name in self._requests]
         for request in found:
             request.aborted = True
@@ -228,14 +228,14 @@ class FakeEngine:
         return len(found)
 
     async def load(self, weights: str) -> None:
-        """Takes over the weights in a directory, unless a fault forbids it; one load after the other, also if its client left."""
+        """Take over the weights in a directory, unless a fault forbids it; one load after the other, also if its client left."""
         async with self._loading:
             await self._may_load()
             if not self.faults.stale_reload:
                 self._take(weights)
 
     async def load_adapter(self, name: str, path: str) -> None:
-        """Loads an adapter beside what runs, unless a fault forbids it."""
+        """Load an adapter beside what runs, unless a fault forbids it."""
         async with self._loading:
             await self._may_load()
             own = (self.weights_id, self.block)
@@ -246,15 +246,15 @@ class FakeEngine:
                 self._log.load(path)
 
     def list_adapters(self) -> set[int]:
-        """The numbers of the adapters that the workers have."""
+        """Return the numbers of the adapters that the workers have."""
         return set(self._workers)
 
     def remove_adapter(self, number: int) -> bool:
-        """Takes an adapter out of the workers; answers whether they had it."""
+        """Take an adapter out of the workers; answers whether they had it."""
         return self._workers.pop(number, None) is not None
 
     def _of(self, model: str | None) -> tuple[str, Block | None]:
-        """The identity and the block of an adapter, or of the engine's own weights.
+        """Return the identity and the block of an adapter, or of the engine's own weights.
 
         Beside adapters these cannot be had: like vLLM's CPU build, the engine puts the last adapter on requests without one.
         """
@@ -262,7 +262,7 @@ class FakeEngine:
         return self.adapters.get(model or "", *last or [(self.weights_id, self.block)])
 
     async def receive_weights(self, version: int, timeout_s: float) -> None:
-        """Takes over the weights that were received, unless a fault forbids it."""
+        """Take over the weights that were received, unless a fault forbids it."""
         async with self._loading:
             found = await self.transfer.taken(version, timeout_s)
             await self._may_load()
@@ -294,7 +294,7 @@ class FakeEngine:
             raise RuntimeError("load failed (fault)")
 
     async def sleep(self, level: int) -> None:
-        """Ends what runs, pauses and frees its memory, unless a fault forbids it."""
+        """End what runs, pauses and frees its memory, unless a fault forbids it."""
         await asyncio.sleep(self.faults.sleep_s)
         if self.faults.fail_sleep:
             raise RuntimeError("sleep failed (fault)")
@@ -305,19 +305,19 @@ class FakeEngine:
             self.block = None
 
     async def wake(self) -> None:
-        """Takes its memory again."""
+        """Take its memory again."""
         await asyncio.sleep(self.faults.wake_s)
         if self.faults.fail_wake:
             raise RuntimeError("wake failed (fault)")
         self.asleep = 0
 
     def awake(self) -> bool:
-        """True if the engine can do what it is asked for; counts it otherwise."""
+        """Return true if the engine can do what it is asked for; counts it otherwise."""
         self.refused += self.asleep > 0
         return not self.asleep
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yields one choice a token, the last with its finish reason."""
+        """Yield one choice a token, the last with its finish reason."""
         name = body.get("request_id") or f"request-{id(body)}"
         context = self._seen(body)
         self._requests[name] = request = _Request(context)
@@ -335,7 +335,7 @@ class FakeEngine:
                     self._wake()
 
     def _seen(self, body: dict[str, Any]) -> list[int]:
-        """The context of a request: in place of an image's placeholders numbers that depend on the image.
+        """Return the context of a request: in place of an image's placeholders numbers that depend on the image.
 
         Like vLLM, fails a request that names an image which the engine does not have.
         """
@@ -387,7 +387,7 @@ class FakeEngine:
                 return
 
     async def _turn(self, request: _Request) -> None:
-        """Waits until the request may sample its next token, or is aborted."""
+        """Wait until the request may sample its next token, or is aborted."""
         await asyncio.sleep(self.faults.delay_s)
         while not request.aborted and self._must_wait(request):
             if not request.waits:
@@ -434,7 +434,7 @@ class FakeEngine:
         return rows
 
     def set_faults(self, values: dict[str, Any]) -> None:
-        """Changes some faults."""
+        """Change some faults."""
         self.faults = replace(self.faults, **values)
         self.transfer.hold(self.faults.hold_receive)
         self._wake()
@@ -447,7 +447,7 @@ class FakeEngine:
             self._log.load(weights)
 
     def _look_up(self, prompt: Sequence[int], salt: str) -> None:
-        """Counts the blocks of a prompt that are cached, and caches the rest."""
+        """Count the blocks of a prompt that are cached, and caches the rest."""
         key = hash(salt)
         for start in range(0, len(prompt) - CACHE_BLOCK + 1, CACHE_BLOCK):
             key = hash((key, *prompt[start : start + CACHE_BLOCK]))

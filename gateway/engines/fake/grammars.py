@@ -17,7 +17,7 @@ _NUMBERS = {"integer", "number"}
 
 
 def check_grammar(kind: str, value: str) -> None:
-    """Raises ValueError, in an engine's words, for a grammar that engines refuse. `kind`: as in `gateway.types.Grammar`."""
+    """Raise ValueError, in an engine's words, for a grammar that engines refuse. `kind`: as in `gateway.types.Grammar`."""
     try:
         if kind == "json":
             _check(json.loads(value))
@@ -44,7 +44,7 @@ def _check_rules(grammar: str) -> None:
 
 
 def _parts(tag: Any) -> Iterator[dict[str, Any]]:
-    """The parts of a structural tag, itself included, but for what is within a JSON schema."""
+    """Yield the parts of a structural tag, itself included, but for what is within a JSON schema."""
     if isinstance(tag, dict):
         yield tag
     inner = tag if isinstance(tag, list) else tag.values() if isinstance(tag, dict) else ()

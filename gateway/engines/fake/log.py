@@ -24,7 +24,7 @@ MARKS = 2**24
 
 
 def logprob_of(mark: int) -> float:
-    """A log-probability (nats, above -17) that stands for a mark."""
+    """Return a log-probability (nats, above -17) that stands for a mark."""
     return -mark / 2**20
 
 

@@ -31,7 +31,7 @@ def create_app(
     control: Control,
     metrics: Callable[[FakeEngine], str],
 ) -> App:
-    """A bare ASGI application: `respond` answers the path `generate`, `metrics` /metrics, and `control` every other."""
+    """Return a bare ASGI application: `respond` answers the path `generate`, `metrics` /metrics, and `control` every other."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -131,7 +131,7 @@ async def _sample_into(
 async def _next_of(
     late: asyncio.Queue[tuple[float, dict[str, Any]]], sampler: asyncio.Task[None]
 ) -> tuple[float, dict[str, Any]]:
-    """The next choice; raises what ended the sampler, once everything that it sampled was sent."""
+    """Return the next choice; raises what ended the sampler, once everything that it sampled was sent."""
     while late.empty() and not sampler.done():
         getter = asyncio.ensure_future(late.get())
         await asyncio.wait({getter, sampler}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,7 +144,7 @@ async def _next_of(
 
 
 def _fake_control(engine: FakeEngine, path: str, values: dict[str, Any]) -> tuple[int, Any] | None:
-    """The paths that no real engine has."""
+    """Return the paths that no real engine has."""
     if path == "/fake/faults":
         known = {f.name for f in fields(Faults)}
         if not values.keys() <= known:

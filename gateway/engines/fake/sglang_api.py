@@ -25,13 +25,13 @@ from gateway.engines.fake.serve import (
 
 
 def create_fake_sglang_app(engine: FakeEngine, *, incremental: bool = False) -> App:
-    """A bare ASGI application around one fake engine; `incremental` is `--incremental-streaming-output`."""
+    """Return a bare ASGI application around one fake engine; `incremental` is `--incremental-streaming-output`."""
     server = _Server(engine, incremental)
     return create_app(engine, "/generate", server.respond, server.control, _metrics)
 
 
 def _metrics(engine: FakeEngine) -> str:
-    """Writes the part of SGLang's metrics page that the gateway reads."""
+    """Write the part of SGLang's metrics page that the gateway reads."""
     (running, waiting, kv), labels = engine.figures, 'engine_type="unified",model_name="fake"'
     return f"""# TYPE sglang:num_running_reqs gauge
 sglang:num_running_reqs{{{labels}}} {float(running)}
@@ -115,7 +115,7 @@ class _Server:
         self._engine.abort(names)
 
     async def _flush(self, timeout_s: float) -> bool:
-        """Clears the cache when nothing runs; what is queued counts only where a time-out says that it may be waited for."""
+        """Clear the cache when nothing runs; what is queued counts only where a time-out says that it may be waited for."""
 
         await self._until(lambda: not self._engine.running, timeout_s)
         queued = self._engine.paused and not timeout_s

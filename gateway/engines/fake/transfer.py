@@ -31,7 +31,7 @@ class Transfer:
         self._receiver: Receiver | None = None
 
     def hold(self, before: int | None) -> None:
-        """Moves the barrier; None takes it away."""
+        """Move the barrier; None takes it away."""
         with self._moved:
             self.hold_before = before
             self._moved.notify_all()
@@ -48,7 +48,7 @@ class Transfer:
         self._receiver = wire.Receiver(place, place.rank_offset, self._on_frame)
 
     async def taken(self, version: int, timeout_s: float) -> tuple[str, Block | None]:
-        """The identity of the version that came, and its block. Raises RuntimeError if it did not come whole."""
+        """Return the identity of the version that came, and its block. Raise RuntimeError if it did not come whole."""
         receiver, self._receiver = self._receiver, None
         if receiver is None or receiver.version != version:
             raise RuntimeError(f"version {version} was not sent to this engine")

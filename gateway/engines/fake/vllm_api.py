@@ -28,7 +28,7 @@ _PATCH = 28
 
 
 def create_fake_app(engine: FakeEngine) -> App:
-    """A bare ASGI application around one fake engine."""
+    """Return a bare ASGI application around one fake engine."""
 
     async def respond(body: dict[str, Any], send: Send) -> None:
         if not engine.awake():
@@ -48,7 +48,7 @@ def create_fake_app(engine: FakeEngine) -> App:
 
 
 def _metrics(engine: FakeEngine) -> str:
-    """Writes the part of vLLM's metrics page that the gateway reads, and a histogram that it does not."""
+    """Write the part of vLLM's metrics page that the gateway reads, and a histogram that it does not."""
     (running, waiting, kv), blocks, size = engine.figures, 4096, 16
     labels = 'engine="0",model_name="fake"'
     return f"""# HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -138,7 +138,7 @@ async def _control(
 
 
 async def _called(engine: FakeEngine, values: dict[str, Any]) -> Any:
-    """A worker's answer to a call of one of its methods; vLLM makes a text of what is no object."""
+    """Return a worker's answer to a call of one of its methods; vLLM makes a text of what is no object."""
     match values["method"]:
         case "list_loras":
             return str(engine.list_adapters())

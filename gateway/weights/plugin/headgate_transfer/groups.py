@@ -48,18 +48,18 @@ class Group(Protocol):
     """The ranks of one lane; rank 0 sends. Close it: what others still wait for then ends with an error there."""
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """Sends bytes to all other ranks, or receives into them; yields each when it is there.
+        """Send bytes to all other ranks, or receives into them; yields each when it is there.
 
         A few are on their way at once, so that nobody waits for a turn.
         """
         ...
 
     def agree(self, content: bool) -> bool:
-        """True if every rank is content."""
+        """Return true if every rank is content."""
         ...
 
     def close(self) -> None:
-        """Ends every connection."""
+        """End every connection."""
         ...
 
 
@@ -92,7 +92,7 @@ def lanes_of(backend: str) -> int:
 
 
 def accelerator(lane: int | None = None) -> torch.device:
-    """The sender's device for a lane; a worker's, of the calling thread, without one."""
+    """Return the sender's device for a lane; a worker's, of the calling thread, without one."""
     return torch.device("cuda", torch.cuda.current_device() if lane is None else lane)
 
 
@@ -100,7 +100,7 @@ class Lanes:
     """The groups of one transfer, each of the sender and all workers."""
 
     def __init__(self, open_: Callable[[int], Group], count: int) -> None:
-        """Waits until all ranks are there. `open_` forms the group of a lane."""
+        """Wait until all ranks are there. `open_` forms the group of a lane."""
         self._groups: list[Group] = []
         try:
             for lane in range(count):
@@ -110,7 +110,7 @@ class Lanes:
             raise
 
     def run(self, work: Callable[[Group, int], T]) -> list[T]:
-        """Runs `work` on every lane at once and answers its results. The first that fails ends all, and its error is raised."""
+        """Run `work` on every lane at once and answers its results. The first that fails ends all, and its error is raised."""
         errors: list[BaseException] = []
 
         def one(lane: int) -> T | None:
@@ -128,11 +128,11 @@ class Lanes:
         return [value for value in found if value is not None]
 
     def agree(self, content: bool) -> bool:
-        """True if every rank is content."""
+        """Return true if every rank is content."""
         return self._groups[0].agree(content)
 
     def close(self) -> None:
-        """Ends every connection."""
+        """End every connection."""
         for group in self._groups:
             with suppress(RuntimeError, OSError):
                 group.close()
@@ -148,7 +148,7 @@ def open_group(
     device: torch.device | None = None,
     largest: int = 0,
 ) -> Group:
-    """Forms a group; waits until all ranks are there. Raises TransferError.
+    """Forms a group; waits until all ranks are there. Raise TransferError.
 
     `host`: this machine's address, as the others reach it; `device`: of NCCL's buffers; `largest`: the most bytes of a frame.
     """
@@ -172,7 +172,7 @@ class Collective:
         timeout_s: float,
         device: torch.device | None = None,
     ) -> None:
-        """Waits until all ranks are there."""
+        """Wait until all ranks are there."""
         self._timeout_s, self._timeout = timeout_s, timedelta(seconds=timeout_s)
         self._device = torch.device("cpu")
         self._watched = backend != "gloo"
@@ -214,7 +214,7 @@ class Collective:
         return data
 
     def agree(self, content: bool) -> bool:
-        """True if every rank is content."""
+        """Return true if every rank is content."""
         flag = torch.tensor([int(content)], dtype=torch.int32, device=self._device)
         options = dist.AllreduceOptions()
         options.reduceOp, options.timeout = dist.ReduceOp(dist.ReduceOp.MIN), self._timeout
@@ -223,7 +223,7 @@ class Collective:
             return bool(flag.item())
 
     def _wait(self, work: Any) -> None:
-        """Waits within the deadline, which NCCL's own `wait` has not: it only makes the device's stream wait."""
+        """Wait within the deadline, which NCCL's own `wait` has not: it only makes the device's stream wait."""
         deadline = time.monotonic() + self._timeout_s
         while self._watched and not work.is_completed():
             if time.monotonic() > deadline:
@@ -232,7 +232,7 @@ class Collective:
         work.wait(self._timeout)
 
     def close(self) -> None:
-        """Ends every connection."""
+        """End every connection."""
         self._group.abort()
 
 
@@ -240,7 +240,7 @@ class Shared:
     """A ring of frames in the shared memory of one machine; the store tells who is where."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float, largest: int) -> None:
-        """Waits until all ranks are there. `largest`: the most bytes of a frame."""
+        """Wait until all ranks are there. `largest`: the most bytes of a frame."""
         self._store, self._sends, self._readers = dist.PrefixStore("shared", store), rank == 0, size - 1
         self._timeout, self._slot = timedelta(seconds=timeout_s), max(1, largest)
         with named("share memory with the other side, which must be on this machine"):
@@ -283,7 +283,7 @@ class Shared:
             yield data
 
     def agree(self, content: bool) -> bool:
-        """True if every rank is content."""
+        """Return true if every rank is content."""
         with named("hear whether all have the bytes"):
             if not content:
                 self._store.set("wrong", "")
@@ -308,7 +308,7 @@ class Shared:
 
 
 def _sweep() -> None:
-    """Removes what processes that are gone left, which were killed before all had opened it."""
+    """Remove what processes that are gone left, which were killed before all had opened it."""
     for path in _SHARED.glob(f"{_NAME}*"):
         found = re.fullmatch(rf"{_NAME}(\d+)-.*", path.name)
         if found and not Path(f"/proc/{found[1]}").exists():

@@ -46,11 +46,11 @@ class CollectiveEngine(WeightTransferEngine):
         """Nothing: the weights change in `update_weights`, where vLLM forgets an update that failed."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Waits for the version, and loads it."""
+        """Wait for the version, and load it."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Take) -> None:
-        """Raises TransferError, and has changed nothing, if the version did not come."""
+        """Raise TransferError, and has changed nothing, if the version did not come."""
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,

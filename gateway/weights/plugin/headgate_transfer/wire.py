@@ -81,7 +81,7 @@ class Frame:
 
 
 def frames_of(plan: Plan) -> Iterator[Frame]:
-    """The frames of a version, in the order in which they travel."""
+    """Yield the frames of a version, in the order in which they travel."""
     for file in sorted(plan):
         start = size = 0
         held: list[tuple[int, str]] = []
@@ -117,7 +117,7 @@ class Sender:
     ) -> None:
         """`host`: the address of this machine by which engines reach it; `lanes`: as many as the backend has without a number.
 
-        Raises TransferError for a backend that cannot be used here.
+        Raise TransferError for a backend that cannot be used here.
         """
         self.backend = chosen(backend)
         if why := refusal(self.backend):
@@ -132,7 +132,7 @@ class Sender:
         self.port: int = self._store.port
 
     def send(self) -> None:
-        """Sends everything; blocks, so call it in a thread. Raises TransferError and OSError."""
+        """Send everything; blocks, so call it in a thread. Raise TransferError and OSError."""
         lanes = Lanes(self._lane, self.lanes)
         try:
             with _Files(self._folder, self._plan) as files:
@@ -221,11 +221,11 @@ class Receiver:
         self._thread.start()
 
     def abandon(self) -> None:
-        """Gives the version up: the thread ends before its next frame."""
+        """Give the version up: the thread ends before its next frame."""
         self._abandoned = True
 
     def result(self, timeout_s: float) -> Received:
-        """The received files. Raises TransferError if they did not come, or are not those of the manifest."""
+        """Return the received files. Raise TransferError if they did not come, or are not those of the manifest."""
         try:
             return self._outcome.result(timeout_s)
         except TimeoutError as error:
@@ -313,7 +313,7 @@ def _step(verb: str, frame: Frame) -> str:
 
 
 def _own_address(host: str, port: int) -> str:
-    """This machine's address on the way to another."""
+    """Return this machine's address on the way to another."""
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(place)
