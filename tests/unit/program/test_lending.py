@@ -228,17 +228,6 @@ def test_the_only_engines_are_lent_however_short_the_wait_is() -> None:
     assert world.run(6).watch.nodes["t0"].role == "rollout"  # at that pace the last two would be there
 
 
-def test_a_recording_of_events_with_fewer_fields_is_refused_by_their_name() -> None:
-    lines = lent().recorded()
-    older = [line.replace(',"load_s":0.0', "") for line in lines]
-    assert older != lines
-    difference = replay(older, ControlProgram).difference
-    assert difference is not None
-    assert difference.note.startswith(
-        "lending.released: no Released(node:str,model:str,busy_s:float,load_s:float): {"
-    )
-
-
 def test_a_batch_that_seemed_near_and_is_not_gets_its_node_again() -> None:
     world = lent()
     for groups in range(10):
