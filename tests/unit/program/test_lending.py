@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.program import ControlProgram
 from scheduler.program.events import Do, Step
 from scheduler.program.nodes import NodeAdded
-from scheduler.reactor import replay
 from tests.unit.program.answers import ANSWERS, SETTINGS
 from tests.unit.program.world import MODEL, Answer, World
 
