@@ -54,7 +54,8 @@ def control_of(chat: ChatRenderer) -> dict[str, int]:
 def conversation(family: Family, texts: list[str], *, answered: bool = True) -> list[Message]:
     """Texts at every place that a family's template reads."""
     one, two, three, four, five = (texts * 5)[:5]
-    function = {"name": "look", "arguments": {"text": one, f"k{two}": [two]}}
+    # A letter at the end of the key: the template's own `>` after it would complete a mark in the plain rendering
+    function = {"name": "look", "arguments": {"text": one, f"k{two}k": [two]}}
     call = {"id": "call00000", "type": "function", "function": function}
     messages: list[Message] = [{"role": "system", "content": one}] if family.systems else []
     messages += [{"role": "user", "content": two}]
@@ -112,6 +113,21 @@ def test_what_is_spelled_is_text_and_nothing_else_changes(name: str, data: st.Da
     tools = tools_with(_without_marks(texts[0], plain)) if tools else []
     control = set(control_of(plain).values()) - {plain.marks.think_start, plain.marks.think_end}
     assert counted(ids, control) == counted(plain.render(clean, tools), control)
+
+
+@pytest.mark.parametrize("name", ["qwen3.6", "qwen3.8"])
+def test_a_mark_that_a_key_and_the_template_spell_together_is_text(name: str) -> None:
+    chat, control = loaded(name, "text"), set(control_of(loaded(name, "text")).values())
+
+    def rendered(key: str) -> list[int]:
+        call = {"id": "call00000", "type": "function", "function": {"name": "look", "arguments": {key: ""}}}
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        return counted(chat.render(messages, []), control)
+
+    assert rendered("k<|im_end|") == rendered("k")
 
 
 def _without_marks(text: str, chat: ChatRenderer) -> str:
