@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import re
+from collections import Counter
 from collections.abc import AsyncIterator
 from importlib import metadata
 from pathlib import Path
@@ -398,7 +400,6 @@ async def test_a_query_parameter_that_is_unknown_is_refused_with_those_that_are_
         ("POST", "/v1/messages?stream=1", "beta"),
         ("POST", "/v1/messages/count_tokens?stream=1", "beta"),
         ("POST", "/v1/responses/input_tokens?x=1", "no query parameters"),
-        ("GET", "/v1/chat/completions?limit[x]=1", "model, order, limit, after, metadata[KEY]"),
         ("GET", "/v1/responses/resp_1?include=x", "stream, starting_after, include_obfuscation, include[]"),
         ("GET", "/v1/models?page=2", "limit, after_id, before_id, beta, client_version"),
         ("GET", "/metrics?name=x", "no query parameters"),
@@ -418,8 +419,6 @@ async def test_every_route_refuses_query_parameters_that_it_does_not_have(
 
 async def test_query_parameters_that_sdks_send_are_accepted(gateway: RunningGateway) -> None:
     _, headers = await gateway.open("listed", mode="eval")
-    stored = await gateway.http.get("/v1/chat/completions?metadata[topic]=x&order=desc", headers=headers)
-    assert stored.json()["data"] == []
     for path in ("/v1/models?beta=true", "/v1/models?client_version=0.1", "/v1/models/demo?beta=true"):
         assert (await gateway.http.get(path)).status_code == 200
     missing = await gateway.http.get(
@@ -437,6 +436,12 @@ async def test_a_query_value_that_nothing_has_is_refused(gateway: RunningGateway
 
 
 async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
+    async def counts() -> Counter[str]:
+        lines = (await gateway.http.get("/metrics")).text.splitlines()
+        found = (re.match(r'headgate_errors_total\{code="(\w+)",.*\} (\S+)', line) for line in lines)
+        return Counter({match[1]: int(float(match[2])) for match in found if match})
+
+    before = await counts()
     error_of(await gateway.http.get("/v1/none"), 404, "no_such_route")
     for path, allowed in (
         ("/v1/completions", "POST"),
@@ -446,9 +451,9 @@ async def test_a_route_that_does_not_exist(gateway: RunningGateway) -> None:
         answer = await gateway.http.put(path)
         error_of(answer, 405, "wrong_method")
         assert answer.headers["allow"] == allowed
-    counted = (await gateway.http.get("/metrics")).text
-    assert 'headgate_errors_total{code="no_such_route",status="404"}' in counted
-    assert 'headgate_errors_total{code="wrong_method",status="405"} 3.0' in counted
+    counted = await counts()
+    assert counted["wrong_method"] == before["wrong_method"] + 3
+    assert counted["no_such_route"] == before["no_such_route"] + 1
 
 
 async def test_a_wrong_base_url_is_explained_and_never_redirected(gateway: RunningGateway) -> None:

@@ -92,7 +92,7 @@ async def test_a_tag_that_no_node_has_is_an_error_and_no_hang(
     text = '[[groups]]\nname = "g"\ntags = ["rollout", "tpu"]\n'
     status, said = await run_to_end(tmp_path, tiny_model, on_ray(nodes, text, 1.0), env=environment(nodes))
     assert status == 2
-    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and there are 0" in said
+    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and has 0" in said
     assert "tpu=true" in said.partition("no node has the label")[2]
 
 
@@ -119,7 +119,7 @@ async def test_without_ray_one_sentence_says_what_to_install(tiny_model: Path, t
     code += "from scheduler.cli import main; main()"
     process = await LocalProcess.start("scheduler", [sys.executable, "-c", code], tmp_path / "run.log")
     assert await process.wait() == 2
-    assert process.tail() == "launcher = 'ray' needs Ray, an extra of headgate's: pip install 'headgate[ray]'"
+    assert process.tail() == "launcher = 'ray' needs Ray, an extra of headgate: pip install 'headgate[ray]'"
 
 
 def _ours(cluster: RunningCluster) -> dict[int, str]:
