@@ -17,6 +17,8 @@ TRAINER_GPU := .venv-gpu
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
+# What keeps to the words of docs/glossary.md; the rest follows, folder by folder.
+WORDED := console/src recipes .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/glossary.md,$(wildcard docs/agents/*.md docs/decisions/*.md) $(addprefix docs/,$(addsuffix .md,agents architecture callers cluster comparison concepts console demo dependencies deployment environments events gpu guarantees index limitations matches messages models operating quickstart sandboxes scheduler signals store telemetry templates weights your-model))))
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
@@ -40,6 +42,7 @@ check: setup docs console-check ## lint, formats, types, import contracts, migra
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell $(WORDED)
 	$(BIN)/python -m pytest -q tests/unit/store/test_migrations.py
 
 fix: setup ## format, sort imports, apply the linter's fixes

@@ -235,7 +235,7 @@ class Replies:
         if self._handover is None:
             return None
         key, call_id = request.key, completion.reply.call_id
-        if await self._database.submit(lambda c: turns.begin_anew(c, key.episode_id, key.name, call_id)):
+        if await self._database.submit(lambda c: turns.begin_again(c, key.episode_id, key.name, call_id)):
             return None
         return await self._recorded(request)
 

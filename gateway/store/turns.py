@@ -115,7 +115,7 @@ def _answers_to(call: CallRecord) -> str:
     return "" if call["finish_reason"] == "abandoned" else str(call["request_key"][:NAME])
 
 
-def begin_anew(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
+def begin_again(connection: Connection, episode_id: str, name: str, call_id: str) -> bool:
     """Make a call the new answer to a request: no earlier call will be recorded as its answer.
 
     False, and nothing changes, if the request has been answered. `name`: see `NAME`.
@@ -296,7 +296,7 @@ def answers(connection: Connection, episode_id: str, key: str) -> list[CallRecor
 
 
 def begun_anew(connection: Connection, episode_id: str, name: str) -> tuple[str, float] | None:
-    """Return the call that a retry of a request began with `begin_anew`, and the seconds since."""
+    """Return the call that a retry of a request began with `begin_again`, and the seconds since."""
     query = select(RetryRow.call_id, NOW - RetryRow.at).where(
         RetryRow.episode_id == episode_id, RetryRow.name == name
     )

@@ -54,7 +54,7 @@ export interface Call {
   node: number;
   api: string;
   stream: boolean;
-  asked: Record<string, unknown>;
+  asked: Record<string, unknown>; // codespell:ignore asked
   used: Record<string, unknown>;
   engine: string;
   finish_reason: string;

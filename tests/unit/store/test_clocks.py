@@ -65,8 +65,8 @@ def apart_s(request: pytest.FixtureRequest) -> float:
     return float(request.param)
 
 
-async def _begin_anew(database: Database) -> None:
-    await database.submit(lambda c: turns.begin_anew(c, "e", NAME, "retry"))
+async def _begin_again(database: Database) -> None:
+    await database.submit(lambda c: turns.begin_again(c, "e", NAME, "retry"))
 
 
 @shared
@@ -74,7 +74,7 @@ async def test_a_retry_of_another_host_comes_after_the_call_and_before_the_next(
     database: Database, store_url: str, apart_s: float
 ) -> None:
     await database.submit(lambda c: episodes.insert_episode(c, episode("e")))
-    await asyncio.to_thread(elsewhere, store_url, apart_s, _begin_anew)
+    await asyncio.to_thread(elsewhere, store_url, apart_s, _begin_again)
     with pytest.raises(Conflict) as error:
         await record(database, *turn("first"))
     assert error.value.code == "asked_again"

@@ -24,7 +24,7 @@ async def database(store_url: str) -> Any:
 
 
 async def begin(database: Database, call_id: str, name: str = NAME) -> bool:
-    return await database.submit(lambda c: turns.begin_anew(c, "e", name, call_id))
+    return await database.submit(lambda c: turns.begin_again(c, "e", name, call_id))
 
 
 async def recorded(database: Database) -> list[str]:
@@ -94,7 +94,7 @@ async def test_the_later_of_two_transactions_waits_and_sees_what_the_earlier_did
     arrived = time.monotonic()
     writes = {
         "record": lambda c: turns.insert_shared_turns(c, [(turn("first"), arrived)]),
-        "retry": lambda c: turns.begin_anew(c, "e", NAME, "retry"),
+        "retry": lambda c: turns.begin_again(c, "e", NAME, "retry"),
     }
     late = writes["retry" if earlier == "record" else "record"]
     begun: list[Any] = []
