@@ -178,8 +178,23 @@ def different(stored: dict[str, Any], settings: StalenessSettings) -> dict[str, 
     """
     defaults = StalenessSettings().model_dump(include=_BOUND)
     wanted = settings.model_dump(include=_BOUND)
-    begun = defaults | {key: value for key, value in stored.items() if key not in ("type", *EQUALITY)}
-    return {key: (begun[key], wanted[key]) for key in sorted(begun) if begun[key] != wanted.get(key)}
+    begun = defaults | _renamed(stored)
+    return {key: (begun[key], wanted.get(key)) for key in sorted(begun) if begun[key] != wanted.get(key)}
+
+
+def _renamed(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a ledger was begun with under their present names.
+
+    Builds before 0.2 had a choice of rules. What is left of it is `late_groups = "overtake"`; any other rule stays a difference.
+    """
+    begun = {key: value for key, value in stored.items() if key not in ("type", *EQUALITY)}
+    if "late" in begun:
+        begun["late_groups"] = begun.pop("late")
+    if begun.get("rule") in ("verl", "areal") and begun.get("late_groups") == "mask":
+        begun["late_groups"], begun["rule"] = "overtake", "staleflow"
+    if begun.get("rule") == "staleflow":
+        del begun["rule"]
+    return begun
 
 
 async def check_settings(database: Database, settings: StalenessSettings, model: str) -> None:

@@ -17,8 +17,8 @@ from gateway.errors import Conflict, NotFound, Unavailable
 from gateway.feed.batches import Batches
 from gateway.feed.groups import GroupReader
 from gateway.feed.leases import Leases
-from gateway.feed.ledger import LedgerListener, StoredLedger, check_settings
-from gateway.sections import StoreSettings
+from gateway.feed.ledger import LedgerListener, StoredLedger, check_settings, different
+from gateway.sections import StalenessSettings, StoreSettings
 from gateway.settings import ConfigError
 from gateway.store import decisions, episodes, turns
 from gateway.store import ledger as statements
@@ -320,3 +320,18 @@ def _episode_of(connection: Any, values: dict[str, Any], nodes: list[Node]) -> N
     episodes.insert_episode(connection, values)
     for node in nodes:
         turns.insert_turns(connection, [([node], call(node.call_id, values["id"], node=node.index))])
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "differing"),
+    [
+        ({"rule": "staleflow", "late": "cancel"}, {"late_groups": "cancel"}, {}),
+        ({"rule": "verl", "late": "mask"}, {"late_groups": "overtake"}, {}),
+        ({"rule": "verl", "late": "mask"}, {"late_groups": "mask"}, {"late_groups": ("overtake", "mask")}),
+        ({"rule": "roll", "late": "cancel"}, {"late_groups": "cancel"}, {"rule": ("roll", None)}),
+    ],
+)
+def test_a_ledger_of_a_build_with_a_choice_of_rules_is_compared_by_todays_names(
+    begun: dict[str, str], now: dict[str, Any], differing: dict[str, Any]
+) -> None:
+    assert different({"type": "Settings", **begun}, StalenessSettings(**now)) == differing
