@@ -54,14 +54,14 @@ class GroupQueue(StalenessRule[QueuedGroup]):
 
     @abstractmethod
     def quota(self) -> int:
-        """Return how many groups may start now; a negative number means none."""
+        """Returns how many groups may start now; a negative number means none."""
 
     def rank(self, group: QueuedGroup) -> int:
-        """Return the lowest enters first; among equals, the one that finished first."""
+        """The lowest enters first; among equals, the one that finished first."""
         return 0
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """Return true if `group`, the first of the finished ones, may enter a batch that has room."""
+        """True if `group`, the first of the finished ones, may enter a batch that has room."""
         return True
 
     def on_settled(self, finished: bool) -> list[Command]:
@@ -97,20 +97,20 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return max(self.version, self.next_buffer)
 
     def budget(self, batches: int) -> int:
-        """Return how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
+        """Returns how many groups may start so that live ones are trained at most `batches` batches after the newest version."""
         return (self.version + batches - self.first_untrained) * self.batch - self.live
 
     def oldest_running(self) -> int:
-        """Return the least version of a group that runs; if none does, the newest version."""
+        """The least version of a group that runs; if none does, the newest version."""
         return min(self._running, default=self.version)
 
     def running_groups(self) -> list[QueuedGroup]:
-        """Return the groups that run, in order of start."""
+        """The groups that run, in order of start."""
         waiting = {group.group_id for group in self._finished}
         return [g for g in self._groups.values() if g.state == "reserved" and g.group_id not in waiting]
 
     def give_up(self, groups: list[QueuedGroup], reason: str) -> list[Command]:
-        """Drop groups that run or are finished, but did not enter."""
+        """Drops groups that run or are finished, but did not enter."""
         waiting = {group.group_id for group in self._finished}
         commands: list[Command] = []
         for group in groups:
@@ -139,15 +139,15 @@ class GroupQueue(StalenessRule[QueuedGroup]):
         return rows
 
     def entries(self, buffer: int) -> tuple[str, ...]:
-        """Return the groups in batch `next_buffer`, in order of entry; no other batch has any."""
+        """The groups in batch `next_buffer`, in order of entry; no other batch has any."""
         return tuple(self._entries) if buffer == self.next_buffer else ()
 
     def complete(self, buffer: int) -> bool:
-        """Return true if the batch gets no more groups and can be trained."""
+        """True if the batch gets no more groups and can be trained."""
         return buffer == self.next_buffer and len(self._entries) == self.batch
 
     def free_slots(self) -> int:
-        """Return how many new groups could start now."""
+        """Returns how many new groups could start now."""
         return max(self.quota(), 0)
 
     # Start

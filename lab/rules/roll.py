@@ -33,9 +33,9 @@ class Roll(GroupQueue):
         return self.budget(self.settings.eta + 1)
 
     def rank(self, group: QueuedGroup) -> int:
-        """Return the oldest version."""
+        """The oldest version."""
         return group.version
 
     def may_enter(self, group: QueuedGroup) -> bool:
-        """Return true if no older group runs."""
+        """True if no older group runs."""
         return group.version <= self.oldest_running()

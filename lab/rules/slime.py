@@ -27,7 +27,7 @@ from scheduler.policies.staleness_state import LedgerSettings
 
 
 class Slime(GroupQueue):
-    """The next batch, once the one before it is generated, in waves. Raise ValueError if eta is 0."""
+    """The next batch, once the one before it is generated, in waves. Raises ValueError if eta is 0."""
 
     def __init__(self, settings: LedgerSettings) -> None:
         if settings.eta == 0:
@@ -38,7 +38,7 @@ class Slime(GroupQueue):
         """Groups of the batch underway that were dropped for too few rewards."""
 
     def quota(self) -> int:
-        """Return the number of groups left in the waves of the running batch."""
+        """The number of groups left in the waves of the running batch."""
         ahead, generated = divmod(self.untrained, self.batch)
         underway = self.first_untrained + ahead
         if ahead > 1 or self.version < (underway - 1) // self.settings.eta * self.settings.eta:
@@ -47,7 +47,7 @@ class Slime(GroupQueue):
         return waves * self.batch - self.failed - generated - self.running
 
     def on_settled(self, finished: bool) -> list[Command]:
-        """Count what failed; ends the generation of a batch."""
+        """Counts what failed; ends the generation of a batch."""
         self.failed += not finished
         if not finished or self.untrained % self.batch:
             return []

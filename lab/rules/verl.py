@@ -25,5 +25,5 @@ class Verl(GroupQueue):
     """A budget of groups, first finished, first trained."""
 
     def quota(self) -> int:
-        """Return the window, less what its counter would say."""
+        """The window, less what its counter would say."""
         return self.budget(self.settings.eta + 1)

@@ -105,7 +105,7 @@ class Combined:
         return Layout(rollout=scenario.gpus - train, train=0, both=train)
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """Return the GPUs that train: the scenario's, unless a setting says otherwise."""
+        """The GPUs that train: the scenario's, unless a setting says otherwise."""
         size = scenario.engine_gpus
         return round(scenario.gpus * self._knobs.share / size) * size or scenario.train_gpus
 
@@ -148,13 +148,13 @@ class Combined:
         return {"models": {MODEL: model}, "lending": {"recall_ahead_share": knobs.recall_ahead_share}}
 
     def close(self) -> None:
-        """End the recording."""
+        """Ends the recording."""
         self._hosting.close()
 
     # Events
 
     def on_room(self, world: World) -> None:
-        """Start what may start."""
+        """Starts what may start."""
         if not self._hosts:
             self._begin(world)
         samples: list[Sample] = []
@@ -166,20 +166,20 @@ class Combined:
         self.on_homeless(world, samples)
 
     def _admitting(self, world: World) -> int | None:
-        """Return the version of the engine that would sample a new group's call; None: its V is the newest."""
+        """The version of the engine that would sample a new group's call; None: its V is the newest."""
         if self._knobs.admit == "newest":
             return None
         return self._placement.admitting(max(world.rule.next_buffer - world.scenario.eta, 0))
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
-        """Call arrive; also such as an engine gave back."""
+        """Calls arrive; also such as an engine gave back."""
         if samples:
             arrived = tuple(self._arrived(world, sample) for sample in samples)
             self._hosting.inject(self._placement.demand, Demand(arrived=arrived))
         self._do_all(world)
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
-        """Call leave, and teach how long calls are."""
+        """Calls leave, and teach how long calls are."""
         left = []
         for sample, turn, context in calls:
             name = f"{sample.name}/{turn}"
@@ -226,7 +226,7 @@ class Combined:
         self._do_all(world)
 
     def on_published(self, world: World, version: int) -> None:
-        """Handle a published version."""
+        """Handles a published version."""
         self._hosting.inject(self._update.published, Published(version))
         self._do_all(world)
 
@@ -234,7 +234,7 @@ class Combined:
         """Nothing: who looks once a second has seen it."""
 
     def on_second(self, world: World) -> None:
-        """Report how engines are and how full the batch is; a trainer that has its nodes says so."""
+        """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
         seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
         self._hosting.inject(self._placement.seen, Seen(seen))
         self._fill(world)

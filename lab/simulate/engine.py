@@ -103,7 +103,7 @@ class Engine:
         return len(self._running) + len(self.waiting)
 
     def calls(self) -> Iterator[Call]:
-        """Yield running calls in order of admission, then waiting ones."""
+        """Running calls in order of admission, then waiting ones."""
         yield from self._running
         yield from self.waiting
 
@@ -127,11 +127,11 @@ class Engine:
         self._step(min(self._steps_until(now - self.at), self._until_event()))
 
     def next_event(self) -> float | None:
-        """Return the time at which a call ends or the cache is full, if nothing happens before; None if nothing runs."""
+        """Returns the time at which a call ends or the cache is full, if nothing happens before; None if nothing runs."""
         return self.at + self._span(self._until_event()) if self._running else None
 
     def settle(self, now: float) -> list[Call]:
-        """Run to the event that is due at `now` and answers the calls that end there, with `done` as large as `want`."""
+        """Runs to the event that is due at `now` and answers the calls that end there, with `done` as large as `want`."""
         if self._running and now >= self.at:
             self._step(self._until_event())
         ended = list(self._ended())
@@ -161,7 +161,7 @@ class Engine:
         self._fill()
 
     def drain(self, now: float) -> list[Call]:
-        """Take every call out."""
+        """Takes every call out."""
         self.advance(now)
         calls = list(self.calls())
         for call in [*self._running]:
@@ -181,7 +181,7 @@ class Engine:
         return span_s(self.costs.model, steps, len(self._running), self.kv)
 
     def _steps_until(self, seconds: float) -> int:
-        """Return the least number of steps that take at least so long."""
+        """The least number of steps that take at least so long."""
         model, n = self.costs.model, len(self._running)
         a = model.k1 * n / 2
         b = model.step_s(n, self.kv) - a
@@ -200,7 +200,7 @@ class Engine:
         return max(0, min(self._ends[0][0] - self.steps, self._room()))
 
     def _room(self) -> int:
-        """Step that fit into the cache."""
+        """Steps that fit into the cache."""
         n = len(self._running)
         return self._ends[0][0] - self.steps if n == 1 else (self.costs.capacity - self.kv) // n
 

@@ -22,7 +22,7 @@ class Foresight:
         self._ordered: list[int] = []
 
     def expect(self, rank: float) -> int:
-        """Return the tokens of a call of this rank (0 to 1, the longest); 0 while unknown."""
+        """The tokens of a call of this rank (0 to 1, the longest); 0 while unknown."""
         count = len(self._ordered)
         if count < self._least:
             return 0

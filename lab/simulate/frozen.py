@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def files() -> list[Path]:
-    """Return the frozen files, in order."""
+    """The frozen files, in order."""
     return [
         HERE / "coefficients.toml",
         *sorted((HERE / "baselines").glob("*.py")),

@@ -44,7 +44,7 @@ class TrainerCosts:
     """The share that is lost with each doubling of the GPUs."""
 
     def seconds(self, tokens: float, gpus: int, recompute: bool) -> float:
-        """Return the seconds to train tokens on a number of GPUs, without the step at the end."""
+        """Returns the seconds to train tokens on a number of GPUs, without the step at the end."""
         each = self.token_s + (self.recompute_s if recompute else 0.0)
         return tokens * each * (1 + self.spread * math.log2(gpus)) / gpus
 
@@ -98,7 +98,7 @@ def _kind(table: str, name: str) -> dict[str, Any]:
 
 
 def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts:
-    """Return an engine of `gpus` GPUs. Raise ScenarioError if the model does not fit."""
+    """An engine of `gpus` GPUs. Raises ScenarioError if the model does not fit."""
     shape, card, share, fixed = (
         _kind("model", model),
         _kind("gpu", gpu),
@@ -127,7 +127,7 @@ def engine_costs(model: str, gpu: str, gpus: int, slots: int = 0) -> EngineCosts
 
 
 def trainer_costs(model: str, gpu: str) -> TrainerCosts:
-    """Return a trainer of that model on that kind of GPU."""
+    """A trainer of that model on that kind of GPU."""
     shape, card, train = _kind("model", model), _kind("gpu", gpu), coefficients()["train"]
     a_flop = shape["parameters"] / (card["flops"] * coefficients()["efficiency"]["train_flops"])
     return TrainerCosts(

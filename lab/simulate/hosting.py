@@ -31,15 +31,15 @@ class Hosting:
         self._runtime = Runtime(self.program, self._clock, self._recording)
 
     def want(self, port: Output[tuple[T, ...]]) -> None:
-        """Collect the commands of this output. Before `start` only."""
+        """Collects the commands of this output. Before `start` only."""
         self._runtime.observe(port, lambda _tag, values: self.wanted.extend(values))
 
     def observe(self, port: Output[T], callback: Callable[[T], None]) -> None:
-        """Call `callback`, which tells nothing, with every value of an output. Before `start` only."""
+        """Calls `callback`, which tells nothing, with every value of an output. Before `start` only."""
         self._runtime.observe(port, lambda _tag, values: callback(values))
 
     def start(self) -> None:
-        """Start the program."""
+        """Starts the program."""
         self._runtime.start()
 
     def inject(self, action: PhysicalAction[T], value: T) -> None:
@@ -49,6 +49,6 @@ class Hosting:
         self._runtime.advance()
 
     def close(self) -> None:
-        """End the recording."""
+        """Ends the recording."""
         if self._recording is not None:
             self._recording.close()

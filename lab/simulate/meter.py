@@ -98,7 +98,7 @@ class Meter:
     # Figures
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures of the run; every one is simulated.
+        """The figures of the run; every one is simulated.
 
         `bounded_tokens_per_s`: without trained tokens that were older than eta, as if these were masked.
         """
@@ -127,7 +127,7 @@ class Meter:
     # Internals
 
     def _seconds(self, now: float) -> Counter[str]:
-        """Return the GPU seconds so far, with roles that last."""
+        """The GPU seconds so far, with roles that last."""
         seconds = Counter(self.seconds)
         for gpus, (role, since) in zip(self._engines, self._hosts, strict=True):
             if role != "lent":

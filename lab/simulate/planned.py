@@ -26,7 +26,7 @@ class Planned(Combined):
     name = "combined_planned"
 
     def train_gpus(self, scenario: Scenario) -> int:
-        """Return the planned number of training GPUs, but no fewer than the scenario's."""
+        """The planned number of training GPUs, but no fewer than the scenario's."""
         return max(split(scenario) * scenario.engine_gpus, scenario.train_gpus)
 
 
@@ -61,6 +61,6 @@ class _Training:
 
 
 def split(scenario: Scenario) -> int:
-    """Return how many engines' worth of GPUs train."""
+    """Returns how many engines' worth of GPUs train."""
     engines = scenario.gpus // scenario.engine_gpus
     return Site(_Sampling(scenario), _Training(scenario), Pool(engines)).best().train

@@ -15,7 +15,7 @@ from lab.simulate.workload import Task, Turn
 
 
 def read(path: Path) -> list[Task]:
-    """Return the groups of a file. Raise ScenarioError that names it."""
+    """The groups of a file. Raises ScenarioError that names it."""
     try:
         return _exported(path) if path.suffix == ".parquet" else _lines(path)
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -40,12 +40,12 @@ Found = dict[str, list[Outcome]]
 
 
 def bounded(outcome: Outcome, eta: int) -> bool:
-    """Return true if no trained group was older than eta."""
+    """True if no trained group was older than eta."""
     return max(outcome.values("staleness_max")) <= eta
 
 
 def goals(found: Found, etas: dict[str, int], policy: str = OWN) -> dict[str, float | None]:
-    """Return the keys of a policy of headgate's, of the outcomes by scenario; None where it or its rivals are missing."""
+    """The keys of a policy of headgate's, of the outcomes by scenario; None where it or its rivals are missing."""
     fractions: list[float] = []
     useful: list[float] = []
     over_sync: list[float] = []
@@ -88,7 +88,7 @@ def main(
     own: Annotated[bool, typer.Option(help="Also with everybody's own trainer.")] = True,
     out: Annotated[Path, typer.Option(help="A folder for the JSON and the plot.")] = Path("runs/simulation"),
 ) -> None:
-    """Simulate the grid."""
+    """Simulates the grid."""
     if unknown := set(policy or ()) - POLICIES.keys():
         raise typer.BadParameter(f"no policy {', '.join(sorted(unknown))}; there are: {', '.join(POLICIES)}")
     ours = {name: make for name, make in POLICIES.items() if not policy or name in (SYNCHRONOUS, *policy)}

@@ -125,7 +125,7 @@ class Scenario(_Table):
 
     @classmethod
     def load(cls, path: Path, engine_gpus: int | None = None) -> Self:
-        """Read a file. Raise ScenarioError that names it and what is wrong. `engine_gpus` in place of the file's."""
+        """Reads a file. Raises ScenarioError that names it and what is wrong. `engine_gpus` in place of the file's."""
         try:
             table = read_toml(path)
             if "recorded" in table:
@@ -165,12 +165,12 @@ class Scenario(_Table):
         return self.engine_on(self.engine_gpus)
 
     def engine_on(self, gpus: int) -> EngineCosts:
-        """Return the costs of an engine of so many GPUs. Raise ScenarioError if the model does not fit."""
+        """The costs of an engine of so many GPUs. Raises ScenarioError if the model does not fit."""
         costs = self.engine_costs or engine_costs(self.model, self.gpu, gpus, self.slots)
         return replace(costs, overlap=self.prefill_overlap) if self.prefill_overlap else costs
 
     def engines(self, sampling: int, lent: int) -> list[int]:
-        """Return the GPUs of each engine, where so many GPUs only sample and so many are lent; the largest come first. Raises
+        """The GPUs of each engine, where so many GPUs only sample and so many are lent; the largest come first. Raises
         ScenarioError."""
         others = [gpus for gpus, count in sorted(self.engines_of.items(), reverse=True) for _ in range(count)]
         rest = sampling - sum(others)
@@ -187,11 +187,11 @@ class Scenario(_Table):
         return self.trainer_costs or trainer_costs(self.model, self.gpu)
 
     def trained(self, context: int) -> float:
-        """Return the tokens without attention that take the trainer as long as an episode of so many."""
+        """The tokens without attention that take the trainer as long as an episode of so many."""
         return context * (1 + self.attention * context)
 
     def transfers(self, train_gpus: int) -> TransferCosts:
-        """Return the costs of weight transfers from a trainer of so many GPUs."""
+        """The costs of weight transfers from a trainer of so many GPUs."""
         if self.transfer_costs is None:
             return transfer_costs(self.model, self.engine_gpus, train_gpus, self.sites)
         engines = self.gpus // self.engine_gpus
@@ -200,7 +200,7 @@ class Scenario(_Table):
         )
 
     def workload(self, seed: int) -> Workload:
-        """Return the groups, for that seed."""
+        """The groups, for that seed."""
         if self.recorded is not None:
             return Recorded(read(self.recorded), seed)
         lengths, turns = Lengths(**self.lengths.model_dump()), Turns(**self.turns.model_dump())
@@ -238,7 +238,7 @@ class Scenario(_Table):
         return min(max(engines, 1), self.gpus // self.engine_gpus - 1) * self.engine_gpus
 
     def _balanced(self) -> float:
-        """Return the eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
+        """The eighth at which the slower of rollout and training of a batch is fastest (StreamRL's Algorithm 1).
 
         Rollout is taken to run with all slots of every engine full, or all calls of a batch spread evenly, whichever is less.
         """

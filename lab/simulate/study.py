@@ -44,14 +44,14 @@ class Estimate:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Estimate:
-        """Return the estimate from at least one value."""
+        """The estimate from at least one value."""
         if len(values) == 1:
             return cls(values[0], 0.0)
         t = _T95[len(values) - 2] if len(values) - 2 < len(_T95) else 1.96
         return cls(statistics.fmean(values), t * statistics.stdev(values) / math.sqrt(len(values)))
 
     def to_json(self) -> dict[str, float]:
-        """Return a JSON object."""
+        """A JSON object."""
         return {"mean": self.mean, "ci95": self.half}
 
 
@@ -64,11 +64,11 @@ class Outcome:
     runs: tuple[dict[str, Any], ...]
 
     def values(self, figure: str) -> list[float]:
-        """Return a figure of every seed."""
+        """A figure of every seed."""
         return [float(run[figure]) for run in self.runs]
 
     def estimate(self, figure: str) -> Estimate:
-        """Return a figure over the seeds."""
+        """A figure over the seeds."""
         return Estimate.of(self.values(figure))
 
     def over(self, other: Outcome) -> Estimate:
@@ -77,7 +77,7 @@ class Outcome:
         return Estimate.of([mine / theirs for mine, theirs in pairs])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
+        """A JSON object."""
         figures = {figure: self.estimate(figure).to_json() for figure in FIGURES}
         return {"scenario": self.scenario, "policy": self.policy, "seeds": len(self.runs), **figures}
 
@@ -103,7 +103,7 @@ def run(
 def simulate(
     scenario: Scenario, policy: Policy, seed: int, bound: UpperBound | None = None
 ) -> dict[str, Any]:
-    """Return the figures of one run, and how near it is to the upper bound. Raise SimulationError.
+    """The figures of one run, and how near it is to the upper bound. Raises SimulationError.
 
     `ub_fraction`: trained tokens/s over the bound's. `useful_share`: the part of all GPU time that the trained tokens need at
     least, however many GPU seconds were busy. `bound`: the scenario's with that seed, where it is known.

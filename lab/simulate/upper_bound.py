@@ -35,7 +35,7 @@ class UpperBound:
 
     @classmethod
     def of(cls, scenario: Scenario, seed: int) -> UpperBound:
-        """Return the bound for a scenario's groups with a seed."""
+        """The bound for a scenario's groups with a seed."""
         workload = scenario.workload(seed)
         batches = [
             [workload.task(number) for number in range(batch * scenario.batch, (batch + 1) * scenario.batch)]

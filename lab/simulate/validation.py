@@ -133,7 +133,7 @@ def rows() -> list[Row]:
 
 
 def main() -> None:
-    """Print the rows, and a JSON line."""
+    """Prints the rows, and a JSON line."""
     typer.echo("Simulated beside published; F: fitted to this figure")
     found = rows()
     for row in found:

@@ -56,7 +56,7 @@ class Workload(Protocol):
     """Groups by number."""
 
     def task(self, number: int) -> Task:
-        """Return the group of that number, always the same."""
+        """The group of that number, always the same."""
 
     @property
     def longest(self) -> int:
@@ -76,7 +76,7 @@ class Lengths:
     """The share by which replies become longer with every batch that was begun."""
 
     def at(self, quantile: float, batch: float) -> int:
-        """Return the length at a quantile, in tokens, at least 1."""
+        """The length at a quantile, in tokens, at least 1."""
         match self.kind:
             case "lognormal":
                 over = math.exp(self.sigma * _NORMAL.inv_cdf(min(max(quantile, 1e-9), 1 - 1e-9)))
@@ -118,7 +118,7 @@ class Stated:
         return self._prompt + self._turns.most * (self._lengths.longest + self._turns.result)
 
     def task(self, number: int) -> Task:
-        """Return the group of that number."""
+        """The group of that number."""
         draws = np.random.default_rng((self._seed, number))
         hard = float(draws.standard_normal())
         seen = hard + RANKER_NOISE * float(draws.standard_normal())
@@ -166,7 +166,7 @@ class Recorded:
         )
 
     def task(self, number: int) -> Task:
-        """Return the group of that number."""
+        """The group of that number."""
         return self._tasks[(self._first + number) % len(self._tasks)]
 
 

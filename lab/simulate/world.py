@@ -63,17 +63,17 @@ class Policy(Protocol):
         """Divides the scenario's GPUs."""
 
     def rule(self, scenario: Scenario) -> StalenessRule:
-        """Return the rule that bounds staleness."""
+        """The rule that bounds staleness."""
 
     def on_room(self, world: World) -> None:
         """The rule may let groups start."""
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
-        """Sample want an engine: they were just started, were given back, had their tool's answer, or an engine opened again
+        """Samples want an engine: they were just started, were given back, had their tool's answer, or an engine opened again
         while they were held."""
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
-        """Call want no engine any more: their turn has ended, or their sample is given up. The sample, the number of its turn,
+        """Calls want no engine any more: their turn has ended, or their sample is given up. The sample, the number of its turn,
         and the tokens of its context. Told before anything else that follows from it."""
 
     def on_opened(self, world: World, host: Host) -> None:
@@ -136,7 +136,7 @@ class World:
     # The loop
 
     def run(self, progress: Callable[[int, float], None] = lambda _batch, _now: None) -> Meter:
-        """Trains the scenario's batches. `progress` gets each, and the time. Raise Stalled if nothing can go on."""
+        """Trains the scenario's batches. `progress` gets each, and the time. Raises Stalled if nothing can go on."""
         batches = self.scenario.batches
         if self.policy.ticks:
             self._after(1.0, self._second)
@@ -160,11 +160,11 @@ class World:
     # Verbs: groups and samples
 
     def room(self) -> int:
-        """Return how many groups could start now."""
+        """Returns how many groups could start now."""
         return self.rule.free_slots()
 
     def start_group(self, version: int | None = None) -> Group | None:
-        """Start the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold.
+        """Starts the workload's next group; None if the rule refuses it. Its samples are for the caller to route or hold.
 
         `version`: of the engine that admits it; None: V is the newest version.
         """
@@ -220,7 +220,7 @@ class World:
         return host.engine
 
     def least_loaded(self) -> Host | None:
-        """Return the open engine with the fewest calls; among equals the first. None if none is open."""
+        """The open engine with the fewest calls; among equals the first. None if none is open."""
         while self._loads:
             load, number = self._loads[0]
             host = self.hosts[number]
@@ -270,7 +270,7 @@ class World:
     # Verbs: the trainer
 
     def ready(self) -> int:
-        """Group of the batch that the trainer could begin with now; 0 while it may not."""
+        """Groups of the batch that the trainer could begin with now; 0 while it may not."""
         buffer = self.rule.next_buffer
         there = len(self.rule.entries(buffer))
         if self.rule.complete(buffer):
@@ -367,7 +367,7 @@ class World:
             self._woken[host] = None
 
     def _end_turns(self, samples: Sequence[Sample]) -> None:
-        """End the turns of samples that have left their engine; one that ends may make others superfluous."""
+        """Ends the turns of samples that have left their engine; one that ends may make others superfluous."""
         for sample in samples:
             if not sample.over:
                 self._turn_over(sample)
@@ -458,7 +458,7 @@ class World:
         self._touch(host)
 
     def _still_cached(self, sample: Sample, host: Host) -> bool:
-        """Return whether an engine has kept a conversation while its tool worked.
+        """Returns whether an engine has kept a conversation while its tool worked.
 
         Looked at when a call comes: calls that run by then have taken their part of the cache from idle ones, the oldest first.
         """
@@ -480,7 +480,7 @@ class World:
         sample.since, sample.host = sample.call.done, None
 
     def _take_out(self, sample: Sample) -> bool:
-        """Remove a sample; returns True if its turn ended with the running step."""
+        """Removes a sample; returns True if its turn ended with the running step."""
         host = sample.host
         assert host is not None
         if host.state == "open":
@@ -593,7 +593,6 @@ class World:
 
 
 def _streams(scenario: Scenario, policy: Policy, layout: Layout) -> int:
-    """Return the scenario's, if it says so and the trainer can: one that shares all of its GPUs and waits for the whole batch
-    cannot."""
+    """The scenario's, if it says so and the trainer can: one that shares all of its GPUs and waits for the whole batch cannot."""
     able = policy.stream > 0 or layout.train > 0
     return policy.stream if scenario.stream is None or not able else scenario.stream

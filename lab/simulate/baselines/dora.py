@@ -46,7 +46,7 @@ class Dora(Plain):
         """The samples of each version that are not over."""
 
     def on_room(self, world: World) -> None:
-        """Sample that may start go to engines of the newest version, once there are any."""
+        """Samples that may start go to engines of the newest version, once there are any."""
         samples: list[Sample] = []
         while world.room() and (group := world.start_group()):
             samples += group.samples
@@ -66,7 +66,7 @@ class Dora(Plain):
                 world.route(sample, host)
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:
-        """Count what is over."""
+        """Counts what is over."""
         for sample, _, _ in calls:
             if sample.over:
                 self._live[sample.group.version] -= 1
@@ -91,7 +91,7 @@ class Dora(Plain):
             _even_out(world, hosts)
 
     def _divide(self, world: World) -> None:
-        """Take the engines from older versions that are beyond their share, those with the fewest calls first."""
+        """Takes the engines from older versions that are beyond their share, those with the fewest calls first."""
         newest = world.arrived
         weights = {v: n * (LATE if v < newest else 1.0) for v, n in self._live.items() if n > 0}
         weights.setdefault(newest, 0.0)
@@ -116,14 +116,13 @@ def _by_version(hosts: Sequence[Host]) -> dict[int, list[Host]]:
 
 
 def _least(world: World, version: int) -> Host | None:
-    """Return the open engine with the fewest calls of the oldest version that is not older; None while one is on its way to
-    it."""
+    """The open engine with the fewest calls of the oldest version that is not older; None while one is on its way to it."""
     legal = [host for host in world.open_hosts() if host.version >= version]
     return min(legal, key=lambda host: (host.version, host.engine.load), default=None)
 
 
 def _empty(world: World, host: Host, others: Sequence[Host]) -> None:
-    """Give an engine's calls to the others of its version, with what they have in the cache."""
+    """Gives an engine's calls to the others of its version, with what they have in the cache."""
     for call in list(world.look(host).calls()) if others else []:
         world.move(call.owner, min(others, key=_load), carry=True)
 

@@ -51,7 +51,7 @@ class Heddle(Plain):
         """Those that wait, the longest last."""
 
     def on_room(self, world: World) -> None:
-        """Group that may start do."""
+        """Groups that may start do."""
         samples: list[Sample] = []
         while world.room() and (group := world.start_group()):
             samples += group.samples
@@ -94,7 +94,7 @@ class Heddle(Plain):
         self._place(world)
 
     def _place(self, world: World) -> None:
-        """Send what finds room, the longest first."""
+        """Sends what finds room, the longest first."""
         while self._queue:
             sample = self._queue[-1]
             host = None if sample.over else self._choice(world, sample)

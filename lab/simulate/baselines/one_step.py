@@ -27,14 +27,14 @@ class OneStep(Plain):
     rule_name = "one_step"
 
     def on_room(self, world: World) -> None:
-        """Sample that may start do, after engines that have nothing to do began to load."""
+        """Samples that may start do, after engines that have nothing to do began to load."""
         if world.room():
             for host in world.open_hosts():
                 self.on_idle(world, host)
         super().on_room(world)
 
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
-        """Sample go where least is running, but to no engine that runs an older version than their group's."""
+        """Samples go where least is running, but to no engine that runs an older version than their group's."""
         for sample in samples:
             host = world.last_host(sample) or world.least_loaded()
             if host is None or host.version < sample.group.version:

@@ -34,13 +34,13 @@ class Plain:
         return Layout(rollout=scenario.gpus - scenario.train_gpus, train=scenario.train_gpus)
 
     def rule(self, scenario: Scenario) -> StalenessRule:
-        """Return the rule of `rule_name`, under the scenario's bound; every group is trained as it is."""
+        """The rule of `rule_name`, under the scenario's bound; every group is trained as it is."""
         return rules.create(
             self.rule_name, LedgerSettings(eta=scenario.eta, batch=scenario.batch, min_members=1)
         )
 
     def on_room(self, world: World) -> None:
-        """Start what may start."""
+        """Starts what may start."""
         while world.room() and (group := world.start_group()):
             self.on_homeless(world, group.samples)
 

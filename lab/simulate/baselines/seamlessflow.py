@@ -46,7 +46,7 @@ class SeamlessFlow(Plain):
             world.train()
 
     def on_trained(self, world: World) -> None:
-        """Return the nodes with the new weights, unless the next batch is there already."""
+        """Returns the nodes with the new weights, unless the next batch is there already."""
         world.publish(blocked_s=world.transfers.collective_s)
         if not world.rule.complete(world.rule.next_buffer):
             shared = [host for host in world.hosts if host.state == "asleep"]

@@ -50,7 +50,7 @@ class StaleFlow(Plain):
         """The samples that wait at the coordinator, by the version of their group."""
 
     def on_room(self, world: World) -> None:
-        """Sample that may start wait at the coordinator, and are routed at once if they can be."""
+        """Samples that may start wait at the coordinator, and are routed at once if they can be."""
         fresh: list[Sample] = []
         while world.room() and (group := world.start_group()):
             fresh += group.samples
@@ -94,7 +94,7 @@ class StaleFlow(Plain):
             self._queue.setdefault(sample.group.version, deque()).append(sample)
 
     def _route(self, world: World, hosts: Sequence[Host] | None = None) -> None:
-        """Send what it can, the oldest version first."""
+        """Sends what it can, the oldest version first."""
         if not self._queue:
             return
         fleet = _Fleet(world, world.open_hosts() if hosts is None else hosts)
@@ -176,7 +176,7 @@ class _Fleet:
 
 
 def _balance(world: World, hosts: Sequence[Host]) -> None:
-    """Move calls from the engine with the most to the one with the least, where the ratio of their step times says so."""
+    """Moves calls from the engine with the most to the one with the least, where the ratio of their step times says so."""
     busy = [host for host in hosts if host.engine.load]
     if len(hosts) < 2 or not busy:
         return

@@ -40,7 +40,7 @@ class StreamRL(OneStep):
     recompute = False
 
     def on_room(self, world: World) -> None:
-        """Start what may start as one, so that the longest of all begin first."""
+        """Starts what may start as one, so that the longest of all begin first."""
         for host in world.open_hosts() if world.room() else []:
             self.on_idle(world, host)
         samples: list[Sample] = []
