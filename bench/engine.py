@@ -50,7 +50,7 @@ class EngineSettings:
     tools: bool = False
 
     def reply(self, max_tokens: int) -> Reply:
-        """Return the reply to a request for so many tokens."""
+        """Return the reply to a request for `max_tokens` tokens."""
         if self.tools and max_tokens >= TOOL_TOKENS:
             return with_tool(TOOL_TOKENS)
         return plain(min(max_tokens, self.chunks), max_tokens > self.chunks)

@@ -182,7 +182,7 @@ async def _bench(plan: Plan, steps: Steps) -> _Run:
 
 
 def size_at(series: list[Point], calls: int, span: float) -> float:
-    """Return the median size (MiB) over the last `span` calls up to so many; of the nearest point if none is there."""
+    """Return the median size (MiB) over the last `span` calls up to N; of the nearest point if none is there."""
     near = [point.rss_mib for point in series if calls - span <= point.calls <= calls]
     return median(near) if near else min(series, key=lambda point: abs(point.calls - calls)).rss_mib
 

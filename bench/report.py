@@ -43,7 +43,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """Return a number for people: so many significant digits, thousands set apart; `-` for None."""
+    """Return a number for people: `digits` significant digits, thousands set apart; `-` for None."""
     if value is None:
         return "-"
     whole = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0

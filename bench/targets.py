@@ -200,7 +200,7 @@ class GatewayTarget(ChatTarget):
 
 
 async def open_episodes(port: int, number: int = _EPISODES) -> list[str]:
-    """Return the keys of so many new episodes."""
+    """Return the keys of N new episodes."""
     limit = asyncio.Semaphore(_OPENED_AT_ONCE)
     async with GatewayClient(f"http://127.0.0.1:{port}") as client:
 

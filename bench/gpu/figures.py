@@ -57,7 +57,7 @@ def layer_weights(config: Mapping[str, Any]) -> int:
 
 
 def pairs_of(record: Mapping[str, float]) -> float:
-    """At least so many pairs of tokens in a step with questions that a group shares, taking all replies to be equally long.
+    """Return a lower bound on the pairs of tokens in a step whose groups share a question, taking replies to be equally long.
 
     Replies of different lengths have more pairs, so what follows from it is too small, if anything.
     """
@@ -79,7 +79,7 @@ def operations(config: Mapping[str, Any], record: Mapping[str, float]) -> float:
 
 
 def operations_as_prime_rl_counts(config: Mapping[str, Any], tokens: float, row: int) -> float:
-    """Return the operations of so many tokens in rows of one length, by the formula of prime-rl's published figure."""
+    """Return the operations of `tokens` tokens in rows of one length, by the formula of prime-rl's published figure."""
     matrices = layer_weights(config) + config["vocab_size"] * config["hidden_size"]
     attention = 12 * config["num_hidden_layers"] * config["hidden_size"] * row
     return tokens * float(6 * matrices + attention)

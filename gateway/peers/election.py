@@ -94,7 +94,7 @@ class Election:
                 log.warning("the coordinator's lease is not renewed yet: %s", error)
 
     async def check_coordinator(self, fence: int) -> None:
-        """Return while this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
+        """Check that this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
         if time.monotonic() - self._renewed > self._lease_s:
             await self._renew(fence)
 

@@ -113,7 +113,7 @@ class Membership:
             raise Unavailable("this process has no coordinator now", retry_after=1.0, code="no_coordinator")
 
     async def check_coordinator(self) -> None:
-        """Return while this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
+        """Check that this process is the coordinator for sure. Raise Fenced, or Unavailable if that is not known."""
         await self._election.check_coordinator(self.fence)
 
     async def _run(self, lead: Lead) -> None:

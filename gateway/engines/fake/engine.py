@@ -55,7 +55,7 @@ class Faults:
     stale_reload: bool = False
     stall: bool = False
     hold_after: int | None = None
-    """Requests stop when they have sampled so many tokens. None: none does."""
+    """Requests stop when they have sampled this many tokens. None: none does."""
     load_s: float = 0.0
     hold_load: bool = False
     hold_receive: int | None = None
@@ -190,7 +190,7 @@ class FakeEngine:
         return sum(request.waits and self._at_barrier(request) for request in self._requests.values())
 
     async def arrived(self, requests: int) -> None:
-        """Wait until so many requests, or more, stand at the barrier."""
+        """Wait until this many requests, or more, wait at the barrier."""
         while self.held < requests:
             await self._changed.wait()
 
