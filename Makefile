@@ -80,8 +80,8 @@ dist: setup ## the wheel and the source distribution, in dist/
 docs-reference: setup ## the pages of settings, commands, metrics, errors and routes in docs/reference, made from the code
 	$(BIN)/python -m reference
 
-models-matrix: setup ## docs/models-matrix.md: which families of models the trainer takes, and how exactly (10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/trainer families --out docs/models-matrix.md
+models-matrix: setup ## docs/models-matrix.md: which families of models can be trained, and how exactly (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.families --out docs/models-matrix.md
 
 test: setup console-check engine clients environments ## every test but the long ones, real vLLM and foreign clients included
 	$(TESTS) test

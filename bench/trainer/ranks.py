@@ -11,9 +11,9 @@ from torch import Tensor
 from bench.trainer.headgate import groups_of, settings_of
 from bench.trainer.load import Rollout
 from tests.harness.ranks import on_ranks
-from trainer.learner import Learner
 from trainer.model import pretrained
-from trainer.orders import dismiss, follow
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 
 _STEPS = 2
 
@@ -27,13 +27,13 @@ def two_rank_error(model: Path, batch: list[Rollout], tokens: int, folder: Path)
 
 def _learn(model: Path, batch: list[Rollout], tokens: int, folder: Path) -> dict[str, Tensor] | None:
     with patch.dict(pretrained.DTYPES, {"float32": torch.float64}):
-        learner = Learner.open(settings_of(str(model), tokens, 1, folder))
-    if not learner.ranks.leads:
-        follow(learner)
+        trainer = RankTrainer.open(settings_of(str(model), tokens, 1, folder))
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return None
     for _ in range(_STEPS):
-        learner.train(groups_of(batch))
+        trainer.train(groups_of(batch))
     with patch.dict(pretrained.DTYPES, {"float32": torch.float64}):
-        weights = {name: tensor.clone() for name, tensor in learner.published().items()}
-    dismiss(learner)
+        weights = {name: tensor.clone() for name, tensor in trainer.gather_weights().items()}
+    shutdown_ranks(trainer)
     return weights

@@ -113,7 +113,7 @@ class Walker:
         self._model: Any = pretrained.load(model)
         self._random = torch.Generator().manual_seed(seed)
 
-    def take(self, model: Any) -> None:
+    def load_weights(self, model: Any) -> None:
         """Takes over the weights of another model."""
         self._model.load_state_dict(model.state_dict())
 

@@ -123,7 +123,7 @@ def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anythin
     )
     status, said = command("trainer.cli", "run", str(config), folder=tmp_path, missing="wandb")
     (line,) = said.splitlines()
-    assert (status, line) == (2, "[report] to: wandb is not installed: pip install 'headgate[trackers]'")
+    assert (status, line) == (2, "[report] trackers: wandb is not installed: pip install 'headgate[trackers]'")
     assert not (tmp_path / "run").exists()
 
 

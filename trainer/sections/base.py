@@ -12,7 +12,7 @@ Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 def _names_a_function(value: str) -> str:
     if not re.fullmatch(r"[\w./-]+:\w+", value):
-        raise ValueError(f"{value!r} is no agent: module:function or path/to/file.py:function is needed")
+        raise ValueError(f"{value!r} is not an agent: module:function or path/to/file.py:function is needed")
     return value
 
 
