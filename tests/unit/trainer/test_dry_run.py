@@ -63,7 +63,7 @@ def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
     assert code == 0, text
     assert [path.name for path in tmp_path.iterdir()] == ["trainer.toml"]
     assert said["tokenizer"] == 256 + len(SPECIALS) + len(MARKS) and said["memory"]["fits"] is None
-    assert "http://127.0.0.1:1 does not answer" in said["gateway"]
+    assert "http://127.0.0.1:1 does not respond" in said["gateway"]
     done = said["pass"]
     assert (done["version"], done["tokens"], done["peak"]) == (0, 256, None)
     assert done["grad_norm"] > 0 and done["seconds"] > 0 and done["optimizer_s"] > 0
@@ -100,7 +100,7 @@ def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path
     for arguments in (("--dry-run", "--meta"), ("--dry-run", "--set", f"model.path={bare}")):
         code, said, text = invoke(*arguments)
         assert (code, said["pass"], said["tokenizer"]) == (0, None, None), text
-        assert said["memory"]["weights"] > 0 and "shapes alone" in text
+        assert said["memory"]["weights"] > 0 and "only shapes" in text
     assert invoke("--dry-run", "--meta", "--memory", "1MiB")[0] == 1
 
 

@@ -50,12 +50,12 @@ def test_an_export_is_the_checkpoint_as_transformers_reads_it(config: Path, tmp_
 def test_what_cannot_be_exported_is_said(config: Path, tmp_path: Path) -> None:
     assert invoke(config, "--out", tmp_path)[0] == 2
     code, said = invoke(config, "--out", tmp_path / "out")
-    assert (code, "there is no checkpoint" in said) == (1, True)
+    assert (code, "has no checkpoint" in said) == (1, True)
     trainer = RankTrainer.open(Settings.load(config))
     trainer.train([group("g", [1.0, 0.0])])
     trainer.save_checkpoint()
     code, said = invoke(config, "--out", tmp_path / "out", "--version", 7)
-    assert (code, "no checkpoint of version 7; there are: 1" in said) == (1, True)
+    assert (code, "no checkpoint of version 7; existing: 1" in said) == (1, True)
     trainer.train([group("h", [1.0, 0.0], version=1)])
     (trainer.save_checkpoint() / "state.json").write_text("")
     code, said = invoke(config, "--out", tmp_path / "out")

@@ -227,7 +227,7 @@ def test_what_some_ranks_wrote_others_read(tmp_path: Path, before: int, after: i
         ({"shard": 2, "tensor": 2}, 2, "shard = 2 times tensor = 2 needs 4 ranks, but 2 run"),
         ({"replicate": 2}, 3, "replicate = 2 needs a multiple of 2 ranks, but 3 run"),
         ({"tensor": 2}, 3, "tensor = 2 needs a multiple of 2 ranks, but 3 run"),
-        ({"context": 2}, 3, "context = 2 needs a multiple of as many ranks, but 3 run"),
+        ({"context": 2}, 3, "context = 2 needs a multiple of that number of ranks, but 3 run"),
     ],
 )
 def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], size: int, said: str) -> None:
@@ -245,5 +245,5 @@ def test_a_gpu_that_is_not_there_is_said_by_the_setting() -> None:
 
 
 def test_context_and_tensor_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="tensor = 2 and context = 2: cannot be combined"):
+    with pytest.raises(ValueError, match="tensor = 2 and context = 2 cannot be combined"):
         ParallelSettings.model_validate({"tensor": 2, "context": 2})

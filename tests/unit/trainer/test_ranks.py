@@ -204,5 +204,6 @@ def test_a_rank_that_is_silent_while_all_wait_ends_the_others(
     step = ("heartbeat", "waiting for a command of rank 0")[1 - victim]
     assert said[victim] == "over"
     assert (
-        f"rank {1 - victim} lost rank {victim} in step '{step}': it ended, or was silent" in said[1 - victim]
+        f"rank {1 - victim} lost rank {victim} in step '{step}': it ended, or did not respond"
+        in said[1 - victim]
     )

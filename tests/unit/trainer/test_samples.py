@@ -129,7 +129,7 @@ async def test_a_run_writes_samples_that_the_command_line_prints(
     assert other.output != printed.output
     missing = CliRunner().invoke(app, ["samples", str(settings.run.dir), "--step", "2"])
     assert (missing.exit_code, missing.output) == (
-        2, f"{settings.run.dir}: no samples of step 2; there are those of steps 1, 3\n"
+        2, f"{settings.run.dir}: no samples of step 2; steps with samples: 1, 3\n"
     )  # fmt: skip
 
 

@@ -232,7 +232,7 @@ def lines(work: Path) -> list[dict[str, Any]]:
 
 def config_of(model: Path, work: Path, data: Path, **sft: Any) -> Path:
     path = work / "sft.toml"
-    values = {"data": [str(data)], "examples": 3, **sft}
+    values = {"data": [str(data)], "batch_size": 3, **sft}
     path.write_text(
         f'[run]\ndir = "{work}/run"\ndevice = "cpu"\nthreads = 1\ndeterministic = true\n[model]\npath = "{model}"\n'
         "[optimizer]\nlr = 3e-3\n[checkpoint]\nkeep = 1\n[sft]\n"
