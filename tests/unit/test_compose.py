@@ -18,7 +18,7 @@ from gateway.sections import EngineSettings, ModelSettings
 from gateway.sections.environment import ENVIRONMENT
 from gateway.settings import ConfigError, Settings
 from trainer.commands.plan_memory import engine_bytes, plan
-from trainer.memory import GIB
+from trainer.memory_plan import GIB
 from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]

@@ -52,7 +52,7 @@ def test_defaults() -> None:
         ("[weights]\ntransport = 'collective'\nlisten = '0.0.0.0:8100'", "needs `url`"),
         (
             "[rollout]\nagent = 'no function'\ntasks = 'x'",
-            "rollout.agent: 'no function' is no agent: module:function or",
+            "rollout.agent: 'no function' is not an agent: module:function or",
         ),
         ("[model.lora]\ntargets = 'q_proj'", r'lora.targets: "all-linear" or a list of names'),
     ],
