@@ -54,7 +54,7 @@ def rollouts_of(workload: Workload) -> list[Rollout]:
 
 
 def measure(workload: Workload, model: Path, folder: Path, device: str, steps: int) -> dict[str, Any]:
-    """Trains on one batch again and again; answers what the bench reports of it."""
+    """Train on one batch several times, and return the figures of each step."""
     trainer = RankTrainer.open(settings_of(workload, model, folder, device))
     groups = groups_of(rollouts_of(workload))
     counted: list[dict[str, float]] = []
@@ -67,7 +67,7 @@ def measure(workload: Workload, model: Path, folder: Path, device: str, steps: i
 
 
 def main() -> None:
-    """Measures once."""
+    """Measure once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=WORKLOADS, required=True)
     parser.add_argument("--model", type=Path, required=True)

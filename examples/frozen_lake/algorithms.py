@@ -3,7 +3,7 @@
     python -m examples.frozen_lake.algorithms              # what `make report NAME=algorithms` does
     python -m examples.frozen_lake.algorithms --algorithms grpo,rloo --seeds 1 --steps 6 --plot runs/algorithms.png
 
-Each step samples a batch with the newest weights and trains on it with the trainer's own trainer. The control is the same loop
+Each step samples a batch with the newest weights and trains on it with a `RankTrainer`. The control is the same loop
 with a learning rate of 0. Nothing depends on the machine's pace: a seed gives the same run again. A run that is in the folder is
 not repeated.
 """

@@ -1,4 +1,4 @@
-"""Learners of a tiny model on one batch of episodes that branch, on any device."""
+"""Trainers of a tiny model on one batch of episodes that branch, on any device."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ class RunSettings(Section):
     deterministic: bool = False
     """Refuse PyTorch operations whose result may differ from run to run."""
     max_failed_share: float = Field(0.5, ge=0, le=1)
-    """The run stops when a greater share of the newest episodes failed (crashes, tools, graders, deadlines); 1: it never
-    stops for that."""
+    """The run, the driver of `[rollout]` and an evaluation each stop when a greater share of their newest episodes failed
+    (crashes, tools, graders, deadlines); 1: they never stop for that."""
     batch_timeout_s: Seconds = 3600.0
     """Seconds that a leased batch may take without a new group before the run stops; raise it for slow agents."""
 

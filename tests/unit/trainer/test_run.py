@@ -56,7 +56,7 @@ class Watching(ProbelessTrainer):
 async def watching(
     gateway: RunningGateway, settings: Settings
 ) -> AsyncIterator[tuple[TrainingLoop, Watching]]:
-    """A trainer that has the node `t0`, and its trainer."""
+    """A loop that has the node `t0`, and its trainer."""
     node = gateway.services.coordinator.nodes.nodes["t0"]
     with Metrics(settings.run.dir, settings.run.steps) as metrics:
         trainer = Watching.open(settings)
@@ -403,7 +403,7 @@ async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
 
 
 @pytest.mark.parametrize("name", [None, "planner"])
-async def test_the_agents_episodes_are_of_the_model_that_is_trained(
+async def test_the_driver_receives_the_trained_model_the_order_and_the_bound_on_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
     started: list[list[str]] = []
@@ -415,7 +415,7 @@ async def test_the_agents_episodes_are_of_the_model_that_is_trained(
     monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
     monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
     settings = Settings.parse({
-        "run": {"dir": tmp_path, "steps": 1},
+        "run": {"dir": tmp_path, "steps": 1, "max_failed_share": 0.25},
         "gateway": {"url": "http://x", "model": name},
         "model": {"path": tmp_path},
         "optimizer": {"lr": 0},
@@ -425,6 +425,7 @@ async def test_the_agents_episodes_are_of_the_model_that_is_trained(
     (argv,) = started
     at = argv.index("--order")
     assert argv[at : at + 4] == ["--order", "difficulty", "--order-state", str(tmp_path / "tasks.json")]
+    assert argv[argv.index("--max-failures") + 1] == "0.25"
     assert (argv[argv.index("--model") + 1 :] if "--model" in argv else None) == (name and [name])
 
 

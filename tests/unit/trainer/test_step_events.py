@@ -1,4 +1,4 @@
-"""Steps are told to those who run_with_companions, and training does not depend on it."""
+"""Steps are sent to those who watch, and training does not depend on it."""
 
 from __future__ import annotations
 
