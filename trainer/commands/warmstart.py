@@ -153,7 +153,7 @@ def _convert(checkpoint: Path, dtype: Dtype) -> None:
 
 
 def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> None:
-    """Train tokenizer and model and writes them as a Hugging Face checkpoint, weights in float32."""
+    """Train tokenizer and model, and write them as a Hugging Face checkpoint, weights in float32."""
     logging.disable_progress_bar()
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)

@@ -27,7 +27,7 @@ class Request(Section):
 
 
 async def run(request: Request, result: Path) -> None:
-    """Run the evaluation and writes its result."""
+    """Run the evaluation and write its result."""
     async with GatewayClient(request.url, os.environ.get("HEADGATE_ADMIN_KEY") or None) as client:
         agent = request.evaluation.load()
         try:

@@ -337,7 +337,7 @@ def put(target: Tensor, value: Tensor) -> None:
 
 
 def divide_and_clip(model: nn.Module, divisor: float, largest: float) -> float:
-    """Divide the gradients, and cuts their norm to `largest`; returns the norm before the cut. Collective."""
+    """Divide the gradients, cut their norm to `largest`, and return the norm before the cut. Collective."""
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     for parameter in parameters:
         assert parameter.grad is not None

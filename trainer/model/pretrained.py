@@ -38,7 +38,7 @@ def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
 
 
 def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Write config and one `model.safetensors`, and copies what else engines need from the folder `companions`.
+    """Write config and one `model.safetensors`, and copy what else engines need from the folder `companions`.
 
     `state` is written instead of the model's own, which may be spread over ranks, or of another precision.
     """
