@@ -236,7 +236,7 @@ def names_in(directory: Path) -> set[str]:
     ("table", "match"),
     [
         ({"attention": "spans"}, r'takes images.*set \[model\] attention = "rows"'),
-        ({"vision": "trained", "lora": {}}, "leaves the vision tower as it is"),
+        ({"vision": "trained", "lora": {}}, "leaves the vision tower frozen"),
     ],
 )
 def test_what_no_model_that_sees_is_trained_with_is_refused(
@@ -260,7 +260,7 @@ def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tm
 
 def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
     lora = {"weights": {"transport": "lora", "url": "http://127.0.0.1:1"}}
-    with pytest.raises(ConfigError, match="beside a vision model"):
+    with pytest.raises(ConfigError, match="adapters of a vision model cannot be published"):
         RankTrainer.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
 
 
