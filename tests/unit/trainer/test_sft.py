@@ -342,7 +342,7 @@ def test_two_ranks_learn_what_one_learns(exact: Path, tmp_path: Path) -> None:
     [
         (["algorithm.type=grpo"], "supervised fine-tuning has no algorithm"),
         (['sft.data=["x.csv"]'], "neither a .jsonl nor a .parquet"),
-        (['sft.data=["no.jsonl"]'], "there is no file no.jsonl"),
+        (['sft.data=["no.jsonl"]'], "[sft] data: no.jsonl does not exist"),
         (["sft.data=[]"], "sft.data"),
         (["gateway.url=http://x"], "gateway"),
     ],
