@@ -235,7 +235,7 @@ def names_in(directory: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("table", "match"),
     [
-        ({"attention": "spans"}, r'takes images.*set \[model\] attention = "rows"'),
+        ({"attention": "spans"}, r'accepts images.*set \[model\] attention = "rows"'),
         ({"vision": "trained", "lora": {}}, "leaves the vision tower frozen"),
     ],
 )
