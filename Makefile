@@ -166,7 +166,7 @@ report-simulation: setup #: every policy on the simulator's frozen grid, three s
 	$(BIN)/python -m lab.simulate.report $(ARGS)
 
 report-models: setup #: docs/models-matrix.md: the families of models that the trainer accepts (10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/trainer families --out docs/models-matrix.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.families --out docs/models-matrix.md
 
 report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo); needs Chromium
 	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)

@@ -57,7 +57,7 @@ def _main(argv: tuple[str, ...]) -> None:
 
 def sender_of(directory: Path) -> Program:
     """A server of the versions in a directory."""
-    argv = ("trainer.publish.sender", "--dir", str(directory), "--reached-at", "127.0.0.1")
+    argv = ("trainer.publish.sender", "--dir", str(directory), "--engine-facing-host", "127.0.0.1")
     return Program(*argv, alive="/versions")
 
 

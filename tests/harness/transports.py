@@ -54,7 +54,7 @@ def is_served(transport: str) -> bool:
 def server_argv(transport: str, versions: Path) -> list[str]:
     """The module and arguments of the trainer's server of a folder of versions, as `trainer run` starts it, but for the port."""
     if transport == "collective":
-        return ["trainer.publish.sender", "--dir", str(versions), "--reached-at", "127.0.0.1"]
+        return ["trainer.publish.sender", "--dir", str(versions), "--engine-facing-host", "127.0.0.1"]
     return ["gateway.cli", "mirror", "--dir", str(versions)]
 
 

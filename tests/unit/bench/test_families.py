@@ -7,23 +7,20 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from typer.testing import CliRunner
 
-from trainer.cli import app
-from trainer.commands import families
+from bench.families import __main__ as families
+from bench.families import measure
+from bench.families.configs import FAMILIES, Family
+from bench.families.measure import Found
+from bench.families.page import page
 from trainer.errors import ConfigError
-from trainer.families import measure
-from trainer.families.configs import FAMILIES, Family
-from trainer.families.measure import Found
-from trainer.families.page import page
 
 KEYS = {"verdict", "why", "gap", "gradient", "export", "adapter"}
 
 
-def test_the_last_line_has_each_familys_findings() -> None:
-    result = CliRunner().invoke(app, ["families", "qwen3", "bloom", "--json"])
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])["families"]
+def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    families.main(["qwen3", "bloom", "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["families"]
     assert list(found) == ["qwen3", "bloom"]
     assert all(set(each) == KEYS for each in found.values())
     qwen, bloom = found["qwen3"], found["bloom"]
@@ -45,7 +42,11 @@ def test_wrong_gradients_and_adapters_that_peft_loses_are_seen() -> None:
     save = Adapters.save
     with mock.patch.object(Adapters, "save", lost):
         assert measure.measure(FAMILIES["qwen3"]).adapter is False
-    with mock.patch.object(measure, "lay_out", lambda rows, share: measure_lay_out(rows[::-1], share=share)):
+    with mock.patch.object(
+        measure,
+        "lay_out",
+        lambda rows, share_prefixes: measure_lay_out(rows[::-1], share_prefixes=share_prefixes),
+    ):
         assert (measure.measure(FAMILIES["qwen3"]).gap or 0) > 0.1
 
 

@@ -1,4 +1,4 @@
-"""Tiny configurations by family: the data of `trainer families`.
+"""Tiny configurations by family: the data of `python -m bench.families`.
 
     Each has every kind of layer of its family, and thresholds (windows, chunks,
         top-k) below the measured rows' 95 tokens. To add a

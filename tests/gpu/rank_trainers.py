@@ -1,4 +1,4 @@
-"""Learners of a tiny model on one batch of episodes that branch, on any device."""
+"""Trainers of a tiny model on one batch of episodes that branch, on any device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.gpu.workload import tiny, write_model
 from bench.trainer import load
 from bench.trainer.headgate import groups_of
 from gateway.types import Group
-from trainer.learner import Learner
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 State = dict[str, Tensor]
@@ -45,20 +45,20 @@ def settings_of(model: Path, folder: Path, device: str, /, **tables: dict[str, A
     return Settings.parse(values)
 
 
-def learn(settings: Settings, steps: int, look: Callable[[Learner], None] = lambda _: None) -> State:
+def learn(settings: Settings, steps: int, look: Callable[[RankTrainer], None] = lambda _: None) -> State:
     """Trains so many steps on one batch; answers the weights as float32 on the CPU. `look` is called before the optimizer."""
-    learner = Learner.open(settings)
-    for part in learner.optimizer.parts[:1]:
-        part.register_step_pre_hook(lambda *_: look(learner))
+    trainer = RankTrainer.open(settings)
+    for part in trainer.optimizer.parts[:1]:
+        part.register_step_pre_hook(lambda *_: look(trainer))
     for _ in range(steps):
-        learner.train(batch())
-    return state_of(learner, lambda weight: weight)
+        trainer.train(batch())
+    return state_of(trainer, lambda weight: weight)
 
 
-def state_of(learner: Learner, of: Callable[[Tensor], Any]) -> State:
+def state_of(trainer: RankTrainer, of: Callable[[Tensor], Any]) -> State:
     """The result of `of` for each weight, whole, as float32 on the CPU."""
     found = {}
-    for name, weight in learner.model.named_parameters():
+    for name, weight in trainer.model.named_parameters():
         tensor = of(weight).detach()
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found[name] = whole.float().cpu().clone()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from trainer.families.measure import Found
+from bench.families.measure import Found
 
 _HEAD = """# Which models can be trained
 
 Measured with {versions}, on tiny random models of each family, on the CPU: made by `make report NAME=models`, and made
-again at every upgrade of transformers, peft or torch. `trainer families NAME ...` measures families alone.
+again at every upgrade of transformers, peft or torch. `python -m bench.families NAME ...` measures only some.
 
 - **spans**, **rows**: whether a run with this `[model] attention` starts. `spans`, the default, computes prefixes that
-  rows share once; `rows` computes every row apart, by the model's own attention.
+  rows share once; `rows` computes every row separately, by the model's own attention.
 - **gap**: how far a log-probability is from transformers' own, unpacked, at most, in nats; **gradient**: the same of a
   weight's gradient, relative to its largest number. In float32, with rows packed together and cut in two; with spans if
   they are accepted, else with rows.
@@ -56,7 +56,7 @@ def _mark(holds: bool) -> str:
 
 
 def _bound(value: float | None) -> str:
-    """The power of ten above a value, which is the same on machines that round otherwise."""
+    """Return the power of ten above a value, which is the same on machines that round otherwise."""
     if value is None:
         return ""
     return "0" if value == 0 else f"< 1e{math.floor(math.log10(value)) + 1}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.settings import LearnerSettings, Settings
+from trainer.settings import Settings, TrainingSettings
 
 GIB = 2**30
 MASTER = 4
@@ -55,9 +55,9 @@ class Shapes:
     kept_on_host: int
     """Bytes of the layers' inputs that wait in the host's memory."""
     head: int
-    """The most bytes that the output head takes beside `kept`, forwards and backwards."""
+    """The most bytes that the output head takes in addition to `kept`, forwards and backwards."""
     layers: int
-    """The most bytes that the layers take beside `kept`: one layer's activations and gradients."""
+    """The most bytes that the layers take in addition to `kept`: one layer's activations and gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class Prediction:
 
 
 def width(settings: Settings) -> int:
-    """Bytes of a number in a pass."""
+    """Return the bytes of a number in a pass."""
     return 4 if settings.model.dtype == "float32" else 2
 
 
 def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) -> Prediction:
-    """The memory of one of `ranks`. `reference`: the run needs the initial weights too, as models of their own."""
+    """Return the memory of one of `ranks`. `reference`: the run needs the initial weights too, as models of their own."""
     wide, shards = width(settings), ranks // settings.parallel.replicate
     held, offload = shapes.weights, settings.optimizer.offload == "host"
     kept_moments = _moments(held.trained, shapes.matrices, settings)
@@ -116,19 +116,19 @@ def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) 
     return Prediction(static | moments[moment], host, moment)
 
 
-def checkpoint_bytes(trained: int, matrices: int, settings: LearnerSettings) -> int:
+def checkpoint_bytes(trained: int, matrices: int, settings: TrainingSettings) -> int:
     """Return the bytes of a checkpoint of `trained` weights, `matrices` of which Muon is for: they, and their moments."""
     return MASTER * trained + _moments(trained, matrices, settings)
 
 
-def _moments(trained: int, matrices: int, settings: LearnerSettings) -> int:
-    """AdamW has two for each weight, Muon one."""
+def _moments(trained: int, matrices: int, settings: TrainingSettings) -> int:
+    """Return the bytes of the moments: AdamW has two for each weight, Muon one."""
     one = matrices if settings.optimizer.type == "muon" else 0
     return MASTER * (2 * (trained - one) + one)
 
 
 def _add_gathered(moments: dict[str, dict[str, int]], shapes: Shapes, wide: int, shards: int) -> None:
-    """Adds whole weights and gradients, as FSDP has them in a pass, and the float32 buffers in which gradients are summed."""
+    """Add whole weights and gradients, as FSDP has them in a pass, and the float32 buffers in which gradients are summed."""
     outer, layer = shapes.outer, shapes.layer
 
     def summed(trained: int) -> int:
@@ -162,7 +162,7 @@ class Change:
 def advise(
     predicted: Callable[[Settings, int], Prediction], settings: Settings, ranks: int, memory: int
 ) -> list[Change]:
-    """The changes, one after another, with which a run fits into `memory`; none if it does. The last may still not fit."""
+    """Return the changes, one after another, with which a run fits into `memory`; none if it does. The last may still not fit."""
     found: list[Change] = []
     now = predicted(settings, ranks)
     for name, values, factor in _changes(settings):
@@ -177,7 +177,7 @@ def advise(
 
 
 def _changes(settings: Settings) -> Iterator[tuple[str, dict[str, dict[str, object]], int]]:
-    """Changes that save memory, the cheapest first: a text, the settings by table, and the factor of the ranks."""
+    """Change that save memory, the cheapest first: a text, the settings by table, and the factor of the ranks."""
     if settings.model.dtype == "float32":
         yield '[model] dtype = "bfloat16"', {"model": {"dtype": "bfloat16"}}, 1
     if settings.model.activation_checkpointing != 1:

@@ -1,4 +1,4 @@
-"""The learner on a tiny model: temperature, accumulation, resumption, and what a version's directory holds."""
+"""The trainer on a tiny model: temperature, accumulation, resumption, and what a version's directory holds."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gateway.types import Episode, Group, TokenFlag
 from tests.harness.plain_model import plain_logprobs
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.errors import CheckpointError, VersionReused
-from trainer.learner import Learner
 from trainer.model import parallel
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 from trainer.state import checkpoint
-from trainer.state.directory import Aside
+from trainer.state.directory import AtomicDirectory
 
 
 @pytest.fixture
@@ -46,26 +46,26 @@ def batch_of(version: int) -> list[Group]:
     return [group(f"g{version}", [1.0, 0.0, 0.5], version=version), group("other", [0.0, 1.0])]
 
 
-def train(learner: Learner) -> dict[str, float]:
-    return learner.train(batch_of(learner.version))
+def train(trainer: RankTrainer) -> dict[str, float]:
+    return trainer.train(batch_of(trainer.version))
 
 
-def parameters(learner: Learner) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in learner.model.state_dict().items()}
+def parameters(trainer: RankTrainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 
 def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: Settings) -> None:
-    learner = Learner.open(settings)
+    trainer = RankTrainer.open(settings)
     ids, temperature = [9, 3, 4, 5, 6], 0.7
     with torch.no_grad():
-        values = plain_logprobs(learner.model, torch.tensor(ids), temperature)
+        values = plain_logprobs(trainer.model, torch.tensor(ids), temperature)
     turn = replace(sampled(1, 0, 1, ids[1:], temperature=temperature), logprobs=values.numpy())
     old = sampled(1, 0, 1, ids[1:], version=0, logprob=-30.0)
     new = Group("g", "t", 0, (
         Episode("a", 1.0, (prompt(0, -1, 0, ids[:1]), turn)),
         Episode("b", 0.0, (prompt(0, -1, 0, ids[:1]), replace(old, versions=np.full(4, -1, np.int32)))),
     ))  # fmt: skip
-    measured = learner.train([new])
+    measured = trainer.train([new])
     assert measured["logprob_gap_max"] < 1e-5
     assert measured["same_version_tokens"] == 4
     assert measured["staleness_max"] == 1
@@ -73,13 +73,13 @@ def test_gap_is_zero_for_tokens_that_the_trainers_own_weights_sampled(settings: 
 
 
 def test_a_resumed_run_has_bit_equal_parameters(settings: Settings) -> None:
-    straight = Learner.open(settings)
+    straight = RankTrainer.open(settings)
     for _ in range(2):
         train(straight)
     straight.save_checkpoint()
     for _ in range(2):
         train(straight)
-    resumed = Learner.open(settings)
+    resumed = RankTrainer.open(settings)
     assert resumed.version == 2
     assert resumed.probe is not None
     for _ in range(2):
@@ -91,11 +91,11 @@ def test_a_resumed_run_has_bit_equal_parameters(settings: Settings) -> None:
 
 
 def test_a_resumed_run_takes_the_optimizers_settings_of_today(settings: Settings) -> None:
-    learner = Learner.open(settings)
-    train(learner)
-    learner.save_checkpoint()
+    trainer = RankTrainer.open(settings)
+    train(trainer)
+    trainer.save_checkpoint()
     changed = {"lr": 0.5, "betas": (0.5, 0.6), "eps": 1e-3, "weight_decay": 0.25}
-    resumed = Learner.open(
+    resumed = RankTrainer.open(
         settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update=changed)})
     )
     (options,) = resumed.optimizer.param_groups
@@ -107,26 +107,26 @@ def test_a_resumed_run_takes_the_optimizers_settings_of_today(settings: Settings
 def test_what_may_not_change_between_runs_is_refused_by_its_setting(
     settings: Settings, tmp_path: Path, change: str
 ) -> None:
-    learner = Learner.open(settings)
-    train(learner)
-    learner.save_checkpoint()
+    trainer = RankTrainer.open(settings)
+    train(trainer)
+    trainer.save_checkpoint()
     wider = GPT2Config(vocab_size=256, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     GPT2LMHeadModel(wider).save_pretrained(tmp_path / "wider")
     update = {"dtype": "bfloat16"} if change == "dtype" else {"path": tmp_path / "wider"}
     others = settings.model_copy(update={"model": settings.model.model_copy(update=update)})
     with pytest.raises(CheckpointError, match=rf"v000001.*\[model\] {change}"):
-        Learner.open(others)
+        RankTrainer.open(others)
 
 
 def test_a_new_line_has_the_same_weights_their_version_as_parent_and_survives_a_restart(
     settings: Settings,
 ) -> None:
-    learner = Learner.open(settings)
-    train(learner)
-    before = parameters(learner)
-    learner.renumber(7)
-    learner.save_checkpoint()
-    resumed = Learner.open(settings)
+    trainer = RankTrainer.open(settings)
+    train(trainer)
+    before = parameters(trainer)
+    trainer.renumber(7)
+    trainer.save_checkpoint()
+    resumed = RankTrainer.open(settings)
     assert (resumed.version, resumed.parent, resumed.steps) == (7, 1, 1)
     assert resumed.probe is not None
     assert resumed.probe.parent_logprobs == resumed.probe.new_logprobs, "nothing tells it from its parent"
@@ -138,52 +138,52 @@ def test_a_new_line_has_the_same_weights_their_version_as_parent_and_survives_a_
 
 
 def test_a_checkpoint_that_names_no_parent_was_made_of_the_version_before(settings: Settings) -> None:
-    learner = Learner.open(settings)
-    train(learner)
-    state = learner.save_checkpoint() / "state.json"
+    trainer = RankTrainer.open(settings)
+    train(trainer)
+    state = trainer.save_checkpoint() / "state.json"
     values = json.loads(state.read_text())
     for key in ("parent", "origin", "files", "blake3"):
         del values[key]
     state.write_text(json.dumps(values | {"format": 2}))
-    assert Learner.open(settings).parent == 0
+    assert RankTrainer.open(settings).parent == 0
 
 
 def test_a_batch_of_orphans_alone_teaches_nothing_and_breaks_nothing(settings: Settings) -> None:
-    learner = Learner.open(settings)
-    before = parameters(learner)
+    trainer = RankTrainer.open(settings)
+    before = parameters(trainer)
     orphans = [sampled(1, 0, 1, [4, 5, 6], flags=[TokenFlag.ORPHANED] * 3)]
     members = tuple(Episode(f"e{i}", float(i), (prompt(0, -1, 0, [3]), *orphans)) for i in range(2))
-    measured = learner.train([Group("g", "t", 0, members)])
+    measured = trainer.train([Group("g", "t", 0, members)])
     assert measured["masked_tokens/orphaned"] == 6
     assert measured["trained_tokens"] == 0
-    assert (learner.version, learner.probe) == (1, None)
-    for name, value in parameters(learner).items():
+    assert (trainer.version, trainer.probe) == (1, None)
+    for name, value in parameters(trainer).items():
         assert torch.equal(value, before[name]), name
 
 
 def test_training_moves_the_policy_towards_the_reward(settings: Settings) -> None:
-    learner = Learner.open(settings)
+    trainer = RankTrainer.open(settings)
     rewarded = batch_of(0)[0].episodes[0]
     assert rewarded.reward == 1.0
 
     def logprob() -> float:
         ids = torch.tensor(np.concatenate([node.ids for node in rewarded.nodes]).astype(np.int64))
         with torch.no_grad():
-            values = plain_logprobs(learner.model, ids)
+            values = plain_logprobs(trainer.model, ids)
         return float(values[len(rewarded.nodes[0].ids) - 1 :].sum())
 
     before = logprob()
-    train(learner)
+    train(trainer)
     assert logprob() > before
 
 
 def test_a_kill_before_the_rename_leaves_the_old_checkpoint(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Learner.open(settings)
-    train(learner)
-    learner.save_checkpoint()
-    train(learner)
+    trainer = RankTrainer.open(settings)
+    train(trainer)
+    trainer.save_checkpoint()
+    train(trainer)
 
     class Killed(BaseException):
         pass
@@ -195,12 +195,12 @@ def test_a_kill_before_the_rename_leaves_the_old_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", die)
         with pytest.raises(Killed):
-            learner.save_checkpoint()
-    assert list(learner.checkpoints.glob(".v000002.tmp-*"))
-    assert Learner.open(settings).version == 1
-    learner.save_checkpoint()
-    assert Learner.open(settings).version == 2
-    assert not list(learner.checkpoints.glob(".v000002.tmp-*"))
+            trainer.save_checkpoint()
+    assert list(trainer.checkpoints.glob(".v000002.tmp-*"))
+    assert RankTrainer.open(settings).version == 1
+    trainer.save_checkpoint()
+    assert RankTrainer.open(settings).version == 2
+    assert not list(trainer.checkpoints.glob(".v000002.tmp-*"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -217,37 +217,37 @@ def test_a_checkpoint_of_format_1_is_gone_on_from(settings: Settings, dtype: Any
     state = {"format": 1, "version": 3, "parent": 2, "step": 3, "probe": None, "every": 1, "groups": ["g"]}
     (directory / "state.json").write_text(json.dumps(state))
     wanted = settings.model.model_copy(update={"dtype": dtype})
-    learner = Learner.open(settings.model_copy(update={"model": wanted}))
-    assert (learner.version, learner.parent, learner.steps, learner.groups) == (3, 2, 3, ("g",))
-    found = learner.published()
+    trainer = RankTrainer.open(settings.model_copy(update={"model": wanted}))
+    assert (trainer.version, trainer.parent, trainer.steps, trainer.groups) == (3, 2, 3, ("g",))
+    found = trainer.gather_weights()
     for name, value in old.state_dict().items():
         assert torch.equal(found[name], value), name
-    moments = learner.optimizer.moments()
+    moments = trainer.optimizer.moments()
     for name, weight in old.named_parameters():
         assert moments[name]["step"] == 1
         for key in ("exp_avg", "exp_avg_sq"):
             assert torch.equal(parallel.whole(moments[name][key]), adamw.state[weight][key].float()), name
-    assert train(learner)["skipped_steps"] == 0
+    assert train(trainer)["skipped_steps"] == 0
     other = {"float32": "bfloat16", "bfloat16": "float32"}[dtype]
     unlike = settings.model_copy(update={"model": settings.model.model_copy(update={"dtype": other})})
     with pytest.raises(CheckpointError, match=rf"v000003 was trained in {dtype}.*\[model\] dtype"):
-        Learner.open(unlike)
+        RankTrainer.open(unlike)
 
 
 def test_old_checkpoints_are_removed(settings: Settings) -> None:
-    learner = Learner.open(settings)
+    trainer = RankTrainer.open(settings)
     for version in range(4):
-        learner.version = version
-        learner.save_checkpoint()
-    learner.prune_checkpoints()
-    assert sorted(d.name for d in learner.checkpoints.glob("v*")) == ["v000002", "v000003"]
+        trainer.version = version
+        trainer.save_checkpoint()
+    trainer.prune_checkpoints()
+    assert sorted(d.name for d in trainer.checkpoints.glob("v*")) == ["v000002", "v000003"]
 
 
 def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> None:
-    learner = Learner.open(settings)
-    train(learner)
+    trainer = RankTrainer.open(settings)
+    train(trainer)
     weights = WeightsDirectory(settings.run.dir / "weights", settings.model.path)
-    path = weights.write(1, 0, learner.model, learner.probe)
+    path = weights.write(1, 0, trainer.model, trainer.probe)
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
     assert (manifest["format"], manifest["version"], manifest["parent"]) == (2, 1, 0)
     assert set(manifest["files"]) == {f.name for f in path.iterdir()} - {"manifest.json"}
@@ -264,7 +264,7 @@ def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> 
     }
     assert_probe_tells(manifest["probe"], model.load(path), model.load(settings.model.path))
     with pytest.raises(VersionReused):
-        weights.write(1, 0, learner.model, learner.probe)
+        weights.write(1, 0, trainer.model, trainer.probe)
 
 
 def assert_probe_tells(probe: dict[str, Any], new: Any, parent: Any) -> None:
@@ -295,7 +295,7 @@ def test_old_weights_go_but_never_the_current_version_nor_its_parent(tmp_path: P
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     def fill_the_disk() -> None:
-        with Aside(tmp_path / "v000001") as aside:
+        with AtomicDirectory(tmp_path / "v000001") as aside:
             (aside / "part").write_text("half")
             raise OSError("disk full")
 

@@ -20,8 +20,8 @@ from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
 from trainer.errors import ConfigError
-from trainer.learner import Learner
-from trainer.memory import Shapes, Weights, advise, predict
+from trainer.memory_plan import Shapes, Weights, advise, predict
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 TOLERANCE = 0.1
@@ -64,9 +64,9 @@ def full_group(name: str, version: int, vocabulary: int, tokens: int) -> Group:
 
 def peak_of_a_step(settings: Settings, vocabulary: int) -> int:
     """Bytes: what is held between steps, and the most that the allocator handed out beside it in a step of two micro-batches."""
-    learner = Learner.open(settings)
+    trainer = RankTrainer.open(settings)
     tokens = settings.batch.tokens
-    learner.train([full_group("first", 0, vocabulary, tokens)])
+    trainer.train([full_group("first", 0, vocabulary, tokens)])
     held: dict[int, int] = {}
 
     def hold(tensor: Tensor) -> None:
@@ -75,13 +75,13 @@ def peak_of_a_step(settings: Settings, vocabulary: int) -> int:
         held[storage.data_ptr()] = storage.nbytes()
 
     for tensor in (
-        *learner.model.parameters(),
-        *(t for e in learner.optimizer.moments().values() for t in e.values()),
+        *trainer.model.parameters(),
+        *(t for e in trainer.optimizer.moments().values() for t in e.values()),
     ):
         hold(tensor)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        learner.train([full_group(name, 1, vocabulary, tokens) for name in ("second", "third")])
-    learner.ranks.leave()
+        trainer.train([full_group(name, 1, vocabulary, tokens) for name in ("second", "third")])
+    trainer.ranks.close()
     now = most = 0
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):

@@ -23,13 +23,13 @@ from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import logging
 
+from bench.families.configs import Family
 from trainer.data.packing import lay_out
 from trainer.data.tree import Row, row_of_tokens
-from trainer.families.configs import Family
-from trainer.learner import Learner
 from trainer.model import loading, rope
 from trainer.model.policy import Attention, Policy
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 _EXACT = 1e-4
@@ -54,7 +54,7 @@ class Found:
     adapter: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The keys that programs read."""
+        """Return the keys that programs read."""
         return {key: value for key, value in asdict(self).items() if key != "rows"}
 
 
@@ -80,25 +80,25 @@ def measure(family: Family) -> Found:
 
 
 def _compare(found: Found, family: Family, path: Path, reference: Any, way: Attention) -> bool:
-    """True if the trainer takes the family with this attention; gaps are those of the first that it takes."""
+    """Return true if the trainer takes the family with this attention; gaps are those of the first that it takes."""
     try:
-        learner = _learner(family, path / "model", path / way, attention=way)
+        trainer = _trainer(family, path / "model", path / way, attention=way)
     except Exception as error:  # whatever it is, a run would end with it
         found.why = found.why or _reason(error)
         return False
     if found.gap is None:
-        found.gap, found.gradient = _gaps(learner.policy, reference)
+        found.gap, found.gradient = _gaps(trainer.policy, reference)
     return True
 
 
 def _written(family: Family, path: Path) -> Any:
-    """Writes the checkpoint in float32 (`model`) and bfloat16 (`half`); answers the model by transformers alone."""
+    """Write the checkpoint in float32 (`model`) and bfloat16 (`half`); return the model as transformers loads it."""
     config = AutoConfig.for_model(family.model_type, **family.sizes)
     kind = loading.kind_of(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = kind.from_config(config, attn_implementation="eager").float().eval()
-    _randomise(model)
+    _randomize(model)
     model.save_pretrained(path / "model")
     kind.from_pretrained(path / "model", dtype=torch.bfloat16).save_pretrained(path / "half")
     fixed = rope.pinned(AutoConfig.from_pretrained(path / "model"), family.max_model_len)
@@ -107,7 +107,7 @@ def _written(family: Family, path: Path) -> Any:
 
 
 @torch.no_grad()
-def _randomise(model: Any) -> None:
+def _randomize(model: Any) -> None:
     """Weights by which distributions are far from uniform, and every bias and norm counts."""
     generator = torch.Generator().manual_seed(0)
     for name, weight in model.named_parameters():
@@ -121,8 +121,8 @@ def _randomise(model: Any) -> None:
             buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
 
 
-def _learner(family: Family, path: Path, work: Path, **model: Any) -> Learner:
-    return Learner.open(
+def _trainer(family: Family, path: Path, work: Path, **model: Any) -> RankTrainer:
+    return RankTrainer.open(
         Settings.parse({
             "run": {"dir": work, "steps": 1, "device": "cpu", "threads": 1},
             "gateway": {"url": "http://127.0.0.1:1"},
@@ -133,7 +133,7 @@ def _learner(family: Family, path: Path, work: Path, **model: Any) -> Learner:
 
 
 def _gaps(policy: Policy, reference: Any) -> tuple[float, float]:
-    """The largest gap of a log-probability in nats, and the largest relative error of a weight's gradient."""
+    """Return the largest gap of a log-probability in nats, and the largest relative error of a weight's gradient."""
     rows = _rows()
     theirs = _plain(reference, rows)
     factors = [torch.sin(0.7 * torch.arange(len(each)) + len(each)) for each in theirs]
@@ -143,7 +143,7 @@ def _gaps(policy: Policy, reference: Any) -> tuple[float, float]:
     for cut in ([0, len(rows)], [0, 2, len(rows)]):
         policy.model.zero_grad()
         for start, stop in pairwise(cut):
-            micro = lay_out(rows[start:stop], share=policy.shares).to("cpu", torch.float32)
+            micro = lay_out(rows[start:stop], share_prefixes=policy.shares_prefixes).to("cpu", torch.float32)
             with policy.at_work(micro):
                 ours = policy(micro)[0]
                 (ours * torch.cat(factors[start:stop])).sum().backward()
@@ -153,7 +153,7 @@ def _gaps(policy: Policy, reference: Any) -> tuple[float, float]:
 
 
 def _error(model: Any, wanted: dict[str, Tensor]) -> float:
-    """The largest difference of a gradient's number, relative to the tensor's largest; tensors of rounding noise do not count."""
+    """Return the largest difference of gradients, relative to the tensor's largest; rounding noise does not count."""
     floor = 1e-2 * max(float(gradient.abs().max()) for gradient in wanted.values())
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     errors = [0.0]
@@ -166,7 +166,7 @@ def _error(model: Any, wanted: dict[str, Tensor]) -> float:
 
 
 def _rows() -> list[Row]:
-    """Six rows of 12 to 95 tokens, in an order in which neighbours share most."""
+    """Six rows of 12 to 95 tokens, in an order in which neighbors share most."""
     generator = torch.Generator().manual_seed(7)
 
     def tokens(n: int) -> list[int]:
@@ -192,16 +192,16 @@ def _is_exported(family: Family, path: Path, way: Attention) -> bool:
 
     A tensor that the model keeps in float32 is published in float32, whatever the checkpoint stores.
     """
-    learner = None
+    trainer = None
     try:
-        learner = _learner(family, path / "half", path / "exported", attention=way, dtype="bfloat16")
+        trainer = _trainer(family, path / "half", path / "exported", attention=way, dtype="bfloat16")
         weights = WeightsDirectory(path / "weights", path / "half")
-        found = _stored(weights.write(1, 0, learner.model, None, learner.published()))
+        found = _stored(weights.write(1, 0, trainer.model, None, trainer.gather_weights()))
     except Exception:  # then it is not published
         return False
     finally:
-        if learner is not None:
-            learner.ranks.leave()
+        if trainer is not None:
+            trainer.ranks.close()
     wanted = _stored(path / "half")
     return found.keys() == wanted.keys() and all(
         found[name].dtype in (value.dtype, torch.float32) and torch.equal(found[name].float(), value.float())
@@ -210,28 +210,28 @@ def _is_exported(family: Family, path: Path, way: Attention) -> bool:
 
 
 def _is_adapted(family: Family, path: Path, way: Attention) -> bool:
-    """True if peft reads adapters with random factors as the model that was trained."""
+    """Return true if peft reads adapters with random factors as the model that was trained."""
     # Seconds to import.
     from peft import PeftModel
 
     try:
-        learner = _learner(family, path / "model", path / "adapted", attention=way, lora={"rank": 4})
+        trainer = _trainer(family, path / "model", path / "adapted", attention=way, lora={"rank": 4})
         generator = torch.Generator().manual_seed(3)
         with torch.no_grad():
-            for weight in learner.model.parameters():
+            for weight in trainer.model.parameters():
                 if weight.requires_grad:
                     weight.copy_(0.1 * torch.randn(weight.shape, generator=generator))
         (path / "adapter").mkdir()
-        assert learner.policy.adapters is not None
-        learner.policy.adapters.save(path / "adapter", learner.published_adapter())
+        assert trainer.policy.adapters is not None
+        trainer.policy.adapters.save(path / "adapter", trainer.gather_adapter())
         config = rope.pinned(AutoConfig.from_pretrained(path / "model"), family.max_model_len)
         base = loading.kind_of(config).from_pretrained(
             path / "model", config=config, attn_implementation="eager", dtype=torch.float32
         )
         with torch.no_grad():
             theirs = torch.cat(_plain(PeftModel.from_pretrained(base, path / "adapter").eval(), _rows()))
-        ours = learner.policy.logprobs(lay_out(_rows(), share=learner.policy.shares))
-    except Exception:  # then there is no adapter, or peft does not read it
+        ours = trainer.policy.logprobs(lay_out(_rows(), share_prefixes=trainer.policy.shares_prefixes))
+    except Exception:  # no adapter, or one that peft does not read
         return False
     return float((ours - theirs).abs().max()) <= _EXACT
 

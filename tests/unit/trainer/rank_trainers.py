@@ -14,9 +14,9 @@ from torch import Tensor
 
 from gateway.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
-from trainer.learner import Learner
 from trainer.model import pretrained
-from trainer.orders import dismiss, follow
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 STEPS = 4
@@ -70,19 +70,19 @@ def in_precision(dtype: torch.dtype) -> Iterator[None]:
 def learn(settings: Settings, dtype: torch.dtype, until: int) -> tuple[Curve, dict[str, Tensor]] | None:
     """Trains from the newest checkpoint to a version, with a checkpoint at the end: the metrics and the weights."""
     with in_precision(dtype):
-        learner = Learner.open(settings)
-        if not learner.ranks.leads:
-            follow(learner)
+        trainer = RankTrainer.open(settings)
+        if not trainer.ranks.is_rank_zero:
+            serve_commands(trainer)
             return None
         curve = []
-        while learner.version < until:
-            batch = learner.begin()
-            for group in groups_of(learner.version):
-                learner.take(batch, [group])
-            curve.append(learner.step(batch))
-        learner.save_checkpoint()
-        weights = learner.published()
-        dismiss(learner)
+        while trainer.version < until:
+            batch = trainer.begin_batch()
+            for group in groups_of(trainer.version):
+                trainer.add_groups(batch, [group])
+            curve.append(trainer.step(batch))
+        trainer.save_checkpoint()
+        weights = trainer.gather_weights()
+        shutdown_ranks(trainer)
         return curve, weights
 
 
