@@ -147,17 +147,17 @@ report-lending: setup engine ## what lending a train node is worth here: three t
 	$(BIN)/python -m examples.lending.run
 
 prove: setup engine ## that weight updates lose, double and mislabel no token, and that the proof would notice
-	$(BIN)/python -m tests.proof
+	$(BIN)/python -m tests.faults prove
 
 chaos: setup engine ## that crashes lose and double nothing: 15 minutes of kill -9, cut links and servers that go away; test-long before
 	$(TESTS) test-long
-	$(BIN)/python -m tests.chaos
+	$(BIN)/python -m tests.faults chaos
 
 chaos-short: setup ## one minute of that, with fake engines alone
-	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3
+	$(BIN)/python -m tests.faults chaos --engines fake --seconds 60 --agents 20 --every 3
 
 fuzz-seam: setup ## that no answer reaches another request: 10 minutes of raw sockets against two gateways
-	nice $(BIN)/python -m tests.seam
+	nice $(BIN)/python -m tests.faults seam
 
 bench: setup engine litellm routers ## the gateway beside LiteLLM's proxy, two routers, a pass-through and the engine alone
 	$(BIN)/python -m bench.gateway

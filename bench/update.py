@@ -34,8 +34,8 @@ from bench.report import Steps, finish, machine, number, percentile, show
 from bench.streams import OpenStreams
 from bench.targets import GatewayTarget, Prompts
 from gateway.client import GatewayClient
+from tests.faults.weights import VERSIONS, build
 from tests.harness.transports import Way, served
-from tests.proof.models import VERSIONS, Family, build
 
 WINDOW_S = 0.25
 _PAUSES = ("abort", "handback", "freeze")
@@ -231,16 +231,16 @@ async def _bench(plans: Sequence[Plan], steps: Steps) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="headgate-bench-") as folder:
         for number_, plan in enumerate(plans):
             work = Path(folder) / str(number_)
-            family = build(work / "models", plan.engine, plan.versions + 1, plan.transport)
-            prompts = Prompts.load(family.paths[0])
+            versions = build(work / "models", plan.versions + 1, plan.transport)
+            prompts = Prompts.load(versions[0])
             gc.collect()
             gc.freeze()  # the tokenizer's library leaves a million objects that the load client need not walk
             steps.begin(f"{plan.name}: start")
             async with (
                 served(plan.transport, work / "models" / "versions", work) as way,
-                serve_gateway(family.paths[0], plan.config(way), work) as gateway,
+                serve_gateway(versions[0], plan.config(way), work) as gateway,
             ):
-                run = await _Scenario(plan, family, gateway, prompts, steps, way).run()
+                run = await _Scenario(plan, versions, gateway, prompts, steps, way).run()
             results.append(run.to_json())
     return results
 
@@ -249,11 +249,11 @@ class _Scenario:
     """One gateway, its streams and its updates."""
 
     def __init__(
-        self, plan: Plan, family: Family, gateway: Child, prompts: Prompts, steps: Steps, way: Way
+        self, plan: Plan, versions: list[Path], gateway: Child, prompts: Prompts, steps: Steps, way: Way
     ) -> None:
         self._plan = plan
         self._way = way
-        self._family = family
+        self._versions = versions
         self._gateway = gateway
         self._prompts = prompts
         self._steps = steps
@@ -276,7 +276,7 @@ class _Scenario:
                 await asyncio.sleep(plan.every_s)
                 self._steps.begin(f"{plan.name}: the engines alone")
                 for engine in engines * _DIRECT_ROUNDS if plan.transport == "filesystem" else ():
-                    run.direct_s.append(await _drive(http, engine, str(self._family.paths[plan.versions])))
+                    run.direct_s.append(await _drive(http, engine, str(self._versions[plan.versions])))
         for reason, times in streams.failures.items():
             self._steps.say(f"{times} failed requests: {reason}")
         return run
@@ -284,7 +284,7 @@ class _Scenario:
     async def _update(self, admin: GatewayClient, http: httpx.AsyncClient, version: int) -> Update:
         calls = (await http.get(f"{self._gateway.url}/admin/v1/calls")).raise_for_status().json()["calls"]
         began = time.perf_counter()
-        place = self._way.place(self._family.paths[version])
+        place = self._way.place(self._versions[version])
         record = await admin.publish(version, wait_s=_UPDATE_S, **place)
         ended = time.perf_counter()
         if record["state"] != "live":
