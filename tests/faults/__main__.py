@@ -149,7 +149,7 @@ def run_updates(
         [_row(trial) for trial in trials],
     )
     found = [trial.to_json() for trial in trials]
-    summed = {key: sum(row[key] for row in found) for key in ("tokens", *COUNTS, "unconfirmed")}
+    summed = {key: sum(row[key] for row in found) for key in ("tokens_checked", *COUNTS, "unconfirmed")}
     problems = [problem for trial in trials for problem in trial.problems]
     _finish({**summed, "problems": problems, "trials": found}, mutated, COUNTS, out)
 

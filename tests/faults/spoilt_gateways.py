@@ -23,50 +23,50 @@ def _wrong(*changes: tuple[str, Callable[[Any], Any]]) -> Context:
 
 # Records
 
-_RECORD = "gateway.trajectories.recorder:Recorder.record"
 _APPEND = "gateway.trajectories.turn:Turn.append"
+
+
+def _before_record(change: Callable[[Any, Any], None]) -> Context:
+    """Change turns before they are recorded; the second argument is the message, or None for one that broke off."""
+
+    def make(record: Any) -> Any:
+        async def wrong(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
+            change(turn, message)
+            await record(self, episode, prompt, turn, details, message)
+
+        return wrong
+
+    return _wrong(("gateway.trajectories.recorder:Recorder.record", make))
 
 
 def last_token_not_recorded() -> Context:
     """Cut the last token off every record."""
 
-    def make(record: Any) -> Any:
-        async def wrong(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
-            if message is not None and len(turn.ids) > 1:
-                turn.truncate(len(turn.ids) - 1)
-            await record(self, episode, prompt, turn, details, message)
+    def change(turn: Any, message: Any) -> None:
+        if message is not None and len(turn.ids) > 1:
+            turn.truncate(len(turn.ids) - 1)
 
-        return wrong
-
-    return _wrong((_RECORD, make))
+    return _before_record(change)
 
 
 def next_version() -> Context:
     """Label every token with the version after the right one."""
 
-    def make(record: Any) -> Any:
-        async def wrong(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
-            later = [replace(span, version=span.version + 1, newest=span.newest + 1) for span in turn.spans]
-            turn.spans = later
-            await record(self, episode, prompt, turn, details, message)
+    def change(turn: Any, _message: Any) -> None:
+        later = [replace(span, version=span.version + 1, newest=span.newest + 1) for span in turn.spans]
+        turn.spans = later
 
-        return wrong
-
-    return _wrong((_RECORD, make))
+    return _before_record(change)
 
 
 def labels_shifted() -> Context:
     """Give every token the label of the token before it."""
 
-    def make(record: Any) -> Any:
-        async def wrong(self: Any, episode: str, prompt: Any, turn: Any, details: Any, message: Any) -> None:
-            labels = [replace(span, count=1) for span in turn.spans for _ in range(span.count)]
-            turn.spans = [*labels[:1], *labels[:-1]]
-            await record(self, episode, prompt, turn, details, message)
+    def change(turn: Any, _message: Any) -> None:
+        labels = [replace(span, count=1) for span in turn.spans for _ in range(span.count)]
+        turn.spans = [*labels[:1], *labels[:-1]]
 
-        return wrong
-
-    return _wrong((_RECORD, make))
+    return _before_record(change)
 
 
 def labels_at_arrival() -> Context:
@@ -94,36 +94,36 @@ def labels_at_arrival() -> Context:
     return _wrong(("gateway.rollout.engine_steps:EngineSteps._hold", late), (_APPEND, labelled), unread)
 
 
-def token_twice() -> Context:
-    """Append the third token of a reply twice."""
+def _on_append(change: Callable[[Any, list[Any]], list[Any]]) -> Context:
+    """Change token ids and log-probabilities before a turn appends them."""
 
     def make(append: Any) -> Any:
         def wrong(self: Any, ids: list[int], logprobs: list[float]) -> None:
-            if len(self.ids) == 2 and ids:
-                ids, logprobs = [*ids[:1], *ids], [*logprobs[:1], *logprobs]
-            append(self, ids, logprobs)
+            changed = change(self, [*zip(ids, logprobs, strict=True)])
+            append(self, [token for token, _ in changed], [logprob for _, logprob in changed])
 
         return wrong
 
     return _wrong((_APPEND, make))
+
+
+def token_twice() -> Context:
+    """Append the third token of a reply twice."""
+    return _on_append(lambda turn, new: [*new[:1], *new] if len(turn.ids) == 2 else new)
 
 
 def _at_the_seam(change: Callable[[list[Any]], list[Any]]) -> Context:
-    """Change the first tokens after a call went on in another engine, or under other weights."""
+    """Change the first tokens after a call continued in another engine, or under other weights."""
     known = set()
 
-    def make(append: Any) -> Any:
-        def wrong(self: Any, ids: list[int], logprobs: list[float]) -> None:
-            piece = (self.call_id, self._start, len(self._run_versions))
-            if ids and piece not in known:
-                known.add(piece)
-                if self.ids:
-                    ids, logprobs = change(ids), change(logprobs)
-            append(self, ids, logprobs)
+    def change_first(turn: Any, new: list[Any]) -> list[Any]:
+        piece = (turn.call_id, turn._start, len(turn._run_versions))
+        if not new or piece in known:
+            return new
+        known.add(piece)
+        return change(new) if turn.ids else new
 
-        return wrong
-
-    return _wrong((_APPEND, make))
+    return _on_append(change_first)
 
 
 def seam_token_dropped() -> Context:

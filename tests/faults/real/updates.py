@@ -132,8 +132,11 @@ class Trial:
         return {
             **asdict(self.plan),
             **{kind: report.counts[kind] for kind in COUNTS},
-            **{fact: report.facts[fact] for fact in ("tokens", "finished_replies", "unconfirmed", *_NONE)},
-            "crossings": {str(version): count for version, count in sorted(report.crossings.items())},
+            "tokens_checked": report.facts["tokens"],
+            **{fact: report.facts[fact] for fact in ("finished_replies", "unconfirmed", *_NONE)},
+            "crossings": {
+                str(version): count for version, count in sorted(report.crossings.items()) if count
+            },
             "findings": report.findings,
             "failures": self.failures,
             "restarts": self.restarts,

@@ -1,7 +1,7 @@
-"""An engine that knows the truth: every token that it samples says which weights sampled it, and at which place.
+"""The fake engine on virtual time, and an adapter to it. Every token names the version that sampled it, and its place.
 
-It does what it is asked in the order in which it was asked, also for somebody who died meanwhile. A token's id is the version of
-the weights times a million, plus its place in the sequence.
+The engine executes commands in the order in which they were sent, also those of a process that has died meanwhile. A token's id
+is the version of the weights times a million, plus its place in the sequence.
 """
 
 from __future__ import annotations
@@ -13,133 +13,112 @@ from pathlib import Path
 from typing import Any
 
 from gateway.engines.base import GenerateRequest, Load, TokenChunk
+from gateway.engines.fake import FakeEngine, Faults
 from gateway.errors import EngineUnreachable, NotComparable
 from scheduler.policies.proof import Holding
 
 TICK_S = 0.1
 PLACES = 1_000_000
+Pipe = asyncio.Queue[tuple[float, dict[str, Any] | None]]
+"""Samples on their way to a gateway, with the time of their arrival; None: the connection is lost."""
 
 
 def version_of(token: int) -> int:
-    """Returns the version that sampled a token."""
+    """Return the version that sampled a token."""
     return token // PLACES
 
 
 def place_of(token: int) -> int:
-    """Its place, counted from the prompt's begin."""
+    """Return a token's place, counted from the begin of the prompt."""
     return token % PLACES
 
 
-class _Request:
-    """A request's state in the engine."""
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.id = request.request_id
-        self.place = len(request.prompt)
-        self.left = request.sampling.max_tokens
-        self.account: list[tuple[str, int]] = []
-        self.said: asyncio.Queue[tuple[float, TokenChunk | None]] = asyncio.Queue()
-
-
-class Server:
+class Server(FakeEngine):
     """The engine's process, which outlives the gateways."""
 
     def __init__(self, url: str, *, accounts: bool) -> None:
-        """`accounts`: whether it says at the end which label it sampled under."""
+        """`accounts`: whether it reports at the end which labels it sampled under."""
+        super().__init__("/nowhere/0", Faults(delay_s=TICK_S))
         self.url = url
         self.accounts = accounts
         self.up = True
         self.died_at = 0.0
-        self.weights = 0
-        self.sampled = 0
-        """Tokens since its start."""
         self.label = "0"
-        self.paused = False
         self.arrival_s = 0.0
-        """Virtual seconds that requests are on their way."""
+        """Virtual seconds that requests take to arrive."""
         self.stream_s = 0.0
-        """Virtual seconds that tokens are on their way."""
+        """Virtual seconds that tokens take to arrive."""
         self.work_s = 0.0
         """Virtual seconds that everything else takes."""
-        self.requests: dict[str, _Request] = {}
         self._loop = asyncio.get_running_loop()
         self._working = asyncio.Lock()
         self._busy: set[asyncio.Task[None]] = set()
-        self._arrived = asyncio.Event()
-        self._sampler = asyncio.get_running_loop().create_task(self._sample_forever())
+        self._open: dict[asyncio.Task[None], Pipe] = {}
 
-    async def _sample_forever(self) -> None:
-        while True:
-            if not self.requests:
-                self._arrived.clear()
-                await self._arrived.wait()
-            await asyncio.sleep(TICK_S)
-            if self.up and not self.paused:
-                for request in list(self.requests.values()):
-                    self._sample(request)
+    def _take(self, weights: str) -> None:
+        self.weights_id, self.weights = weights, int(Path(weights).name)
 
-    def _sample(self, request: _Request) -> None:
-        token = self.weights * PLACES + request.place
-        request.place += 1
-        self.sampled += 1
-        request.left -= 1
-        if request.account and request.account[-1][0] == self.label:
-            request.account[-1] = (self.label, request.account[-1][1] + 1)
-        else:
-            request.account.append((self.label, 1))
-        self._say(request, TokenChunk([token], [-1.0]))
-        if not request.left:
-            self._end(request, "length")
+    def _next(self, context: Sequence[int], *_: object) -> tuple[int, float]:
+        return self.weights * PLACES + len(context), -1.0
 
-    def _say(self, request: _Request, chunk: TokenChunk | None) -> None:
-        request.said.put_nowait((self._loop.time() + self.stream_s, chunk))
-
-    def _end(self, request: _Request, finish: Any) -> None:
-        account = tuple(request.account) if self.accounts else None
-        self._say(request, TokenChunk([], [], finish, account))
-        del self.requests[request.id]
+    def load_now(self, path: str) -> None:
+        """Load the weights in a directory."""
+        assert self.paused, "weights are loaded while the engine samples"
+        self._take(path)
 
     def die(self) -> None:
-        """Everything in it is gone; whoever starts it anew gives it the weights of version 0."""
+        """Lose everything; a supervisor starts it with the weights of version 0."""
         self.up, self.weights, self.sampled, self.label, self.paused = False, 0, 0, "0", False
         self.died_at = self._loop.time()
-        for request in self.requests.values():
-            self._say(request, None)
-        self.requests.clear()
+        for stream, pipe in self._open.items():
+            stream.cancel()
+            self._send(pipe, None)
 
-    def arrive(self, request: _Request) -> None:
-        """A request has come in."""
-        self.requests[request.id] = request
-        self._arrived.set()
+    def open(self, body: dict[str, Any], pipe: Pipe) -> asyncio.Task[None]:
+        """Begin a request, which lives until its task is cancelled."""
 
-    def abort(self, ids: Sequence[str]) -> None:
-        """Gives requests back."""
-        for request in [self.requests[name] for name in ids if name in self.requests]:
-            self._end(request, "abort")
+        async def stream() -> None:
+            await asyncio.sleep(self.arrival_s)
+            async for choice in self.generate(body) if self.up else _no_choices():
+                self._send(pipe, choice)
+            self._send(pipe, None)
 
-    async def do(self, work: Callable[[], None]) -> None:
-        """Carries a command out in its turn, also if nobody waits for it any more."""
+        task = self._loop.create_task(stream(), context=Context())
+        self._open[task] = pipe
+        task.add_done_callback(lambda done: self._open.pop(done, None))
+        return task
 
-        async def done() -> None:
+    def _send(self, pipe: Pipe, choice: dict[str, Any] | None) -> None:
+        pipe.put_nowait((self._loop.time() + self.stream_s, choice))
+
+    async def do(self, work: Callable[[], object]) -> None:
+        """Execute a command in its turn, also if its caller has died."""
+
+        async def execute() -> None:
             async with self._working:
                 await asyncio.sleep(self.work_s)
                 if not self.up:
                     raise EngineUnreachable(f"{self.url} is down")
                 work()
 
-        task = asyncio.get_running_loop().create_task(done(), context=Context())
+        task = self._loop.create_task(execute(), context=Context())
         self._busy.add(task)
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._end)
         await asyncio.shield(task)
 
-    def _over(self, task: asyncio.Task[None]) -> None:
+    def _end(self, task: asyncio.Task[None]) -> None:
         self._busy.discard(task)
         if not task.cancelled():
             task.exception()
 
 
+async def _no_choices() -> AsyncIterator[dict[str, Any]]:
+    for choice in ():
+        yield choice
+
+
 class Adapter:
-    """One process's connection to it. See `gateway.engines.base.Engine`."""
+    """One process's connection to the engine. See `gateway.engines.base.Engine`."""
 
     def __init__(self, name: str, server: Server, begins: Callable[[Server], None]) -> None:
         self.name = name
@@ -147,50 +126,45 @@ class Adapter:
         self._begins = begins
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[TokenChunk]:
-        server = self._server
+        server, pipe = self._server, Pipe()
         self._begins(server)
         if not server.up:
             raise EngineUnreachable(f"{server.url} is down")
-        inside = _Request(request)
-        coming = asyncio.get_running_loop().call_later(server.arrival_s, server.arrive, inside)
+        sampling = {"max_tokens": request.sampling.max_tokens}
+        body = {"request_id": request.request_id, "token_ids": request.prompt, "sampling_params": sampling}
+        stream = server.open(body, pipe)
         try:
             while True:
-                due, chunk = await inside.said.get()
+                due, choice = await pipe.get()
                 if (left := due - asyncio.get_running_loop().time()) > 0:
                     await asyncio.sleep(left)
-                if chunk is None:
+                if choice is None:
                     raise EngineUnreachable(f"{server.url} died")
-                yield chunk
-                if chunk.finish is not None:
+                ids, finish = choice["token_ids"], choice["finish_reason"]
+                spans = choice["weight_versions"] if server.accounts else None
+                account = (
+                    None if spans is None else tuple((s["version"], s["end"] - s["start"]) for s in spans)
+                )
+                yield TokenChunk(ids, [-1.0] * len(ids), finish, account)
+                if finish is not None:
                     return
         finally:
-            coming.cancel()
-            if server.requests.get(inside.id) is inside:
-                del server.requests[inside.id]
+            stream.cancel()
 
-    async def _do(self, work: Callable[[], None]) -> None:
+    async def _do(self, work: Callable[[], object]) -> None:
         await self._server.do(work)
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        def pause() -> None:
-            self._server.paused = True
-            if not keep:
-                self._server.abort(list(self._server.requests))
-
-        await self._do(pause)
+        await self._do(lambda: self._server.pause(keep=keep))
 
     async def resume(self) -> None:
-        await self._do(lambda: setattr(self._server, "paused", False))
+        await self._do(self._server.resume)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         await self._do(lambda: self._server.abort(request_ids))
 
     async def load(self, path: str) -> None:
-        def load() -> None:
-            assert self._server.paused, "weights are loaded while the engine samples"
-            self._server.weights = int(Path(path).name)
-
-        await self._do(load)
+        await self._do(lambda: self._server.load_now(path))
 
     async def label(self, version: int) -> None:
         await self._do(lambda: setattr(self._server, "label", str(version)))
@@ -203,11 +177,10 @@ class Adapter:
         return [-1.0] * (len(ids) - 1)
 
     async def read_load(self) -> Load:
-        server = self._server
-        if not server.up:
-            raise EngineUnreachable(f"{server.url} is down")
-        kv = sum(request.place for request in server.requests.values())
-        return Load(len(server.requests), 0, kv, server.sampled)
+        if not self._server.up:
+            raise EngineUnreachable(f"{self._server.url} is down")
+        running, waiting, kv = self._server.figures
+        return Load(running, waiting, kv, self._server.sampled)
 
     async def healthy(self) -> bool:
         return self._server.up

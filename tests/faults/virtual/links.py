@@ -302,7 +302,7 @@ class LinkMachine(RuleBasedStateMachine):
             assert not process.runs(), [w.call.call_id for w in process.works if not w.recorded]
         assert len(self.c.turns) == expected, "calls were refused"
         self.c.check_store()
-        assert not any(server.requests for server in self.c.servers)
+        assert not any(server.running for server in self.c.servers)
         failed = [failure.get("exception") for failure in self.c.loop.failures]
         assert not [error for error in failed if error and not isinstance(error, Fenced)], failed
 
