@@ -31,7 +31,7 @@ def profile(examples: int, steps: int = 50) -> settings:
 
 
 class Clock:
-    """Seconds, the same for everybody who holds it. Stands in for the module `time` too."""
+    """Seconds, the same for every holder. Stands in for the module `time` too."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

@@ -86,13 +86,13 @@ class Cluster:
         """Virtual seconds that recording a call takes."""
         self.calls = 0
         self.open: dict[str, Opened] = {}
-        """Episodes that nobody has ended, the oldest first."""
-        self.told: dict[str, int] = {}
-        """The V that the driver of each episode was told."""
+        """Open episodes, the oldest first."""
+        self.min_versions: dict[str, int] = {}
+        """The `min_version` of each episode, as its driver knows it."""
         self.over: set[str] = set()
-        """Episodes whose end was asked for."""
-        self.untold: set[tuple[str, str]] = set()
-        """Processes and episodes: the coordinator could not tell them of the end when it came."""
+        """Episodes whose end was requested."""
+        self.unreported: set[tuple[str, str]] = set()
+        """Processes and episodes: the coordinator could not report the end to the process in time."""
         self.turns: dict[str, Stored] = {}
         self.processes: list[Process] = []
         self._running: dict[str, dict[asyncio.Task[Any], None]] = {}
@@ -109,7 +109,7 @@ class Cluster:
         self.bus = MemoryBus(settings.bus, shared=True, clock=self.clock.monotonic)
         self.loop.run(self._start(engines, members, accounts=accounts), 1.0)
         self.loop.advance(_LINKED_S)
-        assert self.leader is not None, "nobody coordinates"
+        assert self.leader is not None, "no process coordinates"
 
     async def _start(self, engines: int, members: int, *, accounts: bool) -> None:
         self.servers = [Server(f"http://e{i}", accounts=accounts) for i in range(engines)]
@@ -147,7 +147,7 @@ class Cluster:
             yield
 
     def _connect(self, name: str, url: str, _api: str, *_: Any, **__: Any) -> WatchedEngine:
-        """The adapter of the process that asks."""
+        """Return an adapter for the calling process."""
         server = next(server for server in self.servers if server.url == url)
         process = next(process for process in self.processes if process.name == HERE.get())
         return WatchedEngine(name, process, server)
@@ -222,7 +222,7 @@ class Cluster:
         if opened.version < live:
             detail = f"{opened.episode_id} has V = {opened.version}, and {live} was live"
             self.report.wrong("wrong_version", detail)
-        self.told[opened.episode_id] = opened.version
+        self.min_versions[opened.episode_id] = opened.version
         self.open[opened.episode_id] = Opened(opened.episode_id, key, opened.version)
 
     def end_episode(self, episode_id: str) -> None:
@@ -235,19 +235,19 @@ class Cluster:
     async def _end(self, leader: Process, episode_id: str) -> None:
         assert leader.control is not None and leader.hub is not None
         links = {name for name, link in leader.hub._links.items() if episode_id in link.episodes}
-        everybody = {(process.name, episode_id) for process in self.processes}
-        self.untold |= everybody  # the coordinator may die before it knows
+        everywhere = {(process.name, episode_id) for process in self.processes}
+        self.unreported |= everywhere  # the coordinator may die before it knows
         try:
             await leader.control.episodes.abandon(episode_id, "over")
         except GatewayError as error:
             self.refused(f"the end of {episode_id}", error, leader, "")
             return
         hub = leader.hub
-        told = {leader.name} | {name for name in links if hub is not None and name in hub._links}
-        self.untold -= {(name, episode_id) for name in told}
+        reported = {leader.name} | {name for name in links if hub is not None and name in hub._links}
+        self.unreported -= {(name, episode_id) for name in reported}
         for process in self.processes:
             late = [work for work in process.works if work.episode_id == episode_id and not work.recorded]
-            if process.name in told and late and not process.dead:
+            if process.name in reported and late and not process.dead:
                 detail = f"{process.name}: {episode_id} has ended, and {late[0].call.call_id} is not recorded"
                 self.report.wrong("lost", detail)
 
@@ -278,7 +278,7 @@ class Cluster:
     # What is true
 
     def refused(self, what: str, error: GatewayError, process: Process, episode_id: str) -> None:
-        """Somebody was refused: only what ended, what went wrong and who leaves may be."""
+        """Check a refusal: the episode has ended, or there are faults."""
         if error.code == "episode_closed" and episode_id in self.over:
             return
         if self.faults and isinstance(error, (EngineError, Fenced, Unavailable)):
@@ -311,7 +311,7 @@ class Cluster:
             truth = [version_of(token) for token in turn.ids[at : at + span.count]]
             if any(not span.version <= version <= span.newest for version in truth):
                 self.report.wrong("wrong_version", f"{turn.call_id}: {span} were sampled by {truth}")
-            oldest = self.told[work.episode_id]
+            oldest = self.min_versions[work.episode_id]
             if any(version < oldest for version in truth):
                 detail = f"{turn.call_id}: its V is {oldest}, and it was sampled by {truth}"
                 self.report.wrong("wrong_version", detail)
@@ -330,8 +330,8 @@ class Cluster:
         if leader is None or leader.hub is None:
             return
         slot: Slot | None = leader.pool.slots.get(engine)
-        told = process is leader or process.name in leader.hub._links
-        if slot is not None and slot.state != "open" and told and (leader.fence, engine) in self.controlled:
+        linked = process is leader or process.name in leader.hub._links
+        if slot is not None and slot.state != "open" and linked and (leader.fence, engine) in self.controlled:
             detail = f"{process.name} begins a run in {engine}, which is {slot.state}"
             self.report.wrong("wrong_version", detail)
 
@@ -357,10 +357,14 @@ class Cluster:
         for name, stored in self.turns.items():
             assert found.get(name) == stored.ids, name
         for work in (work for process in self.processes if not process.dead for work in process.works):
-            if (work.process.name, work.episode_id) in self.untold and work.call.call_id not in found:
+            if (work.process.name, work.episode_id) in self.unreported and work.call.call_id not in found:
                 continue  # the episode was closed, and its calls with it, before this process could hear of it
             kept_ids = found.get(work.call.call_id, [])
-            assert kept_ids[: len(work.seen)] == work.seen, (work.call.call_id, work.seen, kept_ids)
+            assert kept_ids[: len(work.received)] == work.received, (
+                work.call.call_id,
+                work.received,
+                kept_ids,
+            )
 
     def close(self) -> None:
         """Ends everything."""

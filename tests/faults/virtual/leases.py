@@ -1,4 +1,4 @@
-"""The feed under trainers that ask twice, late and of the wrong process: a buffer that was acknowledged is consumed, once."""
+"""The feed under requests that arrive twice, late and at the wrong process: an acknowledged batch is consumed, once."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class Request:
     lease: Lease
     checkpoint: str
     task: asyncio.Task[Any] | None = None
-    heard: bool = False
+    received: bool = False
 
 
 @dataclass
-class Told:
-    """The trainers' knowledge."""
+class Known:
+    """What the trainers know."""
 
     leases: list[Lease] = field(default_factory=list)
     acked: dict[str, str] = field(default_factory=dict)
-    """Leases whose ack was answered as done, with the checkpoint."""
+    """Leases whose ack succeeded, with the checkpoint."""
     refused: set[tuple[str, str]] = field(default_factory=set)
-    """Acks that were answered as not done, and never will be."""
+    """Acks that failed, and must never be stored."""
 
 
 class LeaseMachine(SuccessionMachine[FeedCoordinator]):
@@ -74,7 +74,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         url = stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
         self.begin(stack, url)
         stack.enter_context(patch("gateway.feed.leases.time", self.clock))
-        self.told, self.requests = Told(), list[Request]()
+        self.known, self.requests = Known(), list[Request]()
         self.episodes = self.versions = 0
         self.succeed()
 
@@ -98,44 +98,44 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         self.loop.run(self.now.ledger.apply(Publish(self.versions)))
         self.now.database.at_once = False
 
-    # What trainers ask
+    # What trainers request
 
-    @rule(consumer=st.sampled_from(["a", "b"]), old=st.booleans(), heard=st.booleans())
-    def lease(self, consumer: str, old: bool, heard: bool) -> None:
+    @rule(consumer=st.sampled_from(["a", "b"]), old=st.booleans(), received=st.booleans())
+    def lease(self, consumer: str, old: bool, received: bool) -> None:
         coordinator = self.one(old)
 
-        async def ask() -> None:
+        async def request() -> None:
             lease = await coordinator.leases.lease(consumer)
-            if heard:
-                self.told.leases.append(lease)
+            if received:
+                self.known.leases.append(lease)
 
-        self.ask(Request("lease", Lease("", 0, 0, 0, 0.0), "", self.loop.create_task(ask())))
+        self.send(Request("lease", Lease("", 0, 0, 0, 0.0), "", self.loop.create_task(request())))
 
-    @precondition(lambda self: self.stack and self.told.leases)
+    @precondition(lambda self: self.stack and self.known.leases)
     @rule(kind=st.sampled_from(["ack", "ack", "ack", "nack", "renew"]), which=st.integers(0, 3), times=st.integers(1, 2),
-          old=st.booleans(), checkpoint=st.sampled_from(["one", "one", "two"]), heard=st.booleans())  # fmt: skip
-    def answer(self, kind: str, which: int, times: int, old: bool, checkpoint: str, heard: bool) -> None:
-        lease = self.told.leases[-1 - which % len(self.told.leases)]
+          old=st.booleans(), checkpoint=st.sampled_from(["one", "one", "two"]), received=st.booleans())  # fmt: skip
+    def answer(self, kind: str, which: int, times: int, old: bool, checkpoint: str, received: bool) -> None:
+        lease = self.known.leases[-1 - which % len(self.known.leases)]
         for _ in range(times):
-            self.ask(Request(kind, lease, f"{lease.lease_id}-{checkpoint}", heard=heard), old=old)
+            self.send(Request(kind, lease, f"{lease.lease_id}-{checkpoint}", received=received), old=old)
 
     @precondition(lambda self: self.stack and self.requests)
     @rule(which=st.integers(0, 9))
     def the_same_again(self, which: int) -> None:
         before = self.requests[-1 - which % len(self.requests)]
         if before.kind != "lease":
-            self.ask(Request(before.kind, before.lease, before.checkpoint, heard=True))
+            self.send(Request(before.kind, before.lease, before.checkpoint, received=True))
 
-    def ask(self, request: Request, *, old: bool = False) -> None:
+    def send(self, request: Request, *, old: bool = False) -> None:
         coordinator = self.one(old)
         if request.task is None:
-            request.task = self.loop.create_task(self.asked(request, coordinator))
+            request.task = self.loop.create_task(self.execute(request, coordinator))
         self.requests.append(request)
         self.loop.settle()
 
-    async def asked(self, request: Request, coordinator: FeedCoordinator) -> None:
+    async def execute(self, request: Request, coordinator: FeedCoordinator) -> None:
         lease, leases = request.lease, coordinator.leases
-        said = (lease.lease_id, request.checkpoint)
+        key = (lease.lease_id, request.checkpoint)
         try:
             if request.kind == "ack":
                 await leases.ack(lease.lease_id, lease.fence, request.checkpoint)
@@ -145,11 +145,11 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
                 await leases.renew(lease.lease_id, lease.fence)
         except (Conflict, NotFound) as error:
             if request.kind == "ack" and error.code != "buffer_not_ready":
-                self.told.refused.add(said)
+                self.known.refused.add(key)
             return
-        if request.kind == "ack" and request.heard:
-            assert self.told.acked.setdefault(*said) == request.checkpoint
-            self.told.acked[lease.lease_id] = request.checkpoint
+        if request.kind == "ack" and request.received:
+            assert self.known.acked.setdefault(*key) == request.checkpoint
+            self.known.acked[lease.lease_id] = request.checkpoint
 
     # What time does
 
@@ -166,7 +166,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         return self.look(read)
 
     @invariant()
-    def what_is_stored_is_what_was_told(self) -> None:
+    def what_is_stored_is_what_was_reported(self) -> None:
         if self.stack is None:
             return
         rows = {row["id"]: row for row in self.rows()}
@@ -176,19 +176,19 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         assert len(set(consumed)) == len(consumed)
         assert sorted(acked) == sorted(consumed)
         assert sum(row["state"] == "held" for row in rows.values()) <= 1, (list(rows.values()), events[-8:])
-        for lease_id, checkpoint in self.told.acked.items():
+        for lease_id, checkpoint in self.known.acked.items():
             assert (rows[lease_id]["state"], rows[lease_id]["checkpoint"]) == ("acked", checkpoint)
-        for lease_id, checkpoint in self.told.refused:
+        for lease_id, checkpoint in self.known.refused:
             row = rows.get(lease_id)
-            assert row is None or (row["state"], row["checkpoint"]) != ("acked", checkpoint), "it was done"
-        for lease in self.told.leases:
+            assert row is None or (row["state"], row["checkpoint"]) != ("acked", checkpoint), "it is stored"
+        for lease in self.known.leases:
             assert lease.lease_id in rows
 
     def teardown(self) -> None:
         if self.stack is None:
             return
         try:
-            self.what_is_stored_is_what_was_told()
+            self.what_is_stored_is_what_was_reported()
             self.training_goes_on()
             for request in self.requests:
                 if request.task and request.task.done() and (error := request.task.exception()):
@@ -197,7 +197,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
             self.close()
 
     def training_goes_on(self) -> None:
-        """Every write is committed; then a trainer that is alone gets the next buffer, and trains it."""
+        """Commit every write; then a single trainer must get the next batch, and train it."""
         for coordinator in self.coordinators:
             coordinator.database.commit()
             self.loop.settle()
@@ -211,7 +211,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         for _ in range(2):
             self.loop.run(self.now.leases.ack(lease.lease_id, lease.fence, "done"))
         assert self.now.ledger.rule.next_buffer > buffer
-        self.what_is_stored_is_what_was_told()
+        self.what_is_stored_is_what_was_reported()
 
 
 class PostgresLeaseMachine(LeaseMachine):

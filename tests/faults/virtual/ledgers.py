@@ -1,4 +1,4 @@
-"""Episodes and their ledger under requests that come twice, late and to another process: memory is what is stored."""
+"""Episodes and their ledger under requests that arrive twice, late and at another process: memory equals the store."""
 
 from __future__ import annotations
 
@@ -77,34 +77,34 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         for module in ("episodes", "admission"):
             stack.enter_context(patch(f"gateway.episodes.{module}.time", self.clock))
         stack.enter_context(patch("gateway.episodes.closing.sampled", lambda *_: Sampled(1)))
-        self.asked: list[tuple[str, str]] = []
+        self.requested: list[tuple[str, str]] = []
         self.opened: dict[str, EpisodeOpened] = {}
-        """The first answer by idempotency key."""
+        """The first response by idempotency key."""
         self.rewarded: dict[str, str] = {}
         self.tasks: list[asyncio.Task[None]] = []
         self.succeed()
 
-    def ask(self, work: Any, coordinator: EpisodesCoordinator | None = None) -> None:
-        """Asks a coordinator, the present one by default. `refused` says which refusals there may be."""
-        asked = coordinator or self.now
+    def send(self, work: Any, coordinator: EpisodesCoordinator | None = None) -> None:
+        """Send a request to a coordinator, the present one by default; check with `refused` if it fails."""
+        receiver = coordinator or self.now
 
-        async def asking() -> None:
+        async def request() -> None:
             try:
                 await work
             except GatewayError as error:
-                self.refused(asked, error)
+                self.refused(receiver, error)
 
-        self.tasks.append(self.loop.create_task(asking()))
+        self.tasks.append(self.loop.create_task(request()))
         self.loop.settle()
 
-    def refused(self, asked: EpisodesCoordinator, error: GatewayError) -> None:
-        """A superseded process may refuse; the present one what has ended, and a group without a slot."""
+    def refused(self, receiver: EpisodesCoordinator, error: GatewayError) -> None:
+        """Require that only a superseded process refuses, except for what has ended and a group without a place."""
         if isinstance(error, Conflict):
-            over = {row.id for row in self.rows() if row.state == "closed"}
-            ended = error.code == "episode_closed" and any(episode in str(error) for episode in over)
+            closed = {row.id for row in self.rows() if row.state == "closed"}
+            ended = error.code == "episode_closed" and any(episode in str(error) for episode in closed)
             assert ended or error.code in ("episode_grading", "group_finished", "group_closed"), repr(error)
         elif isinstance(error, Unavailable):
-            assert asked is not self.now or self.named > len(self.coordinators), repr(error)
+            assert receiver is not self.now or self.named > len(self.coordinators), repr(error)
         else:
             assert error.code == "no_slot", repr(error)
 
@@ -115,30 +115,31 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         """Or it is ahead of the ledger for a moment."""
         self.now.engine = None if behind is None else self.now.ledger.rule.version + 1 - behind
 
-    # What drivers ask
+    # What drivers request
 
-    @rule(fresh=st.booleans(), which=st.integers(0, 5), times=st.integers(1, 2), old=st.booleans(), heard=st.booleans(),
+    @rule(new=st.booleans(), which=st.integers(0, 5), times=st.integers(1, 2), old=st.booleans(), received=st.booleans(),
           wait_s=st.sampled_from([0.0, 5.0]))  # fmt: skip
-    def open(self, fresh: bool, which: int, times: int, old: bool, heard: bool, wait_s: float) -> None:
-        if fresh or not self.asked:
-            number = len(self.asked)
-            self.asked.append((f"idempotency-{number:04d}", f"g{number // 2}"))
-        again, group = self.asked[-1 - which % len(self.asked)]
+    def open(self, new: bool, which: int, times: int, old: bool, received: bool, wait_s: float) -> None:
+        if new or not self.requested:
+            number = len(self.requested)
+            self.requested.append((f"idempotency-{number:04d}", f"g{number // 2}"))
+        key, group = self.requested[-1 - which % len(self.requested)]
         for _ in range(times):
-            asked = self.one(old)
-            self.ask(self.opening(asked, again, group, heard=heard, wait_s=wait_s), asked)
+            coordinator = self.one(old)
+            self.send(self.opening(coordinator, key, group, received=received, wait_s=wait_s), coordinator)
 
     async def opening(
-        self, coordinator: EpisodesCoordinator, again: str, group: str, *, heard: bool, wait_s: float
+        self, coordinator: EpisodesCoordinator, key: str, group: str, *, received: bool, wait_s: float
     ) -> None:
         opened = await coordinator.episodes.open_once(
-            key_of("admin", again), EpisodeRequest("t", group, 2, "train", "m"), wait_s
+            key_of("admin", key), EpisodeRequest("t", group, 2, "train", "m"), wait_s
         )
         if (pure := coordinator.ledger.rule)._groups.get(group) is not None:
             assert pure._groups[group].version <= opened.version, "older than its group"
-        assert opened.version <= pure.version
-        if heard:
-            assert self.opened.setdefault(again, opened) == opened, "another episode"
+        # A superseded coordinator may return the stored response of its successor, which knows a later version.
+        assert opened.version <= self.now.ledger.rule.version
+        if received:
+            assert self.opened.setdefault(key, opened) == opened, "another episode"
 
     @precondition(lambda self: self.stack and self.opened)
     @rule(
@@ -150,20 +151,20 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
     def reward(self, which: int, reward: float, times: int, old: bool) -> None:
         episode = sorted(o.episode_id for o in self.opened.values())[which % len(self.opened)]
         for _ in range(times):
-            asked = self.one(old)
-            self.ask(self.rewarding(asked, episode, reward), asked)
+            coordinator = self.one(old)
+            self.send(self.rewarding(coordinator, episode, reward), coordinator)
 
     async def rewarding(self, coordinator: EpisodesCoordinator, episode: str, reward: float) -> None:
-        taken = await coordinator.episodes.reward(episode, reward, None, final=True)
-        assert taken is not None
-        self.rewarded[episode] = taken.reason
+        result = await coordinator.episodes.reward(episode, reward, None, final=True)
+        assert result is not None
+        self.rewarded[episode] = result.reason
 
     @precondition(lambda self: self.stack and self.opened)
     @rule(which=st.integers(0, 9), old=st.booleans())
     def abandon(self, which: int, old: bool) -> None:
         episode = sorted(o.episode_id for o in self.opened.values())[which % len(self.opened)]
-        asked = self.one(old)
-        self.ask(asked.episodes.abandon(episode, "lost"), asked)
+        coordinator = self.one(old)
+        self.send(coordinator.episodes.abandon(episode, "lost"), coordinator)
 
     # What trainers do
 
@@ -172,18 +173,18 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         """A complete buffer is consumed."""
         pure = self.now.ledger.rule
         if pure.complete(pure.next_buffer):
-            self.ask(self.now.ledger.apply(Consume(pure.next_buffer)))
+            self.send(self.now.ledger.apply(Consume(pure.next_buffer)))
 
     @rule(step=st.integers(1, 2))
     def publish(self, step: int) -> None:
-        self.ask(self.now.ledger.apply(Publish(self.now.ledger.rule.version + step)))
+        self.send(self.now.ledger.apply(Publish(self.now.ledger.rule.version + step)))
 
     # What time does
 
     @rule(seconds=st.sampled_from([1.0, 20.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
         self.loop.advance(seconds)
-        self.ask(self.now.episodes.sweep())
+        self.send(self.now.episodes.sweep())
 
     # What must hold
 
@@ -232,15 +233,15 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
         self.settle()
         before = set(self.opened)
         for number in range(2):
-            again = f"idempotency-last-{number}"
-            self.ask(self.opening(self.now, again, "last", heard=True, wait_s=0.0))
+            key = f"idempotency-last-{number}"
+            self.send(self.opening(self.now, key, "last", received=True, wait_s=0.0))
         self.settle()
-        new = sorted(set(self.opened) - before)
-        assert len(new) == 2, "a group of two was not admitted, though nothing is open"
-        for again in new:
-            self.ask(self.rewarding(self.now, self.opened[again].episode_id, 1.0))
+        added = sorted(set(self.opened) - before)
+        assert len(added) == 2, "a group of two was not admitted, though nothing is open"
+        for key in added:
+            self.send(self.rewarding(self.now, self.opened[key].episode_id, 1.0))
         self.settle()
-        assert [self.rewarded.get(self.opened[again].episode_id) for again in new] == ["rewarded"] * 2
+        assert [self.rewarded.get(self.opened[key].episode_id) for key in added] == ["rewarded"] * 2
 
     def settle(self) -> None:
         for _ in range(20):
@@ -256,7 +257,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
             self.memory_is_what_is_stored()
             self.succeed()
             self.memory_is_what_is_stored()
-            for _ in range(3):  # whoever nobody comes back for loses its place
+            for _ in range(3):  # an episode without a client loses its place
                 self.time_passes(600.0)
                 self.settle()
             assert not [row for row in self.rows() if row.state != "closed"]

@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gateway.errors import Fenced
 from gateway.settings import Settings
 from tests.faults.virtual.cluster import ASK_S, LEASE_S, Cluster, Tally
-from tests.faults.virtual.network import HEARD_S
+from tests.faults.virtual.network import HEARTBEAT_S
 from tests.faults.virtual.processes import Process
 
 MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
 ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 20.0), (7.5, 20.0)])
-"""Virtual seconds until the follower and the hub notice a cut. The hub is never the first (docs/cluster.md tells why)."""
+"""Virtual seconds until the follower and the hub notice a cut. The hub is never the first (docs/cluster.md says why)."""
 _START_S = 10.0
 """An engine is not back sooner than this after it died."""
 GRACE_S = 3.0
@@ -80,12 +80,12 @@ class LinkMachine(RuleBasedStateMachine):
     # What agents and the trainer do
 
     @rule(at=st.integers(0, 3), tokens=st.sampled_from([3, 12, 40, 150]), pinned=st.sampled_from([False, False, True]),
-          fresh=st.booleans())  # fmt: skip
-    def call(self, at: int, tokens: int, pinned: bool, fresh: bool) -> None:
+          new=st.booleans())  # fmt: skip
+    def call(self, at: int, tokens: int, pinned: bool, new: bool) -> None:
         if not self.alive():
             return
         process = self.alive()[at % len(self.alive())]
-        if fresh or not self.c.open:
+        if new or not self.c.open:
             self.c.open_episode()
         if self.c.open:
             episode = list(self.c.open.values())[-1 - at % min(2, len(self.c.open))]
@@ -150,7 +150,7 @@ class LinkMachine(RuleBasedStateMachine):
         fault=FAULTS,
         ends=ENDS,
         later=st.integers(0, 30),
-        leave=st.sampled_from(["nobody", "client", "client", "episode"]),
+        leave=st.sampled_from(["none", "client", "client", "episode"]),
         which=st.integers(0, 3),
     )
     def an_update_is_disturbed(
@@ -158,7 +158,7 @@ class LinkMachine(RuleBasedStateMachine):
     ) -> None:
         """Does what other rules do too, but seldom in this order."""
         for at, tokens, pinned in calls:
-            self.call(at, tokens, pinned, fresh=at % 2 == 0)
+            self.call(at, tokens, pinned, new=at % 2 == 0)
         self.advance(0.2)
         for server in self.c.servers:
             server.work_s = work
@@ -170,7 +170,7 @@ class LinkMachine(RuleBasedStateMachine):
         elif fault == "stall":
             self.a_link_stands_still(which, True)
         elif fault == "engine":
-            self.an_engine_dies(which, told=which % 2 == 0)
+            self.an_engine_dies(which, reported=which % 2 == 0)
         elif fault == "coordinator" and self.c.leader is not None:
             self.the_coordinator_dies(min(ends[0], 4.0))
             self.another_follows()
@@ -185,12 +185,12 @@ class LinkMachine(RuleBasedStateMachine):
         server = self.c.servers[which % len(self.c.servers)]
         server.arrival_s, server.stream_s, server.work_s = arrival, stream, work
 
-    @rule(which=st.integers(0, 1), told=st.booleans())
-    def an_engine_dies(self, which: int, told: bool) -> None:
+    @rule(which=st.integers(0, 1), reported=st.booleans())
+    def an_engine_dies(self, which: int, reported: bool) -> None:
         self.c.faults = True
         server = self.c.servers[which % len(self.c.servers)]
         server.die()
-        if told and self.c.leader is not None and self.c.leader.control is not None:
+        if reported and self.c.leader is not None and self.c.leader.control is not None:
             name = f"m-{self.c.servers.index(server)}"
             self.c.loop.call_soon(self.c.leader.control.host.report_lost, "m", name, "its process ended")
         self.c.loop.settle()
@@ -231,7 +231,7 @@ class LinkMachine(RuleBasedStateMachine):
             if self.c.leader is not None:
                 return
             self.advance(0.5)
-        raise AssertionError("nobody has followed the coordinator")
+        raise AssertionError("no process has followed the coordinator")
 
     @precondition(lambda self: self.cluster and len(self.alive()) > 1)
     @rule(which=st.integers(0, 3))
@@ -277,7 +277,7 @@ class LinkMachine(RuleBasedStateMachine):
             self.cluster.close()
 
     def it_heals(self) -> None:
-        """The network and the engines are well again: everybody sees the same, and every call comes to its end."""
+        """End all faults: then every process must know the same, and every call must end."""
         if self.c.leader is None:
             self.another_follows()
         if not all(server.up for server in self.c.servers):
@@ -287,14 +287,14 @@ class LinkMachine(RuleBasedStateMachine):
         for link in self.c.network.live():
             link.stall(False)
             link.up.lag_s = link.down.lag_s = 0.0
-        self.advance(HEARD_S)  # a follower may not know yet that its link is cut
+        self.advance(HEARTBEAT_S)  # a follower may not know yet that its link is cut
         self.within(120.0, self.all_see_the_same)
         self.c.look()
         self.check_what_is_seen()
         self.c.faults = False
         recorded = len(self.c.turns)
         for at in range(1 + len(self.alive())):
-            self.call(at, 3, False, fresh=at == 0)
+            self.call(at, 3, False, new=at == 0)
         expected = recorded + 1 + len(self.alive())
         self.within(60.0, lambda: len(self.c.turns) == expected and not any(p.runs() for p in self.alive()))
         self.c.look()
@@ -317,7 +317,7 @@ class LinkMachine(RuleBasedStateMachine):
         return {s.name: (s.state, s.version, s.generation) for s in process.pool.slots.values()}
 
     def all_see_the_same(self) -> bool:
-        """Every engine is open, and every process knows it; calls have come to their end."""
+        """Return whether every engine is open, every process knows it, and every call has ended."""
         leader = self.c.leader
         if leader is None or any(process.runs() for process in self.alive()):
             return False
@@ -327,7 +327,7 @@ class LinkMachine(RuleBasedStateMachine):
         return same and all(state == "open" for state, _, _ in shown.values())
 
     def check_what_is_seen(self) -> None:
-        """The same, said in detail."""
+        """Check the same in detail."""
         leader = self.c.leader
         assert leader is not None
         shown = self.seen_by(leader)

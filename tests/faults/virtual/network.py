@@ -1,8 +1,8 @@
 """An in-memory network between a coordinator and its followers.
 
-A connection keeps the order of what is sent on it, and delays it as long as it is told; when it is cut, what is under way is
-lost, and each side hears of it at a moment of its own. A follower pings (`heartbeat` of its WebSocket), so it hears of a
-connection that stands still, or that the other side has lost, after `HEARD_S` at the latest.
+A connection keeps the order of its messages, and may delay them; when it is cut, messages under way are lost, and each side
+notices at a moment of its own. A follower pings (`heartbeat` of its WebSocket), so it notices a connection that stalls, or that
+the other side has lost, within `HEARTBEAT_S`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import aiohttp
 
 HERE: ContextVar[str] = ContextVar("here")
 """The name of the process whose code runs."""
-HEARD_S = 7.5
+HEARTBEAT_S = 7.5
 """The heartbeat of 5 s, and half of it for the answer."""
 _LOOK_S = 0.5
 
@@ -61,7 +61,7 @@ class Pipe:
         self._way.clear()
 
     def notice(self) -> None:
-        """The receiver hears that the connection is gone."""
+        """Report the end of the connection to the receiver."""
         self._carrier.cancel()
         self._arrived.put_nowait(None)
 
@@ -125,7 +125,7 @@ class Connection:
             self.cut_at = loop.time()
             self.up.lose()
             self.down.lose()
-            loop.call_later(min(follower_after, HEARD_S), self.down.notice)
+            loop.call_later(min(follower_after, HEARTBEAT_S), self.down.notice)
             loop.call_later(hub_after, self.up.notice)
 
     async def _watched(self) -> None:
@@ -133,9 +133,9 @@ class Connection:
         while self.cut_at is None:
             await asyncio.sleep(_LOOK_S)
             now = asyncio.get_running_loop().time()
-            slow = self.up.stalled or self.up.lag_s + self.down.lag_s > HEARD_S / 3
+            slow = self.up.stalled or self.up.lag_s + self.down.lag_s > HEARTBEAT_S / 3
             self._bad_since = (self._bad_since or now) if slow else None
-            if self._bad_since is not None and now - self._bad_since > HEARD_S - _LOOK_S:
+            if self._bad_since is not None and now - self._bad_since > HEARTBEAT_S - _LOOK_S:
                 self.cut(0.0, 0.0)
 
 
@@ -155,7 +155,7 @@ class Network:
         async def connect(url: str, **_: Any) -> Any:
             process = self.hubs.get(url.removesuffix("/peers/v1/link"))
             if process is None or process.hub is None:
-                raise aiohttp.ClientConnectionError(f"nobody listens at {url}")
+                raise aiohttp.ClientConnectionError(f"no process listens at {url}")
             connection = Connection(HERE.get())
             self.connections.append(connection)
             serving = self._serve(process.hub, connection)

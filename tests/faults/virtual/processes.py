@@ -92,7 +92,7 @@ class ProcessDatabase(HandDatabase):
 
 
 class WatchedRecorder(Recorder):
-    """Takes as long as the cluster says, and tells the cluster what was recorded."""
+    """Delay records as the cluster wants, and report them to it."""
 
     def __init__(self, process: Process) -> None:
         super().__init__(process.database, cast(Any, None), MODEL, shared=True)
@@ -128,15 +128,15 @@ class PlainSegmenter:
 
 
 class Work:
-    """A call, from its request on, and what its clients have seen of it."""
+    """A call, from its request on, and what its clients have received of it."""
 
     def __init__(self, process: Process, episode_id: str, reader: Reader, completion: Completion) -> None:
         self.process = process
         self.episode_id = episode_id
         self.completion = completion
         self.call = completion.call
-        self.seen: list[int] = []
-        """The longest that a client has got."""
+        self.received: list[int] = []
+        """The most tokens that a client has received."""
         self._client = process.spawn(self._read(reader))
 
     @property
@@ -165,11 +165,11 @@ class Work:
         except GatewayError as error:
             cluster.refused(f"{self.process.name}: {self.call.call_id}", error, self.process, self.episode_id)
         finally:
-            common = min(len(got), len(self.seen))
-            if got[:common] != self.seen[:common]:
+            common = min(len(got), len(self.received))
+            if got[:common] != self.received[:common]:
                 detail = f"{self.call.call_id}: two clients received different tokens"
                 cluster.report.wrong("wrong_answer", detail)
-            self.seen = max(got, self.seen, key=len)
+            self.received = max(got, self.received, key=len)
         if choices.delivered:
             cluster.delivered(self, got)
 
@@ -271,7 +271,7 @@ class Process:
 
     @property
     def follower(self) -> Follower:
-        """The link to whoever is the coordinator."""
+        """Return the link to the coordinator."""
         assert isinstance(self.services.role, Follower)
         return self.services.role
 
@@ -316,7 +316,7 @@ class Process:
 
 
 class WatchedEngine(Adapter):
-    """One process's adapter to an engine. The cluster hears what leaves for it; of a dead process nothing does."""
+    """One process's adapter to an engine. The cluster learns of each request; a dead process sends none."""
 
     def __init__(self, name: str, process: Process, server: Server) -> None:
         super().__init__(name, server, self._begins)
@@ -331,7 +331,7 @@ class WatchedEngine(Adapter):
         await super()._do(work)
 
     async def pause(self, *, keep: bool = False, clear_cache: bool = True) -> None:
-        """A coordinator that begins to change an engine has told everybody who is linked."""
+        """Note that a coordinator changes an engine: every linked process knows it."""
         self.process.cluster.controlled.add((self.process.fence, self.name))
         await super().pause(keep=keep, clear_cache=clear_cache)
 

@@ -30,7 +30,7 @@ from tests.harness.waiting import result_of, until
 
 
 def alone(machine: LinkMachine) -> dict[str, Any]:
-    """Every link is cut, both sides know, and there is no way back; answers what makes one."""
+    """Cut every link, for both sides and for good; return what restores the network."""
     hubs = dict(machine.c.network.hubs)
     machine.c.network.hubs.clear()
     for link in list(machine.c.network.live()):
@@ -49,7 +49,7 @@ def test_without_a_link_nothing_begins_in_an_engine() -> None:
         assert slot.state == "held"
         (name,) = machine.c.open
         live = OpenEpisode(name, "t", "g", "eval", "m", 0.0, 0.0)
-        follower.spawn(follower.begin(live, 3, pinned=False))  # it had asked just before whose call it is
+        follower.spawn(follower.begin(live, 3, pinned=False))  # it had identified the caller just before
         machine.advance(3.0)
         assert (slot.streams, follower.runs()) == (0, 1)
         machine.c.network.hubs.update(hubs)
@@ -132,7 +132,7 @@ def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
 
 
 def coordinator_next(machine: LinkMachine) -> Process:
-    """A follower that succeeds the coordinator, and nobody else can: the others are dead."""
+    """A follower that succeeds the coordinator, and no other process can: the others are dead."""
     machine.kill(machine.alive()[2])
     machine.the_coordinator_dies(0.0)
     machine.another_follows()
@@ -215,15 +215,15 @@ def test_the_coordinator_knows_what_runs_elsewhere_and_at_once_what_an_end_has_c
         assert found == [(2, 1), (0, 0)]
 
 
-def test_who_asks_a_process_that_becomes_the_coordinator_is_told_so() -> None:
+def test_a_request_to_a_process_that_becomes_the_coordinator_fails_with_the_reason() -> None:
     with links("abort") as machine:
         follower = machine.alive()[1]
         alone(machine)
-        asking = machine.c.loop.create_task(follower.follower.keyed("ep-any", 1000.0))
+        request = machine.c.loop.create_task(follower.follower.keyed("ep-any", 1000.0))
         machine.kill(machine.alive()[2])
         machine.the_coordinator_dies(0.0)
         machine.another_follows()
-        assert asking.done() and isinstance(asking.exception(), Unavailable)
+        assert request.done() and isinstance(request.exception(), Unavailable)
 
 
 async def _nothing(_placement: ControlPlacement) -> None:
@@ -240,7 +240,7 @@ def _pull_once(reactor: Placement, now: Context) -> bool:
 
 @contextmanager
 def versions_side_by_side(*, tables: bool) -> Iterator[LinkMachine]:
-    """Two engines under `pull`, at versions 1 and 0: nobody tells the second to come. An episode is older.
+    """Two engines under `pull`, at versions 1 and 0: no program lets the second follow. An episode is older.
 
     `tables`: followers get tables, and do not choose by what they know alone.
     """
@@ -282,7 +282,7 @@ def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough(tables: bool) 
     with versions_side_by_side(tables=tables) as machine:
         follower = machine.alive()[1]
         old, new = sorted(follower.pool.slots.values(), key=lambda slot: slot.version)
-        machine.an_engine_dies([s.url for s in machine.c.servers].index(new.external_url), told=False)
+        machine.an_engine_dies([s.url for s in machine.c.servers].index(new.external_url), reported=False)
         machine.advance(20.0)
         assert (new.state != "open", old.state, old.version) == (True, "open", 0)
         newer = machine.c.open_episode()
@@ -295,7 +295,7 @@ def test_a_call_waits_at_a_follower_while_no_engine_is_new_enough(tables: bool) 
 
 @contextmanager
 def two_engines() -> Iterator[tuple[LinkMachine, Process, Process]]:
-    """A coordinator and its followers, who have had their first table; answers the first of them."""
+    """A coordinator and its followers, who have had their first table; yield the first of them."""
     machine = LinkMachine()
     try:
         machine.begin("abort", "rolling", 2, 0.0, accounts=True)
@@ -326,7 +326,7 @@ def test_a_follower_places_its_calls_beside_those_of_every_other_process() -> No
         machine.advance(2.5)
         assert (streams(leader), streams(second)) == ([1, 0], [1, 1])
         calls_of(machine, first, 1)
-        assert streams(first) == [0, 1], "it had none in either, and took the first"
+        assert streams(first) == [0, 1], "it had none in either, and chose the first"
 
 
 def test_a_follower_goes_on_by_the_tables_of_the_next_coordinator() -> None:

@@ -65,16 +65,16 @@ def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
     try:
         machine.start()
         machine.groups_are_rewarded(1)
-        machine.lease("a", old=False, heard=True)
+        machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
-        machine.answer("ack", 0, 2, old=False, checkpoint="one", heard=True)
+        machine.answer("ack", 0, 2, old=False, checkpoint="one", received=True)
         machine.commit(old=False, count=3)
         machine.commit(old=False, count=3)  # what was not trained is read before the ack is written
         machine.another_coordinates(dies=True)
         machine.the_same_again(0)
         machine.commit(old=False, count=3)
-        machine.what_is_stored_is_what_was_told()
-        assert len(machine.told.acked) == 1
+        machine.what_is_stored_is_what_was_reported()
+        assert len(machine.known.acked) == 1
     finally:
         machine.teardown()
 
@@ -85,10 +85,10 @@ def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotte
     try:
         machine.start()
         machine.groups_are_rewarded(1)
-        machine.lease("a", old=False, heard=True)
+        machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
-        machine.answer("ack", 0, 1, old=False, checkpoint="one", heard=True)
-        machine.lease("a", old=False, heard=True)
+        machine.answer("ack", 0, 1, old=False, checkpoint="one", received=True)
+        machine.lease("a", old=False, received=True)
         machine.commit(old=False, count=3)
         held = machine.now.leases.held()
         assert held is not None and held["fence"] == 2
@@ -102,7 +102,7 @@ def test_an_episode_that_a_successor_opened_is_not_closed_for_who_was_superseded
     try:
         machine.start()
         machine.another_coordinates(dies=False)
-        machine.open(fresh=True, which=0, times=1, old=False, heard=True, wait_s=0.0)
+        machine.open(new=True, which=0, times=1, old=False, received=True, wait_s=0.0)
         machine.commit(old=False, count=1)
         (opened,) = machine.opened.values()
         asked = machine.one(old=True).episodes.named(opened.episode_id)
@@ -118,5 +118,5 @@ def test_an_engine_that_dies_while_a_new_coordinator_takes_it_over_is_waited_for
         machine.the_coordinator_dies(0.0)
         machine.engines_are_slow(0, 0.0, 0.0, 1.0)
         machine.another_follows()
-        machine.an_engine_dies(0, told=False)
+        machine.an_engine_dies(0, reported=False)
         machine.advance(20.0)
