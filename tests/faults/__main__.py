@@ -17,8 +17,9 @@ from bench.report import Steps, finish, machine, show
 from tests.faults import mutants as table
 from tests.faults.checker import COUNTS, Report
 from tests.faults.mutants import Mutant
-from tests.faults.real import crashes, seam, system, updates
+from tests.faults.real import crashes, seam, updates
 from tests.faults.real.faults import KINDS
+from tests.faults.real.plan import Plan
 from tests.faults.real.processes import has_vllm
 from tests.faults.real.tags import COUNTS as SEAM_COUNTS
 from tests.faults.report import show_counts, show_mutants
@@ -77,7 +78,7 @@ def run_crashes(
     if unknown := set(kinds) - {kind.name for kind in KINDS}:
         raise typer.BadParameter(f"unknown faults: {', '.join(sorted(unknown))}", param_hint="--only")
     _choice("--transport", {name: name for name in TRANSPORTS}, transport)
-    plan = system.Plan(
+    plan = Plan(
         seed=seed, seconds=seconds, every_s=every, gateways=gateways, engines=chosen,
         redis=gateways > 1, agents=agents, kinds=kinds, transport=transport,
     )  # fmt: skip

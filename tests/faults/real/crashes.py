@@ -20,7 +20,8 @@ from tests.faults.checker import Report, check
 from tests.faults.evidence import Journal, read, read_database, save_tables
 from tests.faults.mutants import Mutant
 from tests.faults.real.faults import inflict, schedule
-from tests.faults.real.system import Plan, System
+from tests.faults.real.plan import Plan
+from tests.faults.real.system import System
 from tests.faults.report import summary
 
 ENGINES = {"mixed": ("vllm", "fake", "fake"), "fake": ("fake", "fake", "fake")}

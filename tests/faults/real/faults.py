@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from tests.faults.evidence import Journal
 
 if TYPE_CHECKING:
+    from tests.faults.real.plan import Plan
     from tests.faults.real.processes import Process
     from tests.faults.real.proxy import Link
-    from tests.faults.real.system import Plan, System
+from tests.faults.real.system import System
 
 _AGAIN_S = 0.5
 _PATIENCE_S = 180.0

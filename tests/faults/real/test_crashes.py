@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.faults.real.crashes import play, small
 from tests.faults.real.faults import KINDS
-from tests.faults.real.system import Plan
+from tests.faults.real.plan import Plan
 
 
 async def test_faults_lose_and_double_nothing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from gateway.episodes.episodes import Episodes
 from gateway.errors import Conflict, GatewayError, Unavailable
@@ -37,15 +37,16 @@ SETTINGS = Settings.parse(
 )
 RULE = SETTINGS.staleness_of("m")
 LIMITS = {
-    "eta",
-    "batch",
-    "min_members",
-    "spare_groups",
-    "spare_members",
-    "drop_equal",
-    "late",
-    "stuck_groups",
+    *("eta", "batch", "min_members", "spare_groups", "spare_members", "drop_equal", "late", "stuck_groups"),
 }
+
+
+def replayed(connection: Connection) -> Any:
+    """Return a pure rule that has applied the committed events."""
+    pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
+    for value in statements.events(connection, "m")[1:]:
+        pure.apply(event_from_json(value))
+    return pure
 
 
 class EpisodesCoordinator(Coordinator):
@@ -188,9 +189,6 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     # What must hold
 
-    def events(self) -> list[dict[str, Any]]:
-        return self.look(lambda c: statements.events(c, "m"))[1:]
-
     def commands(self) -> list[dict[str, Any]]:
         stored = self.look(
             lambda c: list(c.scalars(select(LedgerEventRow.commands).order_by(LedgerEventRow.seq)))
@@ -217,10 +215,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     def memory_is_what_is_stored(self) -> None:
         """With no write pending, the ledger equals a pure rule that was fed the committed events."""
-        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
-        for value in self.events():
-            pure.apply(event_from_json(value))
-        assert state_of(pure) == state_of(self.now.ledger.rule)
+        assert state_of(self.look(replayed)) == state_of(self.now.ledger.rule)
         stored = {row.id for row in self.rows() if row.state == "open"}
         assert stored == {live.id for live in self.now.episodes.live()}
 

@@ -1,13 +1,11 @@
-"""Elections of the coordinator: real transactions, cut into pieces, between processes that crash and stand still.
+"""Elections of the coordinator: real transactions, cut into pieces, of processes that crash and stall.
 
-Each process has an event loop of its own and a connection of its own, in a thread that goes on only when it is told: before each
-statement that may wait, inside transactions too. A transaction that PostgreSQL lets wait is told by PostgreSQL itself.
+Each process has an event loop and a thread with a connection of its own (`transactions`). PostgreSQL itself reports which
+transactions it lets wait.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,7 +16,7 @@ import psycopg
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from sqlalchemy import Connection, Float, event, literal_column
+from sqlalchemy import Connection, event
 
 from gateway.errors import Fenced
 from gateway.peers.election import Election
@@ -28,108 +26,9 @@ from gateway.store import ledger as statements
 from gateway.store.connections import begin_reading, connect
 from tests.faults.virtual.clock import Clock, VirtualLoop, profile
 from tests.faults.virtual.stores import Postgres, sqlite_store
+from tests.faults.virtual.transactions import CLOCK, Hand, Killed, MachineClock, Wrote
 
 LEASE_S = 4.0
-_PATIENCE_S = 60.0
-_here = threading.local()
-
-
-_CLOCK = """
-CREATE TABLE IF NOT EXISTS machine_clock (now float8);
-DELETE FROM machine_clock; INSERT INTO machine_clock VALUES (0);
-CREATE OR REPLACE FUNCTION machine_clock() RETURNS float8 VOLATILE LANGUAGE sql AS 'SELECT now FROM machine_clock';
-"""
-
-
-class MachineClock:
-    """The clock in place of the database's own. Others may go on before a statement that reads the time."""
-
-    def __add__(self, seconds: float) -> Any:
-        return self.__clause_element__() + seconds
-
-    def label(self, name: str) -> Any:
-        return self.__clause_element__().label(name)
-
-    def __clause_element__(self) -> Any:
-        hand = getattr(_here, "hand", None)
-        if hand is not None:
-            hand.pause()
-        return literal_column("machine_clock()", Float)
-
-
-class Wrote(int):
-    """The fence under which something was written."""
-
-
-class _Killed(BaseException):
-    """The process is gone, in the middle of a transaction."""
-
-
-class Hand:
-    """A thread that runs one transaction, from pause to pause."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-        self._go = threading.Semaphore(0)
-        self._stopped = threading.Semaphore(0)
-        self._killed = False
-        self.pid = 0
-        self.inside = False
-        """True in a transaction that has written something."""
-        self.done = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-
-    def begin(self, work: Callable[[Connection], Any]) -> None:
-        """Starts a transaction; it does nothing yet."""
-        self.done, self.result, self.error, self._killed = False, None, None, False
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
-
-    def pause(self) -> None:
-        """Blocks the thread until it is told to go on."""
-        self._stopped.release()
-        self._go.acquire()
-        if self._killed:
-            raise _Killed
-
-    def step(self, waits: Callable[[int], bool]) -> None:
-        """Goes on to the next pause, to the end, or to where the database lets it wait."""
-        self._go.release()
-        self.look(waits)
-
-    def look(self, waits: Callable[[int], bool]) -> bool:
-        """Returns whether it has come to a pause or its end, and does not wait in the database."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while not self._stopped.acquire(timeout=0.0005):
-            if waits(self.pid):
-                return False
-            assert time.monotonic() < deadline
-        return True
-
-    def kill(self, waits: Callable[[int], bool]) -> None:
-        """The transaction never ends by itself: its connection is gone."""
-        self._killed = True
-        self._go.release()
-
-    def _run(self, work: Callable[[Connection], Any]) -> None:
-        _here.hand = self
-        try:
-            self._go.acquire()
-            if self._killed:
-                raise _Killed
-            with self._engine.connect() as connection:
-                if connection.dialect.name == "postgresql":
-                    self.pid = connection.connection.dbapi_connection.info.backend_pid
-                with connection.begin():
-                    self.inside = True
-                    coordination.begin(connection)
-                    self.result = work(connection)
-                    self.pause()
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.inside, self.done = False, True
-            self._stopped.release()
 
 
 class Store:
@@ -228,7 +127,7 @@ class ElectionMachine(RuleBasedStateMachine):
         if self.kind == "postgresql":
             self.watcher = psycopg.connect(self.url, autocommit=True)
             self.stack.callback(self.watcher.close)
-            self.watcher.execute(_CLOCK)
+            self.watcher.execute(CLOCK)
             self.tell_time()
         self.eyes = connect(self.url, 2)
         self.stack.callback(self.eyes.dispose)
@@ -293,7 +192,7 @@ class ElectionMachine(RuleBasedStateMachine):
             if now[0] > before[0]:
                 assert before[1] <= self.clock.now, "somebody followed before the lease was over"
         self.newest = max(self.newest, now[0] if now else 0)
-        if isinstance(hand.error, _Killed):
+        if isinstance(hand.error, Killed):
             return
         assert hand.error is None or isinstance(hand.error, Fenced), repr(hand.error)
         if isinstance(hand.result, Wrote) and hand.error is None:

@@ -18,17 +18,13 @@ from sqlalchemy import select
 from gateway.episodes.closing_state import ClosingState, Outcome, Phase
 from gateway.episodes.episodes import Episodes
 from gateway.errors import GatewayError, Unavailable
-from gateway.feed.ledger import EQUALITY, StoredLedger
+from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grade, Grading
-from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow
 from gateway.store.sampled import Sampled
 from gateway.types import EpisodeRequest
-from scheduler.policies import rules
-from scheduler.policies.staleness_events import event_from_json
-from scheduler.policies.staleness_state import LedgerSettings
 from tests.faults.virtual.clock import Clock, VirtualLoop
-from tests.faults.virtual.ledgers import LIMITS, RULE, SETTINGS
+from tests.faults.virtual.ledgers import RULE, SETTINGS, replayed
 from tests.faults.virtual.stores import HandDatabase, open_store, sqlite_store
 
 PATIENCE_S = 300.0
@@ -119,10 +115,8 @@ class World:
 
     def members(self) -> dict[str, str]:
         """Returns each member's end, from the committed events alone."""
-        pure = rules.create(RULE.rule, LedgerSettings(**RULE.model_dump(include=LIMITS), **EQUALITY))
-        for value in self.database.look(lambda c: statements.events(c, "m"))[1:]:
-            pure.apply(event_from_json(value))
-        return {name: state for group in pure.groups() for name, state in group.members.items()}
+        groups = self.database.look(replayed).groups()
+        return {name: state for group in groups for name, state in group.members.items()}
 
     def rows(self) -> dict[str, Any]:
         rows = self.database.look(lambda c: list(c.execute(select(EpisodeRow.__table__))))
