@@ -62,6 +62,14 @@ def _work(work: Callable[..., None], arguments: tuple[Any, ...], log: Path | Non
     work(*arguments)
 
 
+def run_to_end(work: Callable[..., None], *arguments: Any, log: Path | None = None) -> int | None:
+    """Call a function of a module in a process of its own, and return its exit status, or None if it did not end."""
+    process = fork(work, *arguments, log=log)
+    process.join(LIMIT_S)
+    process.kill()
+    return process.exitcode
+
+
 def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
     """`gateway ARGUMENTS` in a folder, to its end: its exit status (None: it did not end), and all that it said."""
     return command("gateway.cli", *arguments, folder=folder)
@@ -77,10 +85,8 @@ def command(
     """`python -m MODULE ARGUMENTS`, as `gateway_command` does; it cannot import what is `missing`, and has `environ` too."""
     log = folder / "command.log"
     log.unlink(missing_ok=True)
-    process = fork(_command, module, arguments, folder, missing, environ or {}, log=log)
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode, log.read_text()
+    status = run_to_end(_command, module, arguments, folder, missing, environ or {}, log=log)
+    return status, log.read_text()
 
 
 class _Running:
