@@ -144,9 +144,9 @@ class _Tokens:
                 self._check_finished(reply)
             elif reply.text:
                 self._check_unfinished(reply)
-        asked = {reply.call: reply.tokens for reply in replies if reply.how == "finished"}
+        requested = {reply.call: reply.tokens for reply in replies if reply.how == "finished"}
         for turn in self._turns:
-            self._check_places(turn, asked.get(turn.row["call_id"]))
+            self._check_places(turn, requested.get(turn.row["call_id"]))
         self._check_tokens()
         self._check_questions(owners)
 
@@ -217,15 +217,15 @@ class _Tokens:
     def _digit(self, token: int) -> int:
         return token % self._block if 0 <= token < self._block * self._blocks else -1
 
-    def _check_places(self, turn: Turn, asked: int | None) -> None:
+    def _check_places(self, turn: Turn, requested: int | None) -> None:
         """Check that every token of a reply names the number of tokens before it, and that there are as many as requested."""
         call, there = turn.row["call_id"], len(turn.ids)
         for _, kind, count, detail in misplaced([self._digit(i) for i in turn.ids], self._block):
             self._wrong(kind, call, f"{turn.name}: {detail}", count)
             there += count if kind == "lost" else -count
-        if asked is not None and there != asked:
-            kind = "lost" if there < asked else "doubled"
-            self._wrong(kind, call, f"{turn.name}: {there} tokens, not {asked}", abs(asked - there))
+        if requested is not None and there != requested:
+            kind = "lost" if there < requested else "doubled"
+            self._wrong(kind, call, f"{turn.name}: {there} tokens, not {requested}", abs(requested - there))
 
     def _check_tokens(self) -> None:
         """Check that every token was sampled once, by the version that is stored with it."""

@@ -40,13 +40,13 @@ def faults(evidence: Evidence) -> Counter[str]:
 def recovery(evidence: Evidence) -> dict[str, dict[str, float]]:
     """Return for each kind of kill the seconds until a later request had a whole reply, until a version was live, and until a
     killed gateway served calls again."""
-    asked: dict[tuple[str, int], float] = {}
+    sent: dict[tuple[str, int], float] = {}
     whole: list[tuple[float, float]] = []
     for event in evidence.agents:
         if event["kind"] == "ask":
-            asked[event["ask"], event["attempt"]] = event["at"]
+            sent[event["ask"], event["attempt"]] = event["at"]
         elif event["kind"] == "end" and event["how"] == "finished":
-            whole.append((asked[event["ask"], event["attempt"]], event["at"]))
+            whole.append((sent[event["ask"], event["attempt"]], event["at"]))
     live = sorted(event["at"] for event in evidence.trainer if event["kind"] == "live")
     found: dict[str, dict[str, float]] = {}
     for kind in KILLS:

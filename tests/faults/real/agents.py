@@ -101,7 +101,7 @@ class Agent:
                 "open_failed", group=group, status=answer.status_code, error=answer.text[:300]
             )
             if answer.status_code == 409:
-                return None  # an answer that was lost has taken the place
+                return None  # a lost response has used the place
             await asyncio.sleep(self._random.uniform(0.2, 1.0))
         return None
 
@@ -120,8 +120,8 @@ class Agent:
                         raise httpx.ReadError(shown.text[:300])
                     row = shown.json()
                     kept = row.get("reason") == "rewarded" and row.get("reward") == body.get("reward")
-                    said = {"state": row.get("state"), "reason": row.get("reason")}
-                    self._journal.write("ended", episode=episode, group=group, rewarded=kept, **said)
+                    end = {"state": row.get("state"), "reason": row.get("reason")}
+                    self._journal.write("ended", episode=episode, group=group, rewarded=kept, **end)
                     return
                 if answer.is_success:
                     reward = body.get("reward")
@@ -193,11 +193,11 @@ class Agent:
             ("trajectory", "GET", f"/admin/v1/episodes/{foreign}/trajectory", {}),
             ("no key", "GET", f"/admin/v1/episodes/{foreign}", {"headers": {"Authorization": ""}}),
         ]
-        what, method, path, asked = self._random.choice(trials)
-        headers = {**key, **asked.pop("headers", {})}
+        what, method, path, more = self._random.choice(trials)
+        headers = {**key, **more.pop("headers", {})}
         try:
             async with httpx.AsyncClient(base_url=root, timeout=_TIMEOUT_S) as http:
-                got = await http.request(method, path, headers=headers, **asked)
+                got = await http.request(method, path, headers=headers, **more)
         except httpx.HTTPError as error:
             self._journal.write("try", what=what, own=own, foreign=foreign, status=0, error=repr(error))
             return

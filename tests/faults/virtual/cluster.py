@@ -195,7 +195,7 @@ class Cluster:
         return max(ready, key=lambda process: process.fence, default=None)
 
     def ended(self, process: Process, error: BaseException) -> None:
-        """A process says that it cannot go on: only a coordinator that was superseded may."""
+        """Check that a process that stops by itself is a superseded coordinator."""
         if not isinstance(error, Fenced) or not self.faults:
             self.report.wrong("failed", f"{process.name} has ended: {error!r}")
 
@@ -348,7 +348,7 @@ class Cluster:
         assert self.report.right, dict(self.report.findings)
 
     def check_store(self) -> None:
-        """At the end: the store has every turn that was said to be recorded, once, and all that clients have seen."""
+        """Check that the store has every recorded turn, once, and all tokens that clients received."""
         names = sorted({stored.episode_id for stored in self.turns.values() if stored.episode_id})
         nodes = self.processes[-1].database.look(lambda c: turns.nodes(c, MODEL, names))
         kept = [(node.call_id, list(node.ids)) for some in nodes.values() for node in some if node.sampled]

@@ -226,7 +226,7 @@ class Process:
         self.database.die()
 
     def _lost(self, error: BaseException) -> None:
-        """The process cannot go on: it is stopped as the product stops it."""
+        """Stop the process as the product does when it has lost its place."""
         self.cluster.ended(self, error)
         self.stop()
 

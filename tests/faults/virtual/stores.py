@@ -82,8 +82,8 @@ class HandDatabase(Database):
 
     def commit(self, count: int | None = None) -> None:
         """Commits the first so many writes, or all, in one transaction."""
-        taken = min(len(self._writes), len(self._writes) if count is None else count)
-        group = [self._writes.popleft() for _ in range(taken)]
+        size = min(len(self._writes), len(self._writes) if count is None else count)
+        group = [self._writes.popleft() for _ in range(size)]
         if not group:
             return
         for (_, future), (result, error) in zip(group, self._commit(group), strict=True):
@@ -109,7 +109,7 @@ class HandDatabase(Database):
             return query(connection)
 
     def claim(self, holder: str) -> int:
-        """A fence of the coordinator's, whoever had it before."""
+        """Take the coordinator's place, and return its fence."""
         (found,) = self._committer.commit(
             [lambda c: coordination.claim(c, holder, f"http://{holder}", LEASE_S, None)]
         )

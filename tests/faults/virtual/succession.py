@@ -15,7 +15,7 @@ from tests.faults.virtual.stores import HandDatabase, open_store
 
 
 class Coordinator:
-    """One process's time as the coordinator. It may go on in vain after its successor came."""
+    """One process's time as the coordinator. It may continue in vain after its successor has begun."""
 
     def __init__(self, name: str, store: Engine, loop: VirtualLoop) -> None:
         self.database = HandDatabase(store, loop)
@@ -36,7 +36,7 @@ C = TypeVar("C", bound=Coordinator)
 
 
 class SuccessionMachine(RuleBasedStateMachine, Generic[C]):
-    """A machine whose steps ask a coordinator or the one before it."""
+    """A machine whose steps call a coordinator or the one before it."""
 
     stack: ExitStack | None = None
     make: Callable[[str, Engine, VirtualLoop], C]
@@ -65,7 +65,9 @@ class SuccessionMachine(RuleBasedStateMachine, Generic[C]):
         """Another process coordinates from now on."""
         self.named += 1
         self.coordinators.append(self.make(f"c{self.named}", self.store, self.loop))
-        for gone in self.coordinators[:-2]:  # rules ask the last two alone, and the store has few connections
+        for gone in self.coordinators[
+            :-2
+        ]:  # rules call the last two alone, and the store has few connections
             gone.database.die()
         self.loop.run(self.now.open())
 

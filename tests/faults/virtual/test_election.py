@@ -97,8 +97,8 @@ class Member:
         def write(connection: Connection) -> Wrote:
             coordination.check(connection, fence)
             self.hand.pause()
-            said = {"fence": fence, "by": self.name, "number": number}
-            statements.insert_event(connection, "m", said, [])
+            value = {"fence": fence, "by": self.name, "number": number}
+            statements.insert_event(connection, "m", value, [])
             return Wrote(fence)
 
         future = self.store.submit(write)
@@ -121,7 +121,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.url = self.stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
         self.clock = Clock()
         self.stack.enter_context(patch.object(coordination, "NOW", MachineClock()))
-        self.stack.enter_context(patch.object(connections, "_IDLE_S", 3600))  # transactions stand still
+        self.stack.enter_context(patch.object(connections, "_IDLE_S", 3600))  # transactions are stopped
         self.stack.enter_context(patch("gateway.peers.election.time", self.clock))
         self.watcher: Any = None
         if self.kind == "postgresql":
@@ -173,7 +173,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.look(before)
 
     def look(self, before: tuple[int, float] | None) -> None:
-        """Lets every process come to a pause or to an end; the end of one may let others go on."""
+        """Let every process reach a pause or its end; the end of one may free others."""
         again = True
         while again:
             again = False
@@ -190,14 +190,14 @@ class ElectionMachine(RuleBasedStateMachine):
         if now is not None and before is not None:
             assert now[0] >= before[0], "a fence went back"
             if now[0] > before[0]:
-                assert before[1] <= self.clock.now, "somebody followed before the lease was over"
+                assert before[1] <= self.clock.now, "another process followed before the end of the lease"
         self.newest = max(self.newest, now[0] if now else 0)
         if isinstance(hand.error, Killed):
             return
         assert hand.error is None or isinstance(hand.error, Fenced), repr(hand.error)
         if isinstance(hand.result, Wrote) and hand.error is None:
             assert now is not None and now[0] == hand.result, "one that was superseded has written"
-        if future.done():  # nobody waits for it any more
+        if future.done():  # its caller has left
             return
         if hand.error is not None:
             future.set_exception(hand.error)
@@ -210,7 +210,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     def row(self) -> tuple[int, float] | None:
         query = "SELECT fence, deadline FROM coordinator"
-        if self.watcher is not None:  # in one message: this is asked before and after every piece
+        if self.watcher is not None:  # in one message: it is read before and after every piece
             found = self.watcher.execute(query).fetchone()
         else:
             with self.eyes.connect() as connection:
@@ -229,7 +229,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule(who=st.sets(st.integers(0, 2), min_size=1), seconds=st.sampled_from([0.3, 0.7, 1.5, 4.5]))
     def time_passes(self, who: set[int], seconds: float) -> None:
-        """Advances the clock; processes that are not in `who` stand still, and notice later."""
+        """Advance the clock; processes that are not in `who` stall, and notice later."""
         parts = 4
         for _ in range(parts):
             self.clock.now += seconds / parts
@@ -245,7 +245,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(1, 3), others=st.integers(1, 8))
     def the_holder_stands_still(self, steps: int, others: int) -> None:
-        """Stops the holder in the middle of a write, for longer than its lease; another process may take over meanwhile."""
+        """Stop the holder in the middle of a write, for longer than its lease; another process may take over meanwhile."""
         self.finish()
         row = self.row()
         holders = [at for at, m in enumerate(self.members) if row and m.fence == row[0] and not m.ended]
@@ -277,7 +277,7 @@ class ElectionMachine(RuleBasedStateMachine):
     def end(self, member: Member) -> None:
         before = self.row()
         if member.current is not None:
-            if member.blocked:  # the database goes on with it until it notices
+            if member.blocked:  # the database continues it until it notices
                 self.watcher.execute("SELECT pg_terminate_backend(%s)", [member.hand.pid])
                 member.hand._killed = True
                 while not member.hand.done:
@@ -299,11 +299,11 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_written_was_allowed(self) -> None:
-        """Fences only grow along what was committed: nobody who was superseded wrote after its successor."""
+        """Fences only grow along what was committed: no superseded process wrote after its successor."""
         if self.stack is None:
             return
         with self.eyes.connect() as connection:
-            fences = [said["fence"] for said in statements.events(connection, "m")]
+            fences = [value["fence"] for value in statements.events(connection, "m")]
         assert fences == sorted(fences), fences
         for member in self.members:
             if member.task.done() and not member.task.cancelled():
@@ -314,14 +314,14 @@ class ElectionMachine(RuleBasedStateMachine):
             return
         try:
             self.what_is_written_was_allowed()
-            self.somebody_comes()
+            self.a_process_coordinates()
             self.what_is_written_was_allowed()
         finally:
             for member in list(self.members):
                 self.end(member)
             self.stack.close()
 
-    def somebody_comes(self) -> None:
+    def a_process_coordinates(self) -> None:
         """While processes live, one of them coordinates and may write, and the others know it."""
         for member in [m for m in self.members if m.ended]:
             while not member.idle():
@@ -332,7 +332,7 @@ class ElectionMachine(RuleBasedStateMachine):
             self.time_passes({0, 1, 2}, 0.3)
             self.finish()
         row = self.row()
-        assert row is not None and row[1] > self.clock.now, "nobody coordinates"
+        assert row is not None and row[1] > self.clock.now, "no process coordinates"
         leaders = [m for m in self.members if m.fence == row[0] and not m.ended]
         assert len(leaders) == 1
         leaders[0].write()
@@ -352,7 +352,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
 
 class PostgresElectionMachine(ElectionMachine):
-    """The same on PostgreSQL, whose transactions run beside one another."""
+    """The same on PostgreSQL, whose transactions run concurrently."""
 
     kind = "postgresql"
 

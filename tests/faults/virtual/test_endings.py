@@ -39,13 +39,13 @@ def _calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Trouble(HandDatabase):
-    """A store that refuses from the nth time on that something is asked of it, so many times."""
+    """A store that refuses the nth write and some after it."""
 
-    asked, first, times = 0, 0, 0
+    writes, first, times = 0, 0, 0
 
     def check_write(self) -> None:
-        self.asked += 1
-        if self.first <= self.asked < self.first + self.times:
+        self.writes += 1
+        if self.first <= self.writes < self.first + self.times:
             raise Unavailable("too many writes wait for the database", retry_after=5.0, code="store_busy")
 
 
@@ -170,20 +170,20 @@ ENDS: dict[str, tuple[Ends, int, str]] = {
 }
 
 
-def run(url: str, case: str, prepare: Callable[[World], None], ask: Callable[[World, Any], None]) -> bool:
+def run(url: str, case: str, prepare: Callable[[World], None], act: Callable[[World, Any], None]) -> bool:
     """One end with one trouble. False: the trouble came after the end."""
     end, count, mode = ENDS[case]
     world = World(url, grading_s=50.0 if "surplus" in case else 1.0)
     try:
         names = world.loop.run(_opened(world, count, mode), PATIENCE_S)
         prepare(world)
-        ask(world, lambda: end(world, names))
+        act(world, lambda: end(world, names))
         world.loop.advance(PATIENCE_S)
-        reached = 0 < world.database.first <= world.database.asked
+        reached = 0 < world.database.first <= world.database.writes
         world.database.first = 0
         if any(
             name in world.episodes._live for name in names
-        ):  # it was refused before anything changed: asked again
+        ):  # it was refused before anything changed: end it again
             world.loop.run(_quietly(end(world, names)), PATIENCE_S)
             world.loop.advance(PATIENCE_S)
         world.check_ended(*names)
@@ -209,7 +209,7 @@ def test_an_end_that_the_store_refuses_at_any_moment_comes_all_the_same(case: st
     for number in itertools.count(1):
 
         def refuse(world: World) -> None:
-            world.database.first, world.database.times = world.database.asked + number, times  # noqa: B023
+            world.database.first, world.database.times = world.database.writes + number, times  # noqa: B023
 
         with sqlite_store() as url:
             if not run(url, case, refuse, lambda world, end: world.loop.create_task(_quietly(end()))):
@@ -234,7 +234,7 @@ def test_an_end_whose_client_leaves_at_any_moment_comes_all_the_same(case: str) 
             run(url, case, lambda world: None, leave)
         if not gone[0]:
             break
-    assert steps > 2, "somebody left"
+    assert steps > 2, "a client left"
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -320,7 +320,7 @@ def test_an_end_without_calls_stands_in_place_of_a_reward_alone() -> None:
     for outcome in (rewarded, None):
         ended = ClosingState().end(outcome).stopped(unused)
         assert (ended.phase, ended.outcome) == (Phase.CLOSING, unused), "it is not graded, either"
-    crashed = Outcome("agent_failed", {"error": "what it said"})
+    crashed = Outcome("agent_failed", {"error": "why"})
     assert ClosingState().end(crashed).stopped(unused).outcome == crashed
     given_up = ClosingState().end(rewarded).abort("surplus").stopped(unused)
     assert given_up.outcome is not None and given_up.outcome.reason == "surplus"

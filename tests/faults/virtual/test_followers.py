@@ -106,7 +106,7 @@ def test_an_episode_that_ended_while_there_was_no_link_ends_when_it_is_back() ->
 
 
 def test_a_late_answer_settles_no_request_of_the_next_link() -> None:
-    """Each link numbers its requests from 1: an end that was asked on the last one must not pass for another one's end."""
+    """Each link numbers its requests from 1: an end that was requested on the last one must not pass for another one's end."""
     with links("abort") as machine:
         leader, follower = machine.alive()[0], machine.alive()[1]
         for _ in range(2):

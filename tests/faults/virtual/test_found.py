@@ -11,14 +11,14 @@ from tests.faults.virtual.links import links
 
 
 def test_an_engine_that_a_new_coordinator_has_opened_stays_open() -> None:
-    """A follower that retired held every engine once more, and nobody opened them again."""
+    """A follower that retired held every engine once more, and no process opened them again."""
     with links("abort") as machine:
         machine.the_coordinator_dies(0.0)
         machine.another_follows()
 
 
 def test_tokens_of_new_weights_are_not_taken_for_old_ones_without_a_link() -> None:
-    """A follower without a link is told of no crossing; its client left, so the engine gave no account."""
+    """A follower without a link learns of no crossing; its client left, so the engine gave no account."""
     with links("keep", accounts=False) as machine:
         cluster = machine.c
         machine.call(1, 150, False, True)
@@ -35,8 +35,8 @@ def test_tokens_of_new_weights_are_not_taken_for_old_ones_without_a_link() -> No
         cluster.network.hubs.update(hubs)
 
 
-def test_an_end_that_a_link_lost_is_told_again() -> None:
-    """The follower came back before the hub had noticed that it was gone: nobody told it of the end, and `end` returned."""
+def test_an_end_that_a_link_lost_is_sent_again() -> None:
+    """The follower came back before the hub had noticed that it was gone: the end was not reported to it, and `end` returned."""
     with links("abort") as machine:
         machine.call(1, 150, False, True)
         machine.advance(0.5)
@@ -46,8 +46,8 @@ def test_an_end_that_a_link_lost_is_told_again() -> None:
         machine.advance(3.0)
 
 
-def test_an_end_that_is_told_twice_is_answered_when_its_calls_are_recorded() -> None:
-    """The follower had begun with it when its link was cut; told again, it knew no such episode, and answered at once."""
+def test_an_end_that_is_sent_twice_returns_when_its_calls_are_recorded() -> None:
+    """The follower had begun with it when its link was cut; at the second request it knew none, and returned immediately."""
     with links("abort") as machine:
         machine.call(1, 150, False, True)
         machine.advance(0.5)
@@ -80,7 +80,7 @@ def test_an_ack_whose_answer_was_lost_is_answered_as_done() -> None:
 
 
 def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotten() -> None:
-    """The end of the ack forgot it, and its trainer was told that it held none."""
+    """The end of the ack forgot it, and reported to its trainer that it held none."""
     machine = LeaseMachine()
     try:
         machine.start()
@@ -97,7 +97,7 @@ def test_a_lease_that_is_given_while_the_last_one_is_being_acked_is_not_forgotte
 
 
 def test_an_episode_that_a_successor_opened_is_not_closed_for_who_was_superseded() -> None:
-    """The coordinator before told drivers that it was closed, for no reason: an error that they do not try again."""
+    """The coordinator before reported to drivers that it was closed, for no reason: an error that they do not try again."""
     machine = LedgerMachine()
     try:
         machine.start()
@@ -105,9 +105,9 @@ def test_an_episode_that_a_successor_opened_is_not_closed_for_who_was_superseded
         machine.open(new=True, which=0, times=1, old=False, received=True, wait_s=0.0)
         machine.commit(old=False, count=1)
         (opened,) = machine.opened.values()
-        asked = machine.one(old=True).episodes.named(opened.episode_id)
+        request = machine.one(old=True).episodes.named(opened.episode_id)
         with pytest.raises(Unavailable, match="another gateway process"):
-            machine.loop.run(asked)
+            machine.loop.run(request)
     finally:
         machine.teardown()
 

@@ -23,7 +23,7 @@ CREATE OR REPLACE FUNCTION machine_clock() RETURNS float8 VOLATILE LANGUAGE sql 
 
 
 class MachineClock:
-    """The clock in place of the database's own. Others may go on before a statement that reads the time."""
+    """The clock in place of the database's own. Others may run before a statement that reads the time."""
 
     def __add__(self, seconds: float) -> Any:
         return self.__clause_element__() + seconds
@@ -67,7 +67,7 @@ class Hand:
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def pause(self) -> None:
-        """Blocks the thread until it is told to go on."""
+        """Block the thread until `step`."""
         self._stopped.release()
         self._go.acquire()
         if self._killed:
