@@ -82,7 +82,7 @@ def small(plan: Plan) -> Plan:
 async def record(target: Path, log: Log) -> dict[str, Any]:
     """Write the small evidence that the checker's tests use."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = replace(mutated(Plan()), seconds=8.0, agents=4, delay_s=0.02, settle_s=240.0)
+        plan = replace(mutated(Plan()), seconds=12.0, agents=4, delay_s=0.02, settle_s=240.0)
         values, _ = await play(plan, Path(folder), log)
         evidence = Path(folder) / "evidence"
         kept = orjson.loads((evidence / "plan.json").read_bytes())
