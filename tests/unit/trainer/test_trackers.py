@@ -9,7 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.harness.forks import LIMIT_S, forks
+from tests.harness.forks import run_to_end
 from tests.harness.wandb_files import history, runs
 from trainer.errors import ConfigError
 from trainer.report.episodes import episodes_of
@@ -130,7 +130,7 @@ def test_wandb_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
 
 def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path, tmp_path: Path) -> None:
     """Read by MLflow's own reader of tables."""
-    assert in_a_process(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
+    assert run_to_end(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
     samples, episodes = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("samples", "episodes")
     )
@@ -149,15 +149,6 @@ def mlflow_reads(uri: str, folder: Path) -> None:
     for name in ("samples", "episodes"):
         table = client.load_table(experiment, f"{name}/step-000002.json")
         (folder / f"{name}.json").write_text(table.to_json(orient="split"))
-
-
-def in_a_process(work: Callable[..., None], *arguments: Any) -> int | None:
-    """The exit status of a process that does only this, forked from one that has imported the trainer."""
-    process = forks().Process(target=work, args=arguments, daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -230,7 +221,7 @@ def train_and_die(directory: Path, python: str) -> None:
 @pytest.mark.parametrize("python", [sys.executable, "true"], ids=["sends", "dies first"])
 def test_the_figures_of_a_killed_trainer_arrive_once(python: str, tmp_path: Path) -> None:
     """The sender was at work, or had not read a line: `true` is a sender that never does."""
-    assert in_a_process(train_and_die, tmp_path, python) == -signal.SIGKILL
+    assert run_to_end(train_and_die, tmp_path, python) == -signal.SIGKILL
     assert "warning" not in train(settings_of(tmp_path, {"finish_s": 300}), range(2, 3))
     test_tensorboard_has_each_step_once(tmp_path)
 
