@@ -175,16 +175,16 @@ report-images: setup #: the gateway's image without Docker, and an agent in it; 
 	$(BIN)/python -m tests.images $(ARGS)
 
 report-prove: setup engine #: updates lose, double and mislabel no token, and the proof would notice
-	$(BIN)/python -m tests.proof $(ARGS)
+	$(BIN)/python -m tests.faults prove $(ARGS)
 
 report-chaos: setup engine #: crashes lose and double nothing: 15 minutes of kill -9, cut links and lost servers
-	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m tests.faults chaos $(ARGS)
 
 report-chaos-short: setup #: one minute of that with fake engines
-	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3 $(ARGS)
+	$(BIN)/python -m tests.faults chaos --engines fake --seconds 60 --agents 20 --every 3 $(ARGS)
 
 report-seam: setup #: no reply reaches another request: 10 minutes of raw sockets to two gateways
-	nice $(BIN)/python -m tests.seam $(ARGS)
+	nice $(BIN)/python -m tests.faults seam $(ARGS)
 
 # Helpers of the targets above.
 console: $(CONSOLE)

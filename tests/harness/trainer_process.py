@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness.forks import LIMIT_S, forks, keep_what_is_loaded, say_to
+from tests.harness.forks import fork
 
 UNDERWAY_S = 0.02
 
@@ -100,31 +100,10 @@ def start(
     config: Path, log: Path, point: Point | None, environ: Mapping[str, str] | None = None
 ) -> multiprocessing.process.BaseProcess:
     """`trainer run CONFIG`, its output at the end of `log`. Blocks until the process runs."""
-    process = forks().Process(target=_main, args=(config, log, point, environ or {}), daemon=True)
-    process.start()
-    return process
+    return fork(_main, config, point, environ or {}, log=log)
 
 
-def trainer_command(*arguments: str, log: Path) -> tuple[int | None, str]:
-    """`trainer ARGUMENTS` to its end: its exit status, and all that it said. Blocks."""
-    process = forks().Process(target=_command, args=(arguments, log), daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode, log.read_text()
-
-
-def _command(arguments: tuple[str, ...], log: Path) -> None:
-    keep_what_is_loaded()
-    say_to(log)
-    from trainer.cli import app
-
-    app(arguments)
-
-
-def _main(config: Path, log: Path, point: Point | None, environ: Mapping[str, str]) -> None:
-    keep_what_is_loaded()
-    say_to(log)
+def _main(config: Path, point: Point | None, environ: Mapping[str, str]) -> None:
     os.environ.update(environ)
     print(f"-- {point}")
     from trainer.cli import app

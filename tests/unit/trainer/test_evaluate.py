@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.client import GatewayClient
+from tests.harness.forks import command
 from tests.harness.gateways import RunningGateway
-from tests.harness.trainer_process import trainer_command
 from trainer.cli import app
 from trainer.commands.evaluate import evaluate
 from trainer.errors import ConfigError
@@ -162,7 +162,7 @@ async def test_the_command_line_wins_over_the_file(gateway: RunningGateway, tmp_
         eval = {{ tasks = ["other.jsonl"], agent = "{__name__}:solve", samples = 8, temperature = 1.0 }}
     """)
     argv = ["eval", str(config), "--tasks", str(file), "--samples", "2", "--greedy"]
-    status, said = await asyncio.to_thread(partial(trainer_command, *argv, log=tmp_path / "said"))
+    status, said = await asyncio.to_thread(partial(command, "trainer.cli", *argv, folder=tmp_path))
     assert status == 0, said
     result = json.loads(said.splitlines()[-1])
     assert (result["samples"], result["temperature"], result["pass@2"], list(result["files"])) == (

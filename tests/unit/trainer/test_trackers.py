@@ -9,7 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.harness.forks import LIMIT_S, forks
+from tests.harness.forks import run_to_end
 from tests.harness.wandb_files import history, runs
 from trainer.errors import ConfigError
 from trainer.report import tracking
@@ -135,7 +135,7 @@ def test_wandb_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
 
 def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path, tmp_path: Path) -> None:
     """Read by MLflow's own reader of tables."""
-    assert in_a_process(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
+    assert run_to_end(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
     samples, episodes = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("samples", "episodes")
     )
@@ -154,15 +154,6 @@ def mlflow_reads(uri: str, folder: Path) -> None:
     for name in ("samples", "episodes"):
         table = client.load_table(experiment, f"{name}/step-000002.json")
         (folder / f"{name}.json").write_text(table.to_json(orient="split"))
-
-
-def in_a_process(work: Callable[..., None], *arguments: Any) -> int | None:
-    """The exit status of a process that does only this, forked from one that has imported the trainer."""
-    process = forks().Process(target=work, args=arguments, daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -199,7 +190,7 @@ def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(tracker: str, t
     """Its server accepts connections and never responds; `wandb` by itself would delay the end of the process by 90 seconds."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        assert in_a_process(train_with_a_stuck_tracker, tmp_path, tracker, url) == 7
+        assert run_to_end(train_with_a_stuck_tracker, tmp_path, tracker, url) == 7
     warning = (
         f"warning: {tracker}: it has not received all figures; the next start of this run sends the rest"
     )
@@ -237,7 +228,7 @@ def train_and_die(directory: Path) -> None:
 
 
 def test_the_figures_of_a_killed_trainer_arrive_once(tmp_path: Path) -> None:
-    assert in_a_process(train_and_die, tmp_path) == -signal.SIGKILL
+    assert run_to_end(train_and_die, tmp_path) == -signal.SIGKILL
     assert "warning" not in train(settings_of(tmp_path, {}), range(2, 3))
     test_tensorboard_has_each_step_once(tmp_path)
 
