@@ -334,7 +334,7 @@ def families_command(
 
       trainer families qwen3 phimoe
 
-      trainer families --out docs/models-matrix.md
+      trainer families --out docs/topics/models-matrix.md
     """
     with _plain_errors():
         from trainer.commands import families

@@ -149,7 +149,7 @@ def _refused(policy: Policy, why: str, *, works: bool) -> ConfigError:
             'set [model] attention = "rows": every path is then computed apart, by the model\'s own attention'
         )
     else:
-        way = "this architecture cannot be trained here (docs/models-matrix.md has those that can)"
+        way = "this architecture cannot be trained here (docs/topics/models-matrix.md has those that can)"
     return ConfigError(
         f"[model] path: {name} does not work with the trainer's attention and head: {why}; {way}"
     )

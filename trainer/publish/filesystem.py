@@ -1,4 +1,4 @@
-"""Published weights as directories; `docs/weights.md` is the form.
+"""Published weights as directories; `docs/topics/weights.md` is the form.
 
 Owns `DIR/v000007`, and beside it `v000007.rejected`, which says why the gateway does not take the version. Invariants: a
 directory of that name is whole and never written again; a version is never written twice.

@@ -83,7 +83,7 @@ class RolloutSettings(Section):
     tasks: Path | None = None
     """JSON lines; of an environment, its own tasks if absent."""
     env: str | None = Field(None, pattern=r"^[\w-]+:.+$")
-    """In place of an agent: `verifiers:NAME`, `inspect:TASK`, `gym:ID` or `reasoning-gym:NAME` (docs/environments.md)."""
+    """In place of an agent: `verifiers:NAME`, `inspect:TASK`, `gym:ID` or `reasoning-gym:NAME` (docs/topics/environments.md)."""
     env_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment."""
     env_python: Path | None = None
