@@ -41,7 +41,7 @@ def run(
         bool, typer.Option("--check", help="Only show what would run where; nothing is started.")
     ] = False,
 ) -> None:
-    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/scheduler.md).
+    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/topics/scheduler.md).
 
     Examples:
 
@@ -123,7 +123,9 @@ def replay(
 
 @app.command()
 def plan(
-    profile: Annotated[Path | None, typer.Argument(help="A profile in TOML (docs/scheduler.md).")] = None,
+    profile: Annotated[
+        Path | None, typer.Argument(help="A profile in TOML (docs/topics/scheduler.md).")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Instead of a profile: a recording, or a run's folder.")
     ] = None,

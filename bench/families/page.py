@@ -1,4 +1,4 @@
-"""The matrix as a page: docs/models-matrix.md. Pure."""
+"""The matrix as a page: docs/topics/models-matrix.md. Pure."""
 
 from __future__ import annotations
 

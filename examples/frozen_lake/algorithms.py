@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="the number of steps of each run")
     parser.add_argument("--lr", type=float, default=LR, help="the learning rate of all but the control")
     parser.add_argument("--dir", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/algorithms.png"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/pictures/algorithms.png"))
     options = parser.parse_args()
     console, runs = Console(), []
     with Progress(console=Console(stderr=True)) as progress:

@@ -1,4 +1,4 @@
-"""`/console`: the page that shows what is learnt. Its source is console/, its built files travel in the wheel (docs/console.md).
+"""`/console`: the page that shows a run. Its source is console/; its built files are in the wheel (docs/guide/console.md).
 
 The page is files alone: it asks the admin API for everything, with the key that its user types. Invariants:
 - no answer allows a script, a style or a request of another host (Content-Security-Policy);

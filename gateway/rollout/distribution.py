@@ -1,4 +1,4 @@
-"""How a version's files come to this gateway and to the machines of its engines, where they come over HTTP (docs/weights.md).
+"""How a version's files reach this gateway and the machines of its engines over HTTP (docs/topics/weights.md).
 
 An engine on another machine has a mirror there (`gateway mirror`), which fetches a version from the trainer's server or from
 another mirror, and answers the path that the engine loads. Without `[weights] sources`, every engine loads the published path.

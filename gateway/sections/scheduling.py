@@ -19,7 +19,7 @@ class ControlSettings(Section):
 
 
 class LengthSettings(Section):
-    """`[lengths]`: how long calls are expected to be, learnt from those that are over (docs/scheduler.md, Long tails)."""
+    """`[lengths]`: how long calls are expected to be, learnt from those that are over (docs/topics/scheduler.md, Long tails)."""
 
     ranker: Literal["none", "history", "boosted"] = "none"
     """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
@@ -41,7 +41,7 @@ class EnginePrior(Section):
 
 
 class RoutingSettings(Section):
-    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/scheduler.md, Where a call goes)."""
+    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/topics/scheduler.md, Where a call goes)."""
 
     rule: Literal["cached", "gain"] = "gain"
     """`cached`: where the prefix is cached, if that outweighs the load there. `gain`: where it adds most tokens a second."""
@@ -79,7 +79,7 @@ class RoutingSettings(Section):
 
 
 class NodeSettings(Section):
-    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/scheduler.md)."""
+    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/topics/scheduler.md)."""
 
     tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
     """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
@@ -112,7 +112,7 @@ class NodeSettings(Section):
 
 
 class LendingSettings(Section):
-    """`[lending]`: nodes with the tags `rollout` and `train`, which sample while their trainer waits (docs/scheduler.md)."""
+    """`[lending]`: nodes tagged `rollout` and `train`, which sample while their trainer waits (docs/topics/scheduler.md)."""
 
     enabled: bool = True
     """False: the engines of these nodes never wake."""

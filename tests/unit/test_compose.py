@@ -23,7 +23,7 @@ from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "compose.yaml").read_text()
-DOCUMENTED = (ROOT / "docs" / "deployment.md").read_text()
+DOCUMENTED = (ROOT / "docs" / "topics" / "deployment.md").read_text()
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(:[-?][^}]*)?\}")
 PROFILES = {
     "vllm": ["gpu"],

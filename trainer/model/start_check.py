@@ -152,7 +152,7 @@ def _refused(policy: Policy, why: str, *, works: bool) -> ConfigError:
     if works:
         remedy = 'set [model] attention = "rows": every path is then computed separately, by the model\'s own attention'
     else:
-        remedy = "this architecture cannot be trained here (docs/models-matrix.md has those that can)"
+        remedy = "this architecture cannot be trained here (docs/topics/models-matrix.md has those that can)"
     return ConfigError(
         f"[model] path: {name} does not work with the trainer's attention and head: {why}; {remedy}"
     )

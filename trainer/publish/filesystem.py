@@ -1,4 +1,4 @@
-"""Published weights as directories; `docs/weights.md` is the form.
+"""Published weights as directories; `docs/topics/weights.md` is the form.
 
 Owns `DIR/v000007`, and `v000007.rejected`, which has the gateway's reason for refusing the version. Invariants: a
 directory of that name is whole and never written again; a version is never written twice.

@@ -16,7 +16,7 @@ class ReportSettings(Section):
 
     trackers: tuple[TrackerName, ...] = ("tensorboard",)
     """The trackers that receive the figures; `wandb` and `mlflow` need the extra `headgate[trackers]`, and are configured by
-    their own environment variables (docs/trainer.md)."""
+    their own environment variables (docs/topics/trainer.md)."""
     project: str = Field("headgate", min_length=1, max_length=128)
     """W&B's project, and MLflow's experiment."""
     name: str | None = Field(None, min_length=1, max_length=128)

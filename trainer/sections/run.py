@@ -76,7 +76,7 @@ class RolloutSettings(Section):
     tasks: Path | None = None
     """A file of JSON lines, one task each; if absent, the environment's own tasks."""
     env: str | None = Field(None, pattern=r"^[\w-]+:.+$")
-    """Instead of an agent: `verifiers:NAME`, `inspect:TASK`, `gym:ID` or `reasoning-gym:NAME` (docs/environments.md)."""
+    """Instead of an agent: `verifiers:NAME`, `inspect:TASK`, `gym:ID` or `reasoning-gym:NAME` (docs/topics/environments.md)."""
     env_args: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment."""
     env_python: Path | None = None

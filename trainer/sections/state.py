@@ -33,7 +33,7 @@ class WeightsSettings(Section):
     """`filesystem`: gateway and engines read the folder under `[run] dir`; `http`: this trainer serves it at `listen`, and the
     gateway and the engines' mirrors fetch it; `collective`: the gateway reads the folder, and this trainer sends to the
     workers of engines; `lora`: versions are the adapters of `[model.lora]` only, read from the folder, or served at `listen` if
-    `url` is set (docs/weights.md)."""
+    `url` is set (docs/topics/weights.md)."""
     listen: str = Field("127.0.0.1:8100", pattern=r"^[^:/]+:\d{1,5}$")
     """The host and port at which versions are served or requested. Without `key` it must be a loopback address."""
     url: str | None = Field(None, pattern=r"^https?://[^/?#@]+$")

@@ -18,7 +18,7 @@ from tests.faults.virtual.processes import Process
 MOMENTS = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0, 4.0, 11.0])
 LAGS = st.sampled_from([0.0, 0.0, 0.01, 0.15, 1.0])
 ENDS = st.sampled_from([(0.0, 0.0), (0.0, 0.4), (0.4, 0.4), (0.0, 20.0), (0.4, 20.0), (7.5, 20.0)])
-"""Virtual seconds until the follower and the hub notice a cut. The hub is never the first (docs/cluster.md says why)."""
+"""Virtual seconds until the follower and the hub notice a cut. The hub is never the first (docs/topics/cluster.md says why)."""
 _START_S = 10.0
 """An engine is not back sooner than this after it died."""
 GRACE_S = 3.0

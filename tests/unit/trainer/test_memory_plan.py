@@ -25,7 +25,7 @@ from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 TOLERANCE = 0.1
-"""As docs/trainer.md says."""
+"""As docs/topics/trainer.md says."""
 SIZES = {
     "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 1024, "vocab_size": 1024,
