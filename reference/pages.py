@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import gateway.cli
 import scheduler.cli
 import trainer.cli
-from gateway.settings import Settings as GatewaySettings
+from gateway.config.settings import Settings as GatewaySettings
 from reference import admin_api, command_line, configuration, errors, metrics, python_client
 from scheduler.cluster.file import ClusterFile
 from scheduler.planning.profile import Profile

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from processes.program import run as run_program
-from scheduler.options import Debug, Version
+from headgate.options import Debug, Version
+from headgate.processes.program import run as run_program
 from trainer.program import exit_without_trackers, plain_errors, run_interruptible
 
 if TYPE_CHECKING:

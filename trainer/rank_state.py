@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from gateway.types import Probe
+from headgate.types import Probe
 from trainer.algorithms import Algorithm, create
 from trainer.errors import CheckpointDamaged, ConfigError
 from trainer.model import build, optim, parallel, precision, pretrained

@@ -18,7 +18,7 @@ from functools import partial
 
 from torch import Tensor
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from trainer.algorithms import TokenBatch
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice

@@ -21,7 +21,12 @@ from pydantic import (
     model_validator,
 )
 
-from scheduler.configuration import Section, Unreadable, complaints, read_toml
+from headgate.configuration import (
+    Section,
+    Unreadable,
+    complaints,
+    read_toml,
+)
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.algorithms.sft import LikelihoodSettings
 from trainer.errors import ConfigError

@@ -19,7 +19,11 @@ import numpy as np
 import torch
 
 from bench.trainer.load import Rollout, load, paths_apart
-from gateway.types import Episode, Group, Node
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
 from trainer.model import parallel
 from trainer.model.device import prepare_torch
 from trainer.rank_trainer import RankTrainer

@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     import httpx
 
-    from gateway.client import GatewayClient, GatewayRefused
+    from headgate.client import GatewayClient, GatewayRefused
 
 WORKER = "HEADGATE_WORKER"
 """The environment variable that holds the name of one of several workers."""
@@ -36,7 +36,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Log what happens
 
 
 def configure_logging(verbose: bool) -> None:
-    from gateway.logs import Formatter
+    from gateway.cli.logs import Formatter
 
     level = logging.INFO if verbose else logging.WARNING
     worker = f" {os.environ[WORKER]}" if WORKER in os.environ else ""
@@ -54,8 +54,8 @@ def ask(
     """Asks a running gateway; a refusal or silence ends the command."""
     import httpx
 
-    from gateway.client import GatewayClient, GatewayRefused
-    from processes.slow import reported
+    from headgate.client import GatewayClient, GatewayRefused
+    from headgate.processes.slow import reported
 
     async def asked() -> dict[str, Any]:
         async with GatewayClient(url, admin_key) as client:
@@ -70,8 +70,8 @@ def ask(
 
 def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
     """Says why a gateway gave no answer, and what to do about it; the end of the command."""
-    from gateway.client import GatewayRefused
-    from gateway.client.refusal import unanswered
+    from headgate.client import GatewayRefused
+    from headgate.client.refusal import unanswered
 
     if not isinstance(error, GatewayRefused):
         text = unanswered(url, error)

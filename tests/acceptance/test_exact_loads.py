@@ -16,13 +16,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gateway.config import (
+    EngineSettings,
+    UpdateSettings,
+    WeightsSettings,
+)
 from gateway.engines.base import Engine
-from gateway.errors import ProbeFailed
-from gateway.rollout.distribution import Distribution
-from gateway.rollout.slot import Slot
-from gateway.rollout.verification import UpdateReport, Verifier
-from gateway.rollout.weights_check import Weights, read_weights
-from gateway.sections import EngineSettings, UpdateSettings, WeightsSettings
+from gateway.generation.slot import Slot
+from gateway.updates.distribution import Distribution
+from gateway.updates.verification import UpdateReport, Verifier
+from gateway.updates.weights_check import Weights, read_weights
+from headgate.errors import ProbeFailed
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine
 from tests.unit.trainer.rank_trainers import groups_of, settings_of

@@ -15,12 +15,12 @@ import httpx
 import numpy as np
 import pytest
 
+from gateway.config import ModelSettings
 from gateway.render.images import unkeyed
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import ModelSettings
 from gateway.store import turns
 from gateway.trajectories.tree import TokenTree, TreePosition
-from gateway.types import Node
+from headgate.types import Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model, vision_logprobs
 from tests.harness.vllm import LENGTH, SharedEngine

@@ -13,7 +13,7 @@ from typing import Any
 import uvicorn
 
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.models import logprobs
 from tests.unit.trainer.rollouts import episodes

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import torch
 
-from gateway.client import GatewayClient, GatewayUnreachable
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.client import GatewayClient, GatewayUnreachable
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from tests.harness.forked_programs import forking
 from tests.harness.killed_ranks import Victim, arm, happened, planned
 from tests.harness.killed_runs import TRAINER, straight_on_two, world

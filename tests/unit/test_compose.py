@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.config import EngineSettings, ModelSettings
+from gateway.config.environment import ENVIRONMENT
+from gateway.config.settings import ConfigError, Settings
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.sections.environment import ENVIRONMENT
-from gateway.settings import ConfigError, Settings
 from trainer.commands.plan_memory import engine_bytes, plan
 from trainer.memory_plan import GIB
 from trainer.settings import Settings as TrainerSettings

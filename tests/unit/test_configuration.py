@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import ConfigError, Settings
+from gateway.config.settings import ConfigError, Settings
 from lab.simulate.errors import ScenarioError
 from lab.simulate.scenario import Scenario
 from scheduler.cluster.errors import BadFile

@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.config import EngineSettings, ModelSettings
+from gateway.config.settings import Settings
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.settings import Settings
 from scheduler.cluster import sharing
 from scheduler.cluster.errors import OutOfMemory
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of

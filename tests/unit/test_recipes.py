@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.settings import Settings as GatewaySettings
+from gateway.config.settings import Settings as GatewaySettings
 from scheduler.cluster.file import ClusterFile, check_trainer
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.sharing import AWAY_GB, Need, fit

@@ -14,9 +14,13 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Episode, Group, Node
-from gateway.weights import folders
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
+from headgate.weights import folders
 from trainer.commands.plan_memory import MemoryPlan, checkpoint_size, plan
 from trainer.errors import ConfigError, NotFinite
 from trainer.memory_plan import checkpoint_bytes

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from gateway.client import EpisodeOutcome, GatewayClient
+from headgate.client import EpisodeOutcome, GatewayClient
 from trainer.evaluation.episodes import Evaluated, Evaluation, tasks_of
 from trainer.evaluation.episodes import evaluate as run_episodes
 from trainer.evaluation.figures import warnings

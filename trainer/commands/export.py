@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.weights import folders
+from headgate.weights import folders
 from trainer.errors import CheckpointError, ConfigError
 from trainer.model import pretrained
 from trainer.rank_trainer import RankTrainer

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
 from trainer.data import credit, images, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures

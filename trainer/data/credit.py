@@ -16,7 +16,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gateway.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from headgate.types import (
+    ABANDONED,
+    CRASHED_ATTEMPT,
+    Episode,
+    Group,
+    Node,
+)
 from trainer.algorithms import Algorithm
 from trainer.data.tree import Credit
 from trainer.sections.batch import CreditSettings

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from gateway.client import EpisodeOutcome
+from headgate.client import EpisodeOutcome
 from trainer.sections.eval import EvalSettings
 
 Rewards = Sequence[float | None]

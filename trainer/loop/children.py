@@ -15,10 +15,10 @@ from pathlib import Path
 
 import httpx
 
-from processes import ports
-from processes.child import LocalProcess
-from processes.errors import ChildDied
-from scheduler.configuration import Unreadable, read_toml
+from headgate.configuration import Unreadable, read_toml
+from headgate.processes import ports
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.tasks import Companion
 from trainer.sections.run import GatewaySettings

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from processes.child import LocalProcess
-from processes.errors import ChildDied
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
 from trainer.evaluation.child import Request
 from trainer.evaluation.episodes import Evaluation
 from trainer.evaluation.figures import scalars

@@ -17,8 +17,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gateway.client import GatewayRefused
-from gateway.weights import folders
+from headgate.client import GatewayRefused
+from headgate.weights import folders
 from trainer.errors import PublishFailed, StepTimeout, VersionRejected
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.feed import Feed, naming_step

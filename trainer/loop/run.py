@@ -11,8 +11,8 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
-from gateway.client import GatewayClient
-from processes.slow import reported
+from headgate.client import GatewayClient
+from headgate.processes.slow import reported
 from trainer import rank_rpc
 from trainer.algorithms import create, learns_from_equal
 from trainer.errors import RankLost

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from trainer.settings import Settings
 
 _MAX_WAITING = 64

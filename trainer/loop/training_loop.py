@@ -23,10 +23,14 @@ from __future__ import annotations
 
 import time
 
-from gateway.client import GatewayClient
-from gateway.types import Group, Lease, LeasedGroups
-from gateway.weights import folders
-from processes.slow import SILENT_S, reported
+from headgate.client import GatewayClient
+from headgate.processes.slow import SILENT_S, reported
+from headgate.types import (
+    Group,
+    Lease,
+    LeasedGroups,
+)
+from headgate.weights import folders
 from trainer.algorithms import learns_from_equal
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from gateway.weights.adapter import FACTORS
+from headgate.weights.adapter import FACTORS
 from trainer.errors import ConfigError
 from trainer.model import parallel, vision
 from trainer.model.parallel import State

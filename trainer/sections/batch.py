@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from scheduler.configuration import Section
+from headgate.configuration import Section
 
 
 class BatchSettings(Section):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from scheduler.configuration import Seconds, Section
+from headgate.configuration import Seconds, Section
 from trainer.sections.base import Agent
 
 SAMPLES = 1024

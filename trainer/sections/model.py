@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from scheduler.configuration import Section
+from headgate.configuration import Section
 
 Dtype = Literal["float32", "bfloat16"]
 

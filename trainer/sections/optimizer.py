@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from scheduler.configuration import Section
+from headgate.configuration import Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from scheduler.configuration import Seconds, Section
+from headgate.configuration import Seconds, Section
 
 RANKS = 4096
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from scheduler.configuration import Section
+from headgate.configuration import Section
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 

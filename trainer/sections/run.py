@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 
-from scheduler.configuration import Seconds, Section
+from headgate.configuration import Seconds, Section
 from trainer.sections.base import Agent
 
 
@@ -72,7 +72,7 @@ class RolloutSettings(Section):
     """`[rollout]`: an agent, or an environment, to run while training; without the table, other programs run the episodes."""
 
     agent: Agent | None = None
-    """`module:function` or `file.py:function`, see `gateway.client`."""
+    """`module:function` or `file.py:function`, see `headgate.client`."""
     tasks: Path | None = None
     """A file of JSON lines, one task each; if absent, the environment's own tasks."""
     env: str | None = Field(None, pattern=r"^[\w-]+:.+$")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from scheduler.configuration import Section
+from headgate.configuration import Section
 from trainer.sections.run import RunSettings
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
 
-from scheduler.configuration import Seconds, Section
+from headgate.configuration import Seconds, Section
 
 
 class CheckpointSettings(Section):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.model import pretrained
 from trainer.rank_rpc import serve_commands, shutdown_ranks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from processes.errors import ChildDied
+from headgate.processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from trainer.errors import ConfigError, TooManyFailed

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.children import gateway_process, rollout_process, url_of, weights_process

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from tests.harness.forks import command
 from tests.harness.gateways import RunningGateway
 from trainer.cli import app

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.client import EpisodeOutcome
+from headgate.client import EpisodeOutcome
 from trainer.evaluation.figures import best_of_k, figures, interval, pass_at_k, warnings
 from trainer.sections.eval import EvalSettings
 

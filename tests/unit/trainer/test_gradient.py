@@ -14,7 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Group, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+    TokenFlag,
+)
 from tests.harness.plain_model import plain_logits
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create

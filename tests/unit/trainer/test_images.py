@@ -15,9 +15,13 @@ import pytest
 import torch
 from sqlalchemy import Connection, delete
 
-from gateway.client import GatewayClient
 from gateway.store.models import ImageRow, ImageUseRow
-from gateway.types import Episode, Group, ImageSpan
+from headgate.client import GatewayClient
+from headgate.types import (
+    Episode,
+    Group,
+    ImageSpan,
+)
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within

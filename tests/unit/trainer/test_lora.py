@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from gateway.engines.fake import create_fake_app
-from gateway.weights.adapter import FACTORS, misfit
-from gateway.weights.tensors import layout_of, tensors_of
-from processes.ports import free_port
+from headgate.processes.ports import free_port
+from headgate.weights.adapter import FACTORS, misfit
+from headgate.weights.tensors import layout_of, tensors_of
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.model_engine import ModelEngine
 from tests.harness.plain_model import plain_logprobs

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.plan_memory import plan

@@ -148,7 +148,7 @@ def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
         "model": {"path": base},
         "optimizer": {"lr": 1e-3},
     })  # fmt: skip
-    from gateway.rollout.weights_check import read_weights
+    from gateway.updates.weights_check import read_weights
     from trainer.rank_trainer import RankTrainer
 
     trainer = RankTrainer.open(settings)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from gateway.client import GatewayRefused
-from gateway.types import Group, LeasedGroups
+from headgate.client import GatewayRefused
+from headgate.types import Group, LeasedGroups
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes

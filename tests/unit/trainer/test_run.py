@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Group
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.types import Group
 from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, settings_for
 from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes

@@ -16,8 +16,12 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from gateway.arrow import groups_to_arrow
-from gateway.types import Episode, Group, TokenFlag
+from headgate.arrow import groups_to_arrow
+from headgate.types import (
+    Episode,
+    Group,
+    TokenFlag,
+)
 from tests.families.family import TEMPLATES, named, save
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.models import save_model

@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gateway.types import Episode, Group, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+    TokenFlag,
+)
 from tests.harness.gateways import RunningGateway
 from tests.harness.plain_model import plain_logits
 from tests.harness.ranks import on_ranks
