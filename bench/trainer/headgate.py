@@ -24,10 +24,10 @@ from headgate.types import (
     Group,
     Node,
 )
+from trainer.config.settings import Settings
 from trainer.model import parallel
 from trainer.model.device import prepare_torch
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 

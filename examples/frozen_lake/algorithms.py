@@ -28,10 +28,10 @@ from examples.frozen_lake.walks import Walker
 from headgate.processes.interrupts import exit_at_ctrl_c
 from headgate.types import Group
 from trainer.commands.warmstart import Recipe, warm_start
+from trainer.config.settings import Settings
 from trainer.model import parallel
 from trainer.model.device import prepare_torch
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 FROZEN = "frozen"
 """The control: GRPO with a learning rate of 0."""

@@ -30,9 +30,9 @@ from headgate.errors import ProbeFailed
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine
 from tests.unit.trainer.rank_trainers import groups_of, settings_of
+from trainer.config.settings import Settings
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 

@@ -24,10 +24,10 @@ from headgate.types import Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model, vision_logprobs
 from tests.harness.vllm import LENGTH, SharedEngine
+from trainer.config.settings import Settings
 from trainer.loop.training_loop import TrainingLoop
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock, Metrics
-from trainer.settings import Settings
 
 STUB = Path(__file__).parents[1] / "harness" / "torchvision_stub"
 LIMITS = ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']

@@ -24,7 +24,7 @@ from tests.harness.ranks import on_ranks
 from tests.harness.scheduler_process import KEY, RunningCluster, run_cluster
 from tests.harness.waiting import result_of, until
 from tests.unit.trainer.rollouts import episodes
-from trainer.settings import Settings
+from trainer.config.settings import Settings
 
 LIMIT_S = 600.0
 FIRST: tuple[Victim, ...] = ((0, "some groups accumulated"), (1, "writing shards"), (0, "publishing"))

@@ -30,9 +30,9 @@ from tests.harness.trainer_process import (
     start,
 )
 from tests.harness.waiting import until
+from trainer.config.settings import Settings
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "weights")
 STEPS = len(POINTS) + 5

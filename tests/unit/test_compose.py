@@ -18,8 +18,8 @@ from gateway.config.environment import ENVIRONMENT
 from gateway.config.settings import ConfigError, Settings
 from gateway.engines.process import _VLLM_ENV, _vllm_command
 from trainer.commands.plan_memory import engine_bytes, plan
+from trainer.config.settings import Settings as TrainerSettings
 from trainer.memory_plan import GIB
-from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "compose.yaml").read_text()

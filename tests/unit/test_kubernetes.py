@@ -20,7 +20,7 @@ from scheduler.cluster.errors import OutOfMemory
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import Capacity, DiscoveredNode, assign, check_counts, match
-from trainer.settings import Settings as TrainerSettings
+from trainer.config.settings import Settings as TrainerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FOLDER, PLAIN = DEPLOY / "kuberay", DEPLOY / "kubernetes"

@@ -15,8 +15,8 @@ from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.sharing import AWAY_GB, Need, fit
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
+from trainer.config.settings import Settings
 from trainer.memory_plan import GIB
-from trainer.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"

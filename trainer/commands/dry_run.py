@@ -22,13 +22,13 @@ from headgate.types import (
 )
 from headgate.weights import folders
 from trainer.commands.plan_memory import MemoryPlan, checkpoint_size, plan
+from trainer.config.run import GatewaySettings
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError, NotFinite
 from trainer.memory_plan import checkpoint_bytes
 from trainer.model.optim import muon_weights
 from trainer.rank_rpc import shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.sections.run import GatewaySettings
-from trainer.settings import Settings
 from trainer.state.faults import GB, existing
 
 _TIMEOUT_S = 5.0

@@ -24,8 +24,8 @@ from headgate.types import (
     Node,
 )
 from trainer.algorithms import Algorithm
+from trainer.config.batch import CreditSettings
 from trainer.data.tree import Credit
-from trainer.sections.batch import CreditSettings
 
 OVERLONG = "overlong"
 """The reason for which tokens are masked with `truncated = "mask"`."""

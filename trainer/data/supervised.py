@@ -20,10 +20,10 @@ from headgate.types import (
     Group,
     Node,
 )
+from trainer.config.sft import SftSettings
 from trainer.data.chat import ChatTemplate, conversations
 from trainer.data.tree import rows_of
 from trainer.errors import ConfigError
-from trainer.sections.sft import SftSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,10 @@ from headgate.client.agents import read_tasks
 from headgate.client.environment import EnvironmentAgent
 from headgate.configuration import Section
 from headgate.types import EpisodeSampling
+from trainer.config.eval import EvalSettings
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.evaluation.figures import figures
-from trainer.sections.eval import EvalSettings
-from trainer.settings import Settings
 
 
 class Evaluation(Section):

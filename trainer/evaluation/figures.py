@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from headgate.client import EpisodeOutcome
-from trainer.sections.eval import EvalSettings
+from trainer.config.eval import EvalSettings
 
 Rewards = Sequence[float | None]
 """The rewards of a task's samples; None for those that failed."""

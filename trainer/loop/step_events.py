@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from headgate.client import GatewayClient
-from trainer.settings import Settings
+from trainer.config.settings import Settings
 
 _MAX_WAITING = 64
 """Steps that wait to be sent; beyond it the oldest are dropped."""

@@ -32,6 +32,7 @@ from headgate.types import (
 )
 from headgate.weights import folders
 from trainer.algorithms import learns_from_equal
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
 from trainer.errors import (
@@ -58,7 +59,6 @@ from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report.details import Details
 from trainer.report.masking import masked_warning
 from trainer.report.metrics import Clock, Metrics
-from trainer.settings import Settings
 from trainer.state.directory import sweep
 
 _LATER_S = 60.0

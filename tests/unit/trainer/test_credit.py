@@ -22,11 +22,11 @@ from headgate.types import (
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.grpo import GrpoSettings
+from trainer.config.batch import CreditSettings
+from trainer.config.settings import Settings
 from trainer.data import credit
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
-from trainer.sections.batch import CreditSettings
-from trainer.settings import Settings
 
 NORMALISED = create(GrpoSettings())
 CENTERED = create(GrpoSettings(normalize_std=False))

@@ -19,11 +19,11 @@ from tests.harness.forks import command
 from tests.harness.gateways import RunningGateway
 from trainer.cli import app
 from trainer.commands.evaluate import evaluate
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import read
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
-from trainer.settings import Settings
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:

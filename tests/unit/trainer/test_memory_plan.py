@@ -19,10 +19,10 @@ from headgate.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.memory_plan import Shapes, Weights, advise, predict
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 TOLERANCE = 0.1
 """As docs/topics/trainer.md says."""

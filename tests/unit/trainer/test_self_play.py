@@ -21,8 +21,8 @@ from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_
 from tests.harness.model_engine import ModelEngine
 from tests.harness.models import save_model
 from tests.unit.trainer.runs import loop_of
+from trainer.config.settings import Settings
 from trainer.model import pretrained
-from trainer.settings import Settings
 
 SEATS = {"first": "red", "second": "blue"}
 TASKS = Path(__file__).parents[3] / "examples" / "self_play" / "tasks.jsonl"

@@ -29,13 +29,13 @@ from tests.harness.ranks import on_ranks
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.sft import sft
+from trainer.config.settings import SupervisedSettings
+from trainer.config.sft import SftSettings
 from trainer.data import supervised
 from trainer.data.supervised import Examples
 from trainer.errors import ConfigError, NotFinite
 from trainer.model import pretrained
 from trainer.rank_trainer import RankTrainer
-from trainer.sections.sft import SftSettings
-from trainer.settings import SupervisedSettings
 
 END = "<|im_end|>"
 ANSWERS = {"color?": "red", "shape?": "an oval", "size?": "10"}

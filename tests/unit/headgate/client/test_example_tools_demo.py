@@ -13,7 +13,7 @@ from examples.demo.run import SUMS, Demo, Job
 from examples.frozen_lake.run import LAKE
 from examples.tools_demo import tasks, teacher
 from examples.tools_demo.run import SHOP
-from trainer.settings import Settings
+from trainer.config.settings import Settings
 
 
 def orders_of(split: tasks.Split, seed: int, count: int) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 
 from headgate.configuration import Seconds, Section
-from trainer.sections.base import Agent
+from trainer.config.base import Agent
 
 
 class RunSettings(Section):

@@ -29,16 +29,20 @@ from headgate.configuration import (
 )
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.algorithms.sft import LikelihoodSettings
+from trainer.config.batch import BatchSettings, CreditSettings
+from trainer.config.eval import EvalSettings
+from trainer.config.model import ModelSettings
+from trainer.config.optimizer import OptimizerSettings
+from trainer.config.parallel import ParallelSettings
+from trainer.config.report import ReportSettings
+from trainer.config.run import (
+    GatewaySettings,
+    RolloutSettings,
+    RunSettings,
+)
+from trainer.config.sft import SftRunSettings, SftSettings
+from trainer.config.state import CheckpointSettings, WeightsSettings
 from trainer.errors import ConfigError
-from trainer.sections.batch import BatchSettings, CreditSettings
-from trainer.sections.eval import EvalSettings
-from trainer.sections.model import ModelSettings
-from trainer.sections.optimizer import OptimizerSettings
-from trainer.sections.parallel import ParallelSettings
-from trainer.sections.report import ReportSettings
-from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings
-from trainer.sections.sft import SftRunSettings, SftSettings
-from trainer.sections.state import CheckpointSettings, WeightsSettings
 
 TRAIN_NODES = "HEADGATE_TRAIN_NODES"
 

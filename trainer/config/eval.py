@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from headgate.configuration import Seconds, Section
-from trainer.sections.base import Agent
+from trainer.config.base import Agent
 
 SAMPLES = 1024
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from headgate.configuration import Section
-from trainer.sections.run import RunSettings
+from trainer.config.run import RunSettings
 
 
 class SftRunSettings(RunSettings):
