@@ -53,6 +53,7 @@ def _signature(name: str, value: Any) -> str:
 
 
 def _parameter(one: inspect.Parameter) -> str:
-    star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    star = stars.get(one.kind, "")
     default = "" if one.default is one.empty else f" = {one.default!r}"
     return f"{star}{one.name}: {one.annotation}" + (default if len(default) < _DEFAULT else " = ...")
