@@ -34,7 +34,7 @@ _COLUMNS = {
 
 def main(
     path: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A scenario in TOML (docs/simulation.md).")
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario in TOML (lab/notes/simulation.md).")
     ],
     policy: Annotated[
         list[str] | None, typer.Option(help="A policy; repeatable. [default: all policies]")

@@ -1,4 +1,4 @@
-"""`python -m lab.simulate.validation`: the simulator beside published tables, with its errors. docs/simulation.md
+"""`python -m lab.simulate.validation`: the simulator beside published tables, with its errors. lab/notes/simulation.md
 discusses them.
 
 What is fitted, and to what:
