@@ -1,5 +1,5 @@
 """Prometheus counters of a gateway process, in a registry of its own. `gateway/api/live_metrics.py` has the metrics that are
-computed when somebody asks."""
+computed when requested."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     def committed(self, writes: int, seconds: float) -> None:
-        """A transaction was committed; called from the writer's thread."""
+        """Count a committed transaction; called from the writer's thread."""
         self.commit_writes.observe(writes)
         self.commit_seconds.observe(seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from processes.supervised import Restarts, Say, SupervisedProcess
+from processes.supervised import Report, Restarts, SupervisedProcess
 from scheduler.cluster.file import ClusterFile, TrainerTable
 from scheduler.cluster.launch import Job, Launcher, Running
 from scheduler.cluster.tags import Need, Node, Placement, assign, rank_counts
@@ -27,7 +27,7 @@ class Ranks:
         launcher: Launcher,
         placements: Callable[[], Sequence[Placement]],
         restarts: Restarts,
-        report: Say,
+        report: Report,
     ) -> None:
         """`placements` returns those of all ranks, in order; it raises ClusterError if one is missing."""
         self._table, self._need = table, need
@@ -76,7 +76,7 @@ class RankCounts:
     """The possible numbers of the trainer's ranks."""
 
     def __init__(self, file: ClusterFile, unit: int = 1) -> None:
-        """`unit`: every number above the first is a multiple of it."""
+        """Use only multiples of `unit` as numbers above the first."""
         self._engine, self._trainer, self._unit = file.engine_need, file.trainer_need, unit
         self._least = file.trainer.ranks if file.trainer is not None else 1
         self._most = file.elastic.ranks if file.elastic is not None else None

@@ -24,7 +24,7 @@ from processes.child import LocalProcess
 from processes.errors import GivenUp
 from processes.ports import url_of
 from processes.slow import SILENT_S, reported
-from processes.supervised import Budget, Child, Say, SupervisedProcess
+from processes.supervised import Budget, Child, Report, SupervisedProcess
 from scheduler.cluster import preflight, sharing
 from scheduler.cluster.autoscaler import Autoscaler
 from scheduler.cluster.errors import ClusterError, Unsatisfied
@@ -63,7 +63,7 @@ class Engine:
 class Supervisor:
     """Runs a cluster; `check` only shows it."""
 
-    def __init__(self, file: ClusterFile, launcher: Launcher, report: Say, show: Show) -> None:
+    def __init__(self, file: ClusterFile, launcher: Launcher, report: Report, show: Show) -> None:
         """`report` prints a line, `show` a table of nodes. Raise BadFile for unusable files of the gateway or the trainer."""
         self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
         self._groups = file.wanted()

@@ -19,7 +19,7 @@ from gateway.peers.messages import pack, table_from_json, unpack
 from gateway.rollout.plan_messages import Table
 from gateway.rollout.pool import EnginePool
 from gateway.sections import QueueSettings
-from scheduler.program.calls import Held, Others, Plan, Queued
+from scheduler.program.calls import PeerLoad, PeerQueued, PeerRunning, Plan
 from scheduler.program.placement import Placement
 from scheduler.reactor import Context
 from tests.harness.waiting import result_of, until
@@ -444,10 +444,12 @@ async def test_a_table_has_the_calls_of_every_other_process_and_not_the_receiver
     second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
     serving = [asyncio.create_task(hub.serve(one)) for one in (first, second)]
     await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
-    assert hub.others("m") == Others(3, (Queued(4, 1, 30),), (Held("a", 3, 2), Held("b", 4, 1)))
+    assert hub.peer_load("m") == PeerLoad(
+        3, (PeerQueued(4, 1, 30),), (PeerRunning("a", 3, 2), PeerRunning("b", 4, 1))
+    )
     hub.send_table("m", Table((), Plan(4)))
     await until(lambda: len(second.sent) == 2, "it has a welcome and a table", every_s=0)
     table = table_from_json(unpack(second.sent[1]))
-    assert table.others == Others(3, (), (Held("a", 3, 2),)), "its own are not in it"
+    assert table.peer_load == PeerLoad(3, (), (PeerRunning("a", 3, 2),)), "its own are not in it"
     hub.close()
     await asyncio.gather(*serving)

@@ -145,7 +145,7 @@ class Evaluations:
                 async with asyncio.timeout(limit):
                     status = await process.wait()
                 if status:
-                    said = process.said().strip().splitlines()
+                    said = process.output().strip().splitlines()
                     why = (said[-1] if said else f"it ended with {status}") + f"; see {log}"
             finally:
                 await process.stop(_STOP_S)

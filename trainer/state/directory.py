@@ -12,7 +12,7 @@ from types import TracebackType
 
 from gateway.weights import folders
 from gateway.weights.folders import sync
-from processes.lock import Held, lock
+from processes.lock import LockHeld, lock
 from trainer.errors import ConfigError, VersionReused
 from trainer.state import faults
 
@@ -56,7 +56,7 @@ def alone(directory: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             stack.enter_context(lock(directory / "run.lock"))
-        except Held as error:
+        except LockHeld as error:
             raise ConfigError(
                 f"[run] dir: {directory} is used by the trainer process {error.process}: end that one, or name another folder"
             ) from error
