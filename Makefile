@@ -17,8 +17,8 @@ TRAINER_GPU := .venv-gpu
 BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
-# What keeps to the words of docs/glossary.md; the rest follows, folder by folder.
-WORDED := gateway scheduler processes migrations reference deploy console/src recipes .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/glossary.md,$(wildcard docs/agents/*.md docs/decisions/*.md) $(addprefix docs/,$(addsuffix .md,agents architecture callers cluster comparison concepts console demo dependencies deployment environments events gpu guarantees index limitations matches messages models operating quickstart sandboxes scheduler signals store telemetry templates weights your-model)))
+# What keeps to the words of docs/guide/glossary.md; the rest follows, folder by folder.
+WORDED := headgate gateway scheduler migrations reference deploy console/src recipes .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md,$(wildcard docs/guide/agents/*.md docs/decisions/*.md) $(addprefix docs/,$(addsuffix .md,agents architecture callers cluster comparison concepts console demo dependencies deployment environments events gpu guarantees index limitations matches messages models operating quickstart sandboxes scheduler signals store telemetry templates weights your-model)))
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
@@ -58,7 +58,7 @@ test-fast: setup ## the tests that need no server and no other environment (3 mi
 test-all: test test-compat ## everything: also the tests that take minutes each, and test-compat
 	$(TESTS) test-all
 
-test-compat: setup clients-all ## foreign programs; makes docs/compatibility.md. GROUP=coding runs and prints a part
+test-compat: setup clients-all ## foreign programs; makes docs/topics/compatibility.md. GROUP=coding runs and prints a part
 	$(BIN)/python -m tests.compat $(GROUP)
 
 docs: docs-reference $(DRAWER) ## the site of docs/ in build/site; a broken link is an error. SERVE=1: at http://127.0.0.1:8080 while you write
@@ -147,7 +147,7 @@ bench-gpu: #: what only a GPU can show: its tests, the trainer's rates, five ste
 	@$(MAKE) --no-print-directory $(TRAINER_GPU)/.ready $(ENGINE_GPU)/.ready
 	$(TRAINER_GPU)/bin/python -m bench.gpu --engine-python $(ENGINE_GPU)/bin/python $(ARGS)
 
-report-algorithms: setup #: algorithms on FrozenLake, three seeds each, without an engine; makes docs/algorithms.png
+report-algorithms: setup #: algorithms on FrozenLake, three seeds each, without an engine; makes docs/pictures/algorithms.png
 	$(BIN)/python -m examples.frozen_lake.algorithms $(ARGS)
 
 report-failures: setup #: the cost of counting failures as rewards of 0: one tool call in ten fails on FrozenLake
@@ -156,7 +156,7 @@ report-failures: setup #: the cost of counting failures as rewards of 0: one too
 report-curriculum: setup #: an order of tasks by difficulty at equal sampled tokens on FrozenLake
 	$(BIN)/python -m examples.frozen_lake.curriculum $(ARGS)
 
-report-staleness: setup engine #: the demo with five bounds on staleness; makes docs/staleness.png (45 minutes)
+report-staleness: setup engine #: the demo with five bounds on staleness; makes docs/pictures/staleness.png (45 minutes)
 	$(BIN)/python -m examples.demo.staleness $(ARGS)
 
 report-lending: setup engine #: the gain of lending a training node: three topologies on two cores
@@ -165,8 +165,8 @@ report-lending: setup engine #: the gain of lending a training node: three topol
 report-simulation: setup #: every policy on the simulator's frozen grid, three seeds each
 	$(BIN)/python -m lab.simulate.report $(ARGS)
 
-report-models: setup #: docs/models-matrix.md: the families of models that the trainer accepts (10 minutes)
-	OMP_NUM_THREADS=1 $(BIN)/trainer families --out docs/models-matrix.md
+report-models: setup #: docs/topics/models-matrix.md: the families of models that the trainer accepts (10 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m bench.families --out docs/topics/models-matrix.md
 
 report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo); needs Chromium
 	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)
@@ -175,16 +175,16 @@ report-images: setup #: the gateway's image without Docker, and an agent in it; 
 	$(BIN)/python -m tests.images $(ARGS)
 
 report-prove: setup engine #: updates lose, double and mislabel no token, and the proof would notice
-	$(BIN)/python -m tests.proof $(ARGS)
+	$(BIN)/python -m tests.faults prove $(ARGS)
 
 report-chaos: setup engine #: crashes lose and double nothing: 15 minutes of kill -9, cut links and lost servers
-	$(BIN)/python -m tests.chaos $(ARGS)
+	$(BIN)/python -m tests.faults chaos $(ARGS)
 
 report-chaos-short: setup #: one minute of that with fake engines
-	$(BIN)/python -m tests.chaos --engines fake --seconds 60 --agents 20 --every 3 $(ARGS)
+	$(BIN)/python -m tests.faults chaos --engines fake --seconds 60 --agents 20 --every 3 $(ARGS)
 
 report-seam: setup #: no reply reaches another request: 10 minutes of raw sockets to two gateways
-	nice $(BIN)/python -m tests.seam $(ARGS)
+	nice $(BIN)/python -m tests.faults seam $(ARGS)
 
 # Helpers of the targets above.
 console: $(CONSOLE)

@@ -256,7 +256,7 @@ async def _sender(transport: str, folder: Path, work: Path) -> AsyncIterator[str
         return
     port = free_port()
     argv = [sys.executable, "-m", "trainer.publish.sender", "--dir", str(folder)]
-    argv += ["--reached-at", "127.0.0.1", "--port", str(port)]
+    argv += ["--engine-facing-host", "127.0.0.1", "--port", str(port)]
     async with run_server("sender", argv, port, "/versions", work) as child:
         yield child.url
 

@@ -12,7 +12,7 @@ import gateway.cli
 import scheduler.cli
 import trainer.cli
 from gateway.settings import Settings as GatewaySettings
-from reference import admin_api, command_line, configuration, errors, metrics
+from reference import admin_api, command_line, configuration, errors, metrics, python_client
 from scheduler.cluster.file import ClusterFile
 from scheduler.planning.profile import Profile
 from trainer.algorithms import REGISTRY
@@ -43,6 +43,7 @@ PAGES: dict[str, Callable[[], str]] = {
         configuration.page, "The profile of `scheduler plan`", f"{_TOML} For `scheduler plan`.", Profile, {}
     ),
     "command-line": partial(command_line.page, PROGRAMS),
+    "python-client": python_client.page,
     "http-api": admin_api.page,
     "metrics": metrics.page,
     "errors": partial(errors.page, Path(gateway.cli.__file__).parents[1]),

@@ -39,7 +39,7 @@ def run(
     cluster: Annotated[Path, typer.Argument(help="A cluster's TOML file.", dir_okay=False)],
     check: Annotated[bool, typer.Option("--check", help="Show the plan only; start nothing.")] = False,
 ) -> None:
-    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/scheduler.md).
+    """Start a cluster and tend it: gateway, engines and trainer, on this machine or on Ray (docs/topics/scheduler.md).
 
     Examples:
 
@@ -121,7 +121,9 @@ def replay(
 
 @app.command()
 def plan(
-    profile: Annotated[Path | None, typer.Argument(help="A profile in TOML (docs/scheduler.md).")] = None,
+    profile: Annotated[
+        Path | None, typer.Argument(help="A profile in TOML (docs/topics/scheduler.md).")
+    ] = None,
     run: Annotated[
         Path | None, typer.Option(help="Instead of a profile: a recording, or a run's folder.")
     ] = None,

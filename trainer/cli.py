@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import sys
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,20 +12,18 @@ import typer
 
 from processes.program import run as run_program
 from scheduler.options import Debug, Version
+from trainer.program import exit_without_trackers, plain_errors, run_interruptible
 
 if TYPE_CHECKING:
     from trainer.settings import Settings
 
 app = typer.Typer(
-    help="Learns from a gateway's episodes.",
+    help="Trains models on a gateway's episodes.",
     no_args_is_help=True,
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
-_EXTRA = ("PIL", "peft", "tensorboard", "torch", "transformers")
-"""Packages of the extra `trainer`."""
 Config = Annotated[Path, typer.Argument(help="The trainer's TOML file.", dir_okay=False)]
-
 
 Changes = Annotated[
     list[str] | None,
@@ -38,10 +34,9 @@ Changes = Annotated[
     ),
 ]
 
-
 Memory = Annotated[
     str | None,
-    typer.Option(help="The memory of one device, such as 80GiB: prints what to change until the run fits."),
+    typer.Option(help="The memory of one device, such as 80GiB: print what to change until the run fits."),
 ]
 
 
@@ -57,26 +52,27 @@ def run_command(
     dry: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Load everything, make one pass over random tokens, and print what it takes."
+            "--dry-run",
+            help="Load everything, compute one pass over random tokens, and print time and memory.",
         ),
     ] = False,
     meta: Annotated[
-        bool, typer.Option("--meta", help="With --dry-run: check shapes only; no weights are needed.")
+        bool, typer.Option("--meta", help="With --dry-run: check only shapes; no weights are needed.")
     ] = False,
     memory: Memory = None,
     from_older: Annotated[
         bool,
         typer.Option(
             "--from-older",
-            help="Where the newest checkpoint is damaged: go on from the newest that is whole.",
+            help="If the newest checkpoint is damaged, continue from the newest whole one.",
         ),
     ] = False,
 ) -> None:
-    """Train: lease batches, update the model, publish the weights; stop with ctrl-c or a kill, go on with the same command.
+    """Train: lease batches, update the model, publish the weights. Stop with Ctrl-C or a kill; continue with the same command.
 
-    Forward and backward begin with a batch's first groups, before it is whole. A start goes on from the newest checkpoint under
-    run.dir: it first trains the batches since then again, from the gateway's record, and compares the result with the weights
-    that were published last: with run.deterministic = true nothing is lost. If they differ, or newer checkpoints were removed,
+    Forward and backward begin with a batch's first groups, before it is complete. A start continues from the newest checkpoint
+    under run.dir: it trains the batches since then again, from the gateway's record, and compares the result with the weights
+    that were published last; with run.deterministic = true nothing is lost. If they differ, or newer checkpoints were removed,
     the checkpoint's weights become a new version, and the versions between are orphaned.
 
     Several ranks, as `[parallel]` divides them: torchrun --nproc-per-node N -m trainer.cli run CONFIG on each machine.
@@ -91,39 +87,39 @@ def run_command(
     """
     if (meta or memory) and not dry:
         raise typer.BadParameter("--meta and --memory are for --dry-run")
-    with _plain_errors():
-        from trainer.loop.run import follow_first, run
-        from trainer.model.parallel import own_rank
+    with plain_errors():
+        from trainer.loop.run import run, run_other_rank
+        from trainer.model.process_group import own_rank
         from trainer.settings import Settings
 
         settings = Settings.load(config, changes or ())
         if dry:
             _rehearse(settings, meta, memory)
         elif own_rank() == 0:
-            _main(
+            run_interruptible(
                 run(settings, from_older=from_older),
                 "stopping, with a last checkpoint",
                 "stopped; run again to resume",
             )
         else:
-            follow_first(settings)
+            run_other_rank(settings)
 
 
 def _rehearse(settings: Settings, meta: bool, memory: str | None) -> None:
     from trainer.commands.dry_run import rehearse
     from trainer.commands.plan_memory import bytes_of
-    from trainer.loop.run import follow_first
-    from trainer.model.parallel import own_rank
+    from trainer.loop.run import run_other_rank
+    from trainer.model.process_group import own_rank
 
     if own_rank() == 0:
-        found = rehearse(settings, meta=meta, memory=bytes_of(memory) if memory else None)
-        _tell(found.lines(), found.to_json(), found.fits)
+        result = rehearse(settings, meta=meta, memory=bytes_of(memory) if memory else None)
+        _print_result(result.lines(), result.to_json(), result.fits)
     elif not meta:
-        follow_first(settings)
+        run_other_rank(settings)
 
 
-def _tell(lines: Iterable[str], result: dict[str, Any], fits: bool | None) -> None:
-    """A table for people, and the same for programs as the last line; what does not fit is a failure."""
+def _print_result(lines: Iterable[str], result: dict[str, Any], fits: bool | None) -> None:
+    """Print a table, and the result as one JSON object in the last line; exit with status 1 if the run does not fit."""
     for line in (*lines, json.dumps(result)):
         typer.echo(line)
     if fits is False:
@@ -142,51 +138,43 @@ def eval_command(
     samples: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Episodes of each task. [default: 1]")
     ] = None,
-    k: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--k",
-            min=1,
-            help="The k of pass@k and best@k; may be repeated. [default: powers of two, and samples]",
-        ),
-    ] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Temperature 0, whatever the agent asks.")] = False,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Temperature 0, whatever the agent requests.")
+    ] = False,
     temperature: Annotated[
         float | None,
-        typer.Option(min=0.0, max=2.0, help="The temperature of all calls. [default: as the agent asks]"),
+        typer.Option(min=0.0, max=2.0, help="The temperature of all calls. [default: as the agent requests]"),
     ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Also write the result and every outcome here.")
     ] = None,
     changes: Changes = None,
 ) -> None:
-    """Evaluate the model that the gateway serves on tasks of their own, which are never trained; `[eval]` has the defaults.
+    """Evaluate the model that the gateway serves on separate tasks, which are never trained; `[eval]` has the defaults.
 
     One row for each file: mean reward with its 95 % interval, pass@k (a reward of 1 solves a task: `--set eval.solved=0.5`) and
-    best@k, and how many episodes failed. The last line of output is one JSON object.
+    best@k for powers of two up to the samples, and how many episodes failed. The last line of output is one JSON object.
 
     Examples:
 
       trainer eval trainer.toml --tasks held_out.jsonl --greedy
 
-      trainer eval trainer.toml --tasks easy.jsonl --tasks hard.jsonl --samples 16 --k 1 --k 8 --temperature 0.8 --json out.json
+      trainer eval trainer.toml --tasks easy.jsonl --tasks hard.jsonl --samples 16 --temperature 0.8 --json out.json
     """
     if greedy and temperature:
         raise typer.BadParameter("--greedy means --temperature 0: give only one of them")
     given: dict[str, Any] = {
         "tasks": tasks and [str(path) for path in tasks],
         "samples": samples,
-        # Those of the file may be above the samples of the command line.
-        "k": k or (samples and []),
         "temperature": 0 if greedy else temperature,
     }
     named = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
-    with _plain_errors():
+    with plain_errors():
         from trainer.commands.evaluate import evaluate
         from trainer.settings import Settings
 
         evaluation = evaluate(Settings.load(config, [*(changes or ()), *named]), json_out)
-        _main(evaluation, "stopping, and giving up open episodes", "stopped: no figures")
+        run_interruptible(evaluation, "stopping, and abandoning open episodes", "stopped: no figures")
 
 
 @app.command("sft")
@@ -201,10 +189,10 @@ def sft_command(
     ] = None,
     changes: Changes = None,
 ) -> None:
-    """Fine-tune on conversations, or on recorded episodes that earned enough; ends with a Hugging Face directory.
+    """Fine-tune on conversations, or on recorded episodes with a high reward; the result is a Hugging Face directory.
 
-    Learnt is what the assistant says (`messages` and `tools` as JSON lines, rendered by the tokenizer's chat template), or what
-    was sampled in the episodes of a `gateway export`. A start goes on from the newest checkpoint under run.dir.
+    The assistant's messages are learned (`messages` and `tools` as JSON lines, rendered by the tokenizer's chat template), or the
+    sampled tokens of the episodes of a `gateway export`. A start continues from the newest checkpoint under run.dir.
 
     Examples:
 
@@ -212,7 +200,7 @@ def sft_command(
 
       gateway export --config gateway.toml --out episodes.parquet --all && trainer sft sft.toml --set sft.min_reward=0.9
     """
-    with _plain_errors():
+    with plain_errors():
         from trainer.commands.sft import sft
         from trainer.settings import SupervisedSettings
 
@@ -228,13 +216,13 @@ def export_command(
     config: Config,
     out: Annotated[Path, typer.Option(help="The directory to write; it must not exist.", file_okay=False)],
     version: Annotated[
-        int | None, typer.Option(min=0, help="A checkpoint's version; the newest, if none is named.")
+        int | None, typer.Option(min=0, help="A checkpoint's version. [default: the newest]")
     ] = None,
     adapter: Annotated[
         bool,
         typer.Option(
             "--adapter/--merged",
-            help="Of a run with [model.lora]: the adapter alone, or its sum with the weights.",
+            help="LoRA runs only: export the adapter, or merge it into the weights.",
         ),
     ] = False,
     changes: Changes = None,
@@ -245,13 +233,13 @@ def export_command(
 
       trainer export trainer.toml --out tuned
     """
-    with _plain_errors():
+    with plain_errors():
         from trainer.commands.export import export
         from trainer.settings import Settings
 
         exported = export(Settings.load(config, changes or ()), out, version, adapter=adapter)
-        way = "the adapter alone, as peft reads it" if adapter else f"serve it with: vllm serve {out}"
-        typer.echo(f"{out}: version {exported}; {way}")
+        hint = "the adapter, in peft's form" if adapter else f"serve it with: vllm serve {out}"
+        typer.echo(f"{out}: version {exported}; {hint}")
 
 
 @app.command("samples")
@@ -260,19 +248,19 @@ def samples_command(
         Path, typer.Argument(metavar="RUN_DIR", help="`[run] dir` of a run.", file_okay=False, exists=True)
     ],
     step: Annotated[
-        int | None, typer.Option(min=1, help="A step that has samples; the newest, if none is named.")
+        int | None, typer.Option(min=1, help="A step that has samples. [default: the newest]")
     ] = None,
 ) -> None:
-    """Print what agents were asked and answered in a step, and what that earned, as Markdown.
+    """Print a step's samples as Markdown: the calls' prompts and replies, and their rewards.
 
-    `[report] samples_every` says which steps have samples.
+    `[report] samples_every` determines which steps have samples.
 
     Example:
 
       trainer samples runs/sums --step 20
     """
-    with _plain_errors():
-        from trainer.report.markdown import as_markdown, newest, read
+    with plain_errors():
+        from trainer.report.samples import as_markdown, newest, read
 
         typer.echo(as_markdown(read(newest(directory, step))), nl=False)
 
@@ -288,60 +276,29 @@ def plan_memory_command(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="What an engine on the same device takes while it works: 32GiB, or a share of --memory such as 0.4. Says whether"
-            " both fit together, or in turn ([gateway] nodes, offload)."
+            help="The memory of an engine on the same device: 32GiB, or a share of --memory such as 0.4. Report whether both fit"
+            " at the same time, or in turn ([gateway] nodes, offload)."
         ),
     ] = None,
     changes: Changes = None,
 ) -> None:
-    """Predict the memory of each rank by parts, from `config.json` of the model alone; the last line is one JSON object.
+    """Predict the memory of each rank by parts, from the model's `config.json`; the last line is one JSON object.
 
-    Nothing is loaded and nothing computed: the shapes of one micro-batch of `[batch] tokens` go through the model.
+    No weights are loaded: the shapes of one micro-batch of `[batch] tokens` are propagated through the model.
     The exit status is 1 if the run does not fit.
 
     Example:
 
       trainer plan-memory trainer.toml --memory 80GiB --ranks 8
     """
-    with _plain_errors():
+    with plain_errors():
         from trainer.commands.plan_memory import bytes_of, engine_bytes, plan
         from trainer.settings import Settings
 
         size = bytes_of(memory) if memory else None
-        beside = engine_bytes(engine, size) if engine else None
-        found = plan(Settings.load(config, changes or ()), ranks, size, beside)
-        _tell(found.lines(), found.to_json(), found.fits)
-
-
-@app.command("families")
-def families_command(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Families to measure, such as qwen3. [default: all]")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the matrix of all families as Markdown here.", dir_okay=False)
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print all findings as one JSON object in the last line.")
-    ] = False,
-) -> None:
-    """Measure which families of models can be trained, how exactly, and whether what is written is read back.
-
-    Tiny random models of each family; about ten minutes for all, on one core. Run it again when transformers, peft or torch
-    changes.
-
-    Examples:
-
-      trainer families qwen3 phimoe
-
-      trainer families --out docs/models-matrix.md
-    """
-    with _plain_errors():
-        from trainer.commands import families
-
-        found = families.families(names or (), out, typer.echo)
-        if as_json:
-            typer.echo(json.dumps(families.as_json(found)))
+        shared = engine_bytes(engine, size) if engine else None
+        result = plan(Settings.load(config, changes or ()), ranks, size, shared)
+        _print_result(result.lines(), result.to_json(), result.fits)
 
 
 @app.command("warmstart")
@@ -360,7 +317,7 @@ def warmstart_command(
 
       trainer warmstart --recipe examples/demo/warmstart.toml --out runs/model
     """
-    with _plain_errors():
+    with plain_errors():
         from rich.progress import Progress
 
         from trainer.commands.warmstart import Recipe, cache_root, warm_start
@@ -373,56 +330,15 @@ def warmstart_command(
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     # Unlike `python -m`, a console script does not look for an agent's module in the current folder.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
-    run_program("trainer", app)
-
-
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Prints errors that a user can act on without a traceback."""
-    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from processes.errors import ChildDied
-    from trainer.errors import ConfigError, TrainerError
-
     try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
-            raise
-        typer.echo(
-            f"the trainer needs {error.name}, which is not installed: pip install 'headgate[trainer]'",
-            err=True,
-        )
-        raise typer.Exit(2) from error
-    except ConfigError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
-    except (
-        TrainerError,
-        ChildDied,
-        GatewayRefused,
-        GatewayUnreachable,
-        RunStopped,
-        TimeoutError,
-    ) as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
-        raise typer.Exit(1) from error
-
-
-def _main(work: Coroutine[Any, Any, None], ending: str, end: str) -> None:
-    from processes.interrupts import STATUS, Interrupted, interruptible
-
-    def say(text: str) -> None:
-        typer.echo(text, err=True)
-
-    try:
-        asyncio.run(interruptible(work, say, ending))
-    except Interrupted:
-        say(end)
-        raise typer.Exit(STATUS) from None
+        run_program("trainer", app)
+    except SystemExit as end:
+        exit_without_trackers(end)
+        raise
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""Everything that the trainer refuses to go on with. The root is `TrainerError`; the command line prints it without a trace.
+"""All conditions under which the trainer stops. The root is `TrainerError`; the command line prints it without a trace.
 
 TrainerError
 |- ConfigError          a settings file or recipe that cannot be used
 |- CheckpointError      a checkpoint that is missing, cannot be read or written, or is of another model
-|  `- CheckpointDamaged  some of its bytes are not those that were written
+|  `- CheckpointDamaged  some of its bytes differ from those that were written
 |- VersionReused        weights of this version were written before
 |- GatewayAhead         the gateway knows weights newer than the newest checkpoint
-|- GatewayUnreachable   the gateway could not be had: it did not answer, or another one listens in its place
+|- GatewayUnreachable   the gateway does not respond, or another one listens at its address
 |- LeaseLost            the gateway no longer grants the lease that is being trained
-|- FeedBroken           the gateway gave a group twice, or a buffer that cannot be trained any more
-|- RankLost             another process of the run ended, or was silent for too long
-|- OffloadFailed        weights and moments could not leave the device or come back to it
+|- FeedBroken           the gateway sent a group twice, or a batch that can no longer be trained
+|- RankLost             another process of the run ended, or did not respond in time
+|- OffloadFailed        weights and moments could not leave the device or return to it
 |- NotFinite            too many steps in a row had a loss or gradient that is not finite
-|- TooManyExcluded      too many episodes failed
-|- PublishFailed        the engines could not be brought to the published version
-|  `- VersionRejected   nor ever will: its weights are bad
+|- TooManyFailed      too many episodes failed
+|- PublishFailed        the engines did not load the published version
+|  `- VersionRejected   and never will: its weights are bad
 `- StepTimeout          a step of the loop missed its deadline; the message names the step
 """
 
@@ -38,7 +38,7 @@ class CheckpointDamaged(CheckpointError):
 
 
 class VersionReused(TrainerError):
-    """Weights of this version were written before; a version names one set of weights for ever."""
+    """Weights of this version were written before; a version names one set of weights permanently."""
 
 
 class GatewayAhead(TrainerError):
@@ -46,7 +46,7 @@ class GatewayAhead(TrainerError):
 
 
 class GatewayUnreachable(TrainerError):
-    """The gateway did not answer, or another one listens where it should be started."""
+    """The gateway does not respond, or another one listens where it should be started."""
 
 
 class LeaseLost(TrainerError):
@@ -54,22 +54,22 @@ class LeaseLost(TrainerError):
 
 
 class FeedBroken(TrainerError):
-    """The gateway gave a group of the leased buffer twice, or a buffer that cannot be trained any more."""
+    """The gateway sent a group of the leased batch twice, or a batch that can no longer be trained."""
 
 
 class RankLost(TrainerError):
-    """Another process of the run ended, or was silent for too long; the message names the step."""
+    """Another process of the run ended, or did not respond in time; the message names the step."""
 
 
 class OffloadFailed(TrainerError):
-    """Weights and moments could not leave their device while its node is lent, or could not come back."""
+    """Weights and moments could not leave their device while its node is lent, or could not return."""
 
 
 class NotFinite(TrainerError):
     """Too many steps in a row were skipped, because their loss or gradient was not finite."""
 
 
-class TooManyExcluded(TrainerError):
+class TooManyFailed(TrainerError):
     """Too many episodes failed: what is left is not a fair sample of the tasks. `reason`: why most of them failed."""
 
     def __init__(self, message: str, reason: str) -> None:
@@ -78,11 +78,11 @@ class TooManyExcluded(TrainerError):
 
 
 class PublishFailed(TrainerError):
-    """The engines could not be brought to the published version."""
+    """The engines did not load the published version."""
 
 
 class VersionRejected(PublishFailed):
-    """The gateway takes a version's weights no more: its tensors are wrong, or an engine failed with them."""
+    """The gateway refuses a version's weights permanently: its tensors are wrong, or an engine failed with them."""
 
 
 class StepTimeout(TrainerError):

@@ -25,14 +25,13 @@ from scheduler.configuration import Section, Unreadable, complaints, read_toml
 from trainer.algorithms import REGISTRY, AlgorithmSettings
 from trainer.algorithms.sft import LikelihoodSettings
 from trainer.errors import ConfigError
-from trainer.sections.batch import BatchSettings
-from trainer.sections.credit import CreditSettings
+from trainer.sections.batch import BatchSettings, CreditSettings
 from trainer.sections.eval import EvalSettings
 from trainer.sections.model import ModelSettings
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
 from trainer.sections.report import ReportSettings
-from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings, TaskSettings
+from trainer.sections.run import GatewaySettings, RolloutSettings, RunSettings
 from trainer.sections.sft import SftRunSettings, SftSettings
 from trainer.sections.state import CheckpointSettings, WeightsSettings
 
@@ -40,7 +39,7 @@ TRAIN_NODES = "HEADGATE_TRAIN_NODES"
 
 
 def _algorithm(value: Any) -> AlgorithmSettings:
-    """A discriminated union on `type` over the registry."""
+    """Return a discriminated union on `type` over the registry."""
     if isinstance(value, AlgorithmSettings):
         return value
     if not isinstance(value, dict):
@@ -56,7 +55,7 @@ def _algorithm(value: Any) -> AlgorithmSettings:
 
 
 def _set(values: dict[str, Any], change: str) -> None:
-    """Puts `table.key=value` into a file's values; what is no TOML value is a string. Raises ConfigError."""
+    """Put `table.key=value` into a file's values; a value that is not TOML is a string. Raise ConfigError."""
     name, equals, text = change.partition("=")
     *tables, key = (part.strip() for part in name.split("."))
     if not equals or not tables or not all((*tables, key)):
@@ -65,7 +64,7 @@ def _set(values: dict[str, Any], change: str) -> None:
     for part in tables:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {change}: {part} is no table")
+            raise ConfigError(f"--set {change}: {part} is not a table")
     try:
         table[key] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -78,8 +77,8 @@ def _no_algorithm(value: Any) -> AlgorithmSettings:
     return value
 
 
-class LearnerSettings(Section):
-    """The tables of whatever learns."""
+class TrainingSettings(Section):
+    """The tables of every trainer."""
 
     run: RunSettings
     model: ModelSettings
@@ -107,12 +106,12 @@ class LearnerSettings(Section):
 
     @property
     def serves_adapters(self) -> bool:
-        """True if engines get the adapters alone, and compute by them beside the weights that stay as they are."""
+        """True if engines receive only the adapters, in addition to the frozen weights."""
         return False
 
     @classmethod
     def load(cls, path: Path, changes: Sequence[str] = ()) -> Self:
-        """Reads a TOML file; `changes` are `table.key=value` in the place of what it says. Raises ConfigError."""
+        """Read a TOML file; `changes` are `table.key=value` and override it. Raise ConfigError."""
         try:
             values = read_toml(path)
         except Unreadable as error:
@@ -123,7 +122,7 @@ class LearnerSettings(Section):
 
     @classmethod
     def parse(cls, values: dict[str, Any], source: str = "settings") -> Self:
-        """Checks values as they come from TOML. Raises ConfigError, which names every wrong key."""
+        """Check values as they come from TOML. Raise ConfigError, which names every wrong key."""
         key, gateway = os.environ.get("HEADGATE_ADMIN_KEY"), values.get("gateway")
         if isinstance(gateway, dict):
             named = [name for name in os.environ.get(TRAIN_NODES, "").split(",") if name]
@@ -135,12 +134,11 @@ class LearnerSettings(Section):
             raise ConfigError("\n  ".join([f"{source}:", *complaints(error, cls)])) from error
 
 
-class Settings(LearnerSettings):
+class Settings(TrainingSettings):
     """The whole file of `trainer run`."""
 
     gateway: GatewaySettings
     rollout: RolloutSettings | None = None
-    tasks: TaskSettings = TaskSettings()
     eval: EvalSettings = EvalSettings()
     weights: WeightsSettings = WeightsSettings()
 
@@ -155,13 +153,7 @@ class Settings(LearnerSettings):
         return self
 
     @model_validator(mode="after")
-    def _has_tasks_to_order(self) -> Self:
-        if self.tasks.order == "difficulty" and (self.rollout is None or self.rollout.group_size < 2):
-            raise ValueError("[tasks] order = 'difficulty' needs [rollout], with a group_size of 2 or more")
-        return self
-
-    @model_validator(mode="after")
-    def _has_who_evaluates(self) -> Self:
+    def _can_evaluate(self) -> Self:
         if self.eval.every is not None and not (self.eval.agent or self.rollout):
             raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
         env = self.rollout is not None and self.rollout.env is not None and self.eval.agent is None
@@ -170,7 +162,7 @@ class Settings(LearnerSettings):
         return self
 
 
-class SupervisedSettings(LearnerSettings):
+class SupervisedSettings(TrainingSettings):
     """The whole file of `trainer sft`."""
 
     run: SftRunSettings

@@ -17,8 +17,8 @@ import numpy as np
 from bench.gpu.workload import THREADS, WORKLOADS, Workload
 from bench.trainer.headgate import groups_of
 from bench.trainer.load import Rollout, Turn
-from trainer.learner import Learner
-from trainer.orders import dismiss
+from trainer.rank_rpc import shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 _WARM_UP = 2
@@ -54,20 +54,20 @@ def rollouts_of(workload: Workload) -> list[Rollout]:
 
 
 def measure(workload: Workload, model: Path, folder: Path, device: str, steps: int) -> dict[str, Any]:
-    """Trains on one batch again and again; answers what the bench reports of it."""
-    learner = Learner.open(settings_of(workload, model, folder, device))
+    """Train on one batch several times, and return the figures of each step."""
+    trainer = RankTrainer.open(settings_of(workload, model, folder, device))
     groups = groups_of(rollouts_of(workload))
     counted: list[dict[str, float]] = []
     for _ in range(_WARM_UP + steps):
         began = time.perf_counter()
-        result = learner.train(groups)
+        result = trainer.train(groups)
         counted.append(result | {"seconds": time.perf_counter() - began})
-    dismiss(learner)
+    shutdown_ranks(trainer)
     return {"steps": counted[_WARM_UP:]}
 
 
 def main() -> None:
-    """Measures once."""
+    """Measure once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=WORKLOADS, required=True)
     parser.add_argument("--model", type=Path, required=True)

@@ -154,7 +154,7 @@ def refusal(lacks: Sequence[str]) -> str:
     return (
         f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
         " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
-        " docs/gpu.md says more."
+        " docs/guide/one-gpu.md says more."
     )
 
 

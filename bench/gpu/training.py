@@ -139,7 +139,7 @@ lr = 1e-5
 tokens = {workload.micro_batch}
 
 [report]
-to = []
+trackers = []
 
 [rollout]
 agent = "bench.gpu.agent:solve"

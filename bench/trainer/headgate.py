@@ -1,6 +1,6 @@
-"""Our side of the trainer's bench: the learner on a recorded batch, a step for each line of stdin.
+"""Our side of the trainer's bench: the trainer on a recorded batch, a step for each line of stdin.
 
-The same commands and answers as `bench.trainer.trl`. A step is all that the learner does for a batch: packing, forward and
+The same commands and answers as `bench.trainer.trl`. A step is all that the trainer does for a batch: packing, forward and
 backward passes, the clip, the optimizer, and the probe of the new version.
 """
 
@@ -20,8 +20,9 @@ import torch
 
 from bench.trainer.load import Rollout, load, paths_apart
 from gateway.types import Episode, Group, Node
-from trainer.learner import Learner, prepare_torch
 from trainer.model import parallel
+from trainer.model.device import prepare_torch
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
@@ -88,21 +89,21 @@ def main() -> None:
     way = "rows" if options.apart else "spans"  # spans would find what rows share
     settings = settings_of(options.model, options.tokens, options.threads, options.batch.parent / "run", way)
     prepare_torch(settings)
-    learner = Learner(settings, parallel.join(settings.parallel, "cpu"))
-    counted = Counted(learner.model)
+    trainer = RankTrainer(settings, parallel.join(settings.parallel, "cpu"))
+    counted = Counted(trainer.model)
     if options.gradient:
 
         def write(*_: Any) -> None:
-            grads = {name: p.grad.numpy() for name, p in learner.model.named_parameters()}
+            grads = {name: p.grad.numpy() for name, p in trainer.model.named_parameters()}
             np.savez(options.gradient, **grads)
             hook.remove()
 
-        hook = learner.optimizer.parts[0].register_step_pre_hook(write)
+        hook = trainer.optimizer.parts[0].register_step_pre_hook(write)
     groups = groups_of(paths_apart(rollouts) if options.apart else rollouts)
     while sys.stdin.readline():
         counted.tokens = 0
         began = time.perf_counter(), time.process_time()
-        result = learner.train(groups)
+        result = trainer.train(groups)
         took = time.perf_counter() - began[0], time.process_time() - began[1]
         answer = {
             "seconds": took[0],

@@ -5,7 +5,7 @@
 
 VERIFIERS is an environment with `pip install verifiers`; it need not have headgate. Without a runtime verifiers 0.4 wants its
 makers' cloud, and a login there. Your own taskset is named in the same way, and runs with its own harness
-(docs/environments.md).
+(docs/topics/environments.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 One run of the demo per bound and seed, one after the other, on real vLLM, each in a folder of its own. Definitions:
 
 - *reward*: of the training batches, at temperature 1, smoothed, by step and by seconds since the training began;
-- *bound*: on the age of groups, or of tokens (`rule = "verl"`, `late = "mask"`; docs/staleness.md);
+- *bound*: on the age of groups, or of tokens (`rule = "verl"`, `late = "mask"`; docs/guide/staleness.md);
 - *staleness*: of every trained token, the version that was trained less the version that sampled it;
 - *masked*: tokens that were not trained as they were older than eta, to all sampled tokens of the batches;
 - *trainer idle*: the share of the training's time in which the trainer computed neither gradients nor a step;
@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument(
         "--dir", type=Path, default=Path("runs/staleness"), help="a run that is there is not repeated"
     )
-    parser.add_argument("--plot", type=Path, default=Path("docs/staleness.png"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/pictures/staleness.png"))
     options = parser.parse_args()
     console = Console()
     runs: list[dict[str, Any]] = []

@@ -3,7 +3,7 @@
     python -m examples.frozen_lake.algorithms              # what `make report NAME=algorithms` does
     python -m examples.frozen_lake.algorithms --algorithms grpo,rloo --seeds 1 --steps 6 --plot runs/algorithms.png
 
-Each step samples a batch with the newest weights and trains on it with the trainer's own learner. The control is the same loop
+Each step samples a batch with the newest weights and trains on it with a `RankTrainer`. The control is the same loop
 with a learning rate of 0. Nothing depends on the machine's pace: a seed gives the same run again. A run that is in the folder is
 not repeated.
 """
@@ -28,8 +28,9 @@ from examples.frozen_lake.walks import Walker
 from gateway.types import Group
 from processes.interrupts import exit_at_ctrl_c
 from trainer.commands.warmstart import Recipe, warm_start
-from trainer.learner import Learner, prepare_torch
 from trainer.model import parallel
+from trainer.model.device import prepare_torch
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 FROZEN = "frozen"
@@ -48,15 +49,15 @@ def train(
 ) -> dict[str, Any]:
     """One run: the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
     lr = 0.0 if algorithm == FROZEN else lr
-    learner = learner_of(model, algorithm, seed, steps, lr)
+    trainer = trainer_of(model, algorithm, seed, steps, lr)
     walker = Walker(model, seed)
     maps = tasks.tasks("train", seed)
     before, rewards = heldout_reward(walker), []
     bar = progress.add_task("", total=steps)
     for _ in range(steps):
-        groups, _ = sample(walker, list(itertools.islice(maps, MAPS)), learner.version)
-        rewards.append(learner.train(groups)["reward_mean"])
-        walker.take(learner.model)
+        groups, _ = sample(walker, list(itertools.islice(maps, MAPS)), trainer.version)
+        rewards.append(trainer.train(groups)["reward_mean"])
+        walker.load_weights(trainer.model)
         progress.update(bar, advance=1, description=f"{algorithm}, seed {seed}: reward {rewards[-1]:.2f}")
     progress.remove_task(bar)
     after = heldout_reward(walker)
@@ -70,8 +71,8 @@ def train(
     }
 
 
-def learner_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> Learner:
-    """Return a learner with the model's weights."""
+def trainer_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) -> RankTrainer:
+    """Return a trainer with the model's weights."""
     settings = Settings.parse({
         "run": {"dir": model.parent / "run", "steps": steps, "seed": seed, "device": "cpu", "threads": 1},
         "gateway": {"url": "http://127.0.0.1:8000"},
@@ -80,7 +81,7 @@ def learner_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) ->
         "optimizer": {"lr": lr, "warmup_steps": 5, "betas": [0.9, 0.99]},
     })  # fmt: skip
     prepare_torch(settings)
-    return Learner(settings, parallel.join(settings.parallel, "cpu"))
+    return RankTrainer(settings, parallel.join(settings.parallel, "cpu"))
 
 
 def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tuple[list[Group], set[str]]:
@@ -106,7 +107,7 @@ def heldout_rewards(model: Path, seed: int, policy: Any) -> tuple[float, float]:
     """Return the mean rewards of greedy and of sampled walks on the held-out maps; their walker is new, and no tool call
     fails."""
     walker = Walker(model, seed)
-    walker.take(policy)
+    walker.load_weights(policy)
     return heldout_reward(walker), heldout_reward(walker, greedy=False)
 
 
@@ -163,7 +164,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="the number of steps of each run")
     parser.add_argument("--lr", type=float, default=LR, help="the learning rate of all but the control")
     parser.add_argument("--dir", type=Path, default=Path("runs/algorithms"))
-    parser.add_argument("--plot", type=Path, default=Path("docs/algorithms.png"))
+    parser.add_argument("--plot", type=Path, default=Path("docs/pictures/algorithms.png"))
     options = parser.parse_args()
     console, runs = Console(), []
     with Progress(console=Console(stderr=True)) as progress:

@@ -28,8 +28,8 @@ from examples.frozen_lake.algorithms import (
     SEEDS,
     heldout_rewards,
     kept,
-    learner_of,
     sample,
+    trainer_of,
 )
 from examples.frozen_lake.walks import Walker
 from gateway.client import Task
@@ -54,25 +54,25 @@ def teaches(group: Group) -> bool:
 
 def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> dict[str, Any]:
     """One run: its batches' figures, and the mean reward on held-out maps before and after."""
-    learner, walker = learner_of(model, "grpo", seed, MOST_STEPS, LR), Walker(model, seed)
+    trainer, walker = trainer_of(model, "grpo", seed, MOST_STEPS, LR), Walker(model, seed)
     maps = [Task(lake["task_id"], lake) for lake in itertools.islice(tasks.tasks("train", seed), TRAIN_MAPS)]
     order: TaskOrder = Passes(maps, seed) if arm == PASSES else ByDifficulty(maps, seed, FLOOR)
-    before, sampled_before = heldout_rewards(model, seed, learner.model)
+    before, sampled_before = heldout_rewards(model, seed, trainer.model)
     spent = 0
     rewards: list[float] = []
     taught: list[float] = []
     bar = progress.add_task("", total=budget)
     while spent < budget and len(rewards) < MOST_STEPS:
-        groups, _ = sample(walker, [order.next().data for _ in range(MAPS)], learner.version)
+        groups, _ = sample(walker, [order.next().data for _ in range(MAPS)], trainer.version)
         for group in groups:
             order.ended(group.task_id, teaches(group))
         spent += sum(n.ids.size for g in groups for e in g.episodes for n in e.nodes if n.sampled)
         taught.append(sum(map(teaches, groups)) / len(groups))
-        rewards.append(learner.train(groups)["reward_mean"])
-        walker.take(learner.model)
+        rewards.append(trainer.train(groups)["reward_mean"])
+        walker.load_weights(trainer.model)
         progress.update(bar, completed=spent, description=f"{arm}, seed {seed}: reward {rewards[-1]:.2f}")
     progress.remove_task(bar)
-    after, sampled_after = heldout_rewards(model, seed, learner.model)
+    after, sampled_after = heldout_rewards(model, seed, trainer.model)
     return {
         "arm": arm, "seed": seed, "tokens": spent, "steps": len(rewards), "before": before, "after": after,
         "sampled_before": sampled_before, "sampled_after": sampled_after,

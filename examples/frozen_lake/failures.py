@@ -31,8 +31,8 @@ from examples.frozen_lake.algorithms import (
     SEEDS,
     heldout_rewards,
     kept,
-    learner_of,
     sample,
+    trainer_of,
 )
 from examples.frozen_lake.walks import Walker
 from gateway.types import Group
@@ -54,24 +54,24 @@ def without_failures(groups: list[Group], failed: set[str]) -> list[Group]:
 
 def train(model: Path, arm: str, seed: int, steps: int, fails: float, progress: Progress) -> dict[str, Any]:
     """One run: the figures of each batch, and the mean reward on held-out maps before and after."""
-    learner = learner_of(model, "grpo", seed, steps, LR)
+    trainer = trainer_of(model, "grpo", seed, steps, LR)
     walker = Walker(model, seed, 0.0 if arm == NONE else fails)
     maps = tasks.tasks("train", seed)
-    before, sampled_before = heldout_rewards(model, seed, learner.model)
+    before, sampled_before = heldout_rewards(model, seed, trainer.model)
     rewards, shares, calls = [], [], []
     bar = progress.add_task("", total=steps)
     for _ in range(steps):
-        groups, failed = sample(walker, list(itertools.islice(maps, MAPS)), learner.version)
+        groups, failed = sample(walker, list(itertools.islice(maps, MAPS)), trainer.version)
         episodes = sum(len(group.episodes) for group in groups)
         shares.append(len(failed) / episodes)
         calls.append(sum(n.sampled for g in groups for e in g.episodes for n in e.nodes) / episodes)
         rewards.append(
-            learner.train(without_failures(groups, failed) if arm == EXCLUDED else groups)["reward_mean"]
+            trainer.train(without_failures(groups, failed) if arm == EXCLUDED else groups)["reward_mean"]
         )
-        walker.take(learner.model)
+        walker.load_weights(trainer.model)
         progress.update(bar, advance=1, description=f"{arm}, seed {seed}: reward {rewards[-1]:.2f}")
     progress.remove_task(bar)
-    after, sampled_after = heldout_rewards(model, seed, learner.model)
+    after, sampled_after = heldout_rewards(model, seed, trainer.model)
     return {
         "arm": arm, "seed": seed, "steps": steps, "before": before, "after": after,
         "sampled_before": sampled_before, "sampled_after": sampled_after,

@@ -113,8 +113,8 @@ class Walker:
         self._model: Any = pretrained.load(model)
         self._random = torch.Generator().manual_seed(seed)
 
-    def take(self, model: Any) -> None:
-        """Take over the weights of another model."""
+    def load_weights(self, model: Any) -> None:
+        """Load the weights of another model."""
         self._model.load_state_dict(model.state_dict())
 
     def walk(self, lakes: Sequence[Sequence[str]], *, greedy: bool = False) -> list[Walk]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import trainer.loop.run
 from trainer.data.batch import Batch
-from trainer.learner import Learner
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 
-class Unprobed(Learner):
+class Unprobed(RankTrainer):
     """Its versions cannot be told from their parents."""
 
     def step(self, batch: Batch) -> dict[str, float]:
@@ -28,7 +28,7 @@ class Unprobed(Learner):
 
 def main() -> None:
     """Trains."""
-    trainer.loop.run.Learner = Unprobed  # type: ignore[misc]
+    trainer.loop.run.RankTrainer = Unprobed  # type: ignore[misc]
     asyncio.run(trainer.loop.run.run(Settings.load(Path(sys.argv[1]))))
 
 

@@ -163,7 +163,7 @@ class Service:
             soft_wrap=True,
         )
         console.print(
-            "           gives an agent its URL and key; docs/deployment.md tells the rest. Ctrl-C ends all of it."
+            "           gives an agent its URL and key; docs/topics/deployment.md tells the rest. Ctrl-C ends all of it."
         )
 
 

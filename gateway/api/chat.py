@@ -9,7 +9,7 @@ from gateway.api.context import Gateway, body_of, request_object
 from gateway.api.generation import generate
 from gateway.api.images import image_support
 from gateway.api.query import QueryRoute
-from gateway.api.stream import respond
+from gateway.api.respond import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects.chat import ChatAnswer, ChatRequest, parse

@@ -8,7 +8,7 @@ from gateway.api.admission import admit
 from gateway.api.context import Gateway, body_of, request_object
 from gateway.api.generation import generate
 from gateway.api.query import QueryRoute
-from gateway.api.stream import respond
+from gateway.api.respond import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects.completions import CompletionAnswer, CompletionRequest, parse

@@ -1,4 +1,4 @@
-"""`/console`: the page of a run. Its source is console/, its built files travel in the wheel (docs/console.md).
+"""`/console`: the page of a run. Its source is console/, its built files travel in the wheel (docs/guide/console.md).
 
 The page is only files: it requests everything from the admin API, with the key that its user types. Invariants:
 - no answer allows a script, a style or a request of another host (Content-Security-Policy);

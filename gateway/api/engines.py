@@ -44,7 +44,7 @@ class MoveBody(BaseModel):
 
 @router.get("/engines")
 async def list_engines(access: Admin) -> dict[str, Any]:
-    """Every engine: state, version, streams; and the coefficients of its speed (docs/scheduler.md), once it was looked at."""
+    """Return every engine: state, version, streams, and the fitted coefficients of its speed (docs/topics/scheduler.md)."""
     return {
         "engines": [
             _described(access, model.name, slot)

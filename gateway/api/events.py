@@ -1,4 +1,4 @@
-"""`/admin/v1/events`: the stream of events (docs/events.md)."""
+"""`/admin/v1/events`: the stream of events (docs/topics/events.md)."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from gateway.api.errors import anthropic_error_body
 from gateway.api.generation import generate
 from gateway.api.images import image_support
 from gateway.api.query import BETA, Beta, QueryRoute
+from gateway.api.respond import respond
 from gateway.api.responses import prompt_tokens
-from gateway.api.stream import respond
 from gateway.control.models import ServedModel
 from gateway.dialects.messages import CountRequest, MessagesRequest, parse, parse_count
 from gateway.dialects.messages_answer import PING, MessagesAnswer

@@ -1,4 +1,4 @@
-"""`/admin/v1/nodes`: machines with tags, and trainers that claim theirs and release them (docs/scheduler.md)."""
+"""`/admin/v1/nodes`: machines with tags, and trainers that claim theirs and release them (docs/topics/scheduler.md)."""
 
 from __future__ import annotations
 

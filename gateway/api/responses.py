@@ -18,8 +18,8 @@ from gateway.api.context import Gateway, Services, body_of, json_object, request
 from gateway.api.generation import Generation, generate
 from gateway.api.images import image_support, read_images
 from gateway.api.query import QueryRoute
+from gateway.api.respond import respond
 from gateway.api.sampling import tools_of
-from gateway.api.stream import respond
 from gateway.api.upstream import relay
 from gateway.control.models import ServedModel
 from gateway.dialects import responses as dialect

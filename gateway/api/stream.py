@@ -6,15 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.context import Services
 from gateway.api.errors import error_body
-from gateway.api.generation import Generation
 from gateway.errors import GatewayError
 from gateway.rollout.reply import Choices
 
@@ -58,14 +56,6 @@ class JSONAnswer(Response):
             await made(scope, receive, send)
 
         await _until_disconnected(answer, receive, self._choices)
-
-
-class Answer(Protocol):
-    """A dialect's answer to a request."""
-
-    async def complete(self) -> dict[str, Any]: ...
-
-    def events(self) -> AsyncIterator[bytes]: ...
 
 
 class EventStream(Response):
@@ -130,23 +120,6 @@ class EventStream(Response):
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": self._sse_headers})
         await send({"type": "http.response.body", "body": data, "more_body": True})
-
-
-def respond(
-    gateway: Services,
-    generation: Generation,
-    answer: Answer,
-    stream: bool | None,
-    failure: Failure = openai_failure,
-    headers: Mapping[str, str] | None = None,
-    keep_alive: bytes = KEEP_ALIVE,
-) -> Response:
-    """Return the response with a dialect's answer, as server-sent events or whole. `headers`: in addition to the generation's."""
-    headers = {**generation.headers, **(headers or {})}
-    if not stream:
-        return JSONAnswer(answer.complete, generation.choices, headers)
-    keep_alive_s = gateway.settings.server.keep_alive_s
-    return EventStream(answer.events, keep_alive_s, failure, generation.choices, headers, keep_alive)
 
 
 def _as_gateway_error(error: Exception) -> GatewayError:

@@ -287,7 +287,7 @@ def next_steps(project: Project, directory: Path) -> str:
     ]
     if project.lora and project.engine["launch"] == "external":
         lines.append(
-            f"engine: start vLLM with `--enable-lora --max-lora-rank {_RANK}`; docs/weights.md has the other options"
+            f"engine: start vLLM with `--enable-lora --max-lora-rank {_RANK}`; docs/topics/weights.md has the other options"
         )
     if not project.trained_by_trainer:
         lines.append(f"agents: {episodes_command(project)}      (in another terminal)")

@@ -28,7 +28,7 @@ Env = Annotated[
     ),
 ]
 EnvArgs = Annotated[
-    str, typer.Option(help="Arguments of the environment, as a JSON object (docs/environments.md).")
+    str, typer.Option(help="Arguments of the environment, as a JSON object (docs/topics/environments.md).")
 ]
 EnvPython = Annotated[
     Path | None, typer.Option(help="The Python that has the environment's package. [default: this one]")
@@ -85,7 +85,7 @@ Seed = Annotated[
 Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds that one attempt of an agent may take.")]
 Sandbox = Annotated[
     str | None,
-    typer.Option(help="Contain the command: bwrap, or docker:IMAGE (docs/sandboxes.md)."),
+    typer.Option(help="Contain the command: bwrap, or docker:IMAGE (docs/topics/sandboxes.md)."),
 ]
 SandboxMemory = Annotated[int, typer.Option(min=16, help="MiB that an agent in a sandbox may take.")]
 SandboxCpu = Annotated[

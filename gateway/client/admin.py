@@ -225,7 +225,7 @@ class GatewayClient:
         model: str | None = None,
         url: str | None = None,
     ) -> dict[str, Any]:
-        """Hand over version `version` in directory `path`, or at the server `url` (see docs/weights.md).
+        """Hand over version `version` in directory `path`, or at the server `url` (see docs/topics/weights.md).
 
         The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
         engines run the version (or this many seconds have passed); its `state` is `updating`, `live` or `failed`.

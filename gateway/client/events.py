@@ -1,4 +1,4 @@
-"""The client's end of the stream of events (docs/events.md)."""
+"""The client's end of the stream of events (docs/topics/events.md)."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class FailureRate:
         ended, failed = len(self._failed), sum(self._failed)
         if error is not None and ended >= self._least and failed > self._most * ended:
             raise RunStopped(
-                f"stopped, because {failed} of the last {ended} episodes failed, and max_failures is {self._most:g};"
-                f" the last error: {in_a_line(error)}"
+                f"stopped, because {failed} of the last {ended} episodes failed; the limit is --max-failures of the driver,"
+                f" or [run] max_failed_share of the trainer ({self._most:g}); the last error: {in_a_line(error)}"
             )
 
 

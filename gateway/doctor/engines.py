@@ -229,7 +229,7 @@ def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: 
     if renderer.form is None:
         what = f"{name}: the vocabulary has no marks of tool calls that headgate knows"
         found.append(
-            Finding("warning", what, "agents of this model get tool calls as text; docs/templates.md")
+            Finding("warning", what, "agents of this model get tool calls as text; docs/topics/templates.md")
         )
     elif not renderer.call_example:
         what = f"{name}: a tool call that the template writes is not read back in the form {renderer.form.name!r}"
@@ -237,7 +237,7 @@ def _examine_model(settings: Settings, name: str, model: ModelSettings, loaded: 
             Finding(
                 "warning",
                 what,
-                f"set [models.{name}] family to that of the model, or 'template'; docs/templates.md",
+                f"set [models.{name}] family to that of the model, or 'template'; docs/topics/templates.md",
             )
         )
     else:

@@ -1,4 +1,4 @@
-"""The checklist of a run's health: signals, what is healthy, what is not, and what to do then (docs/signals.md). Pure."""
+"""The checklist of a run's health: signals, what is healthy, what is not, and what to do then (docs/guide/console.md). Pure."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Signal:
 SIGNALS = (
     Signal(
         "unparsed_tool_calls", "Replies whose tool calls no agent gets or can run", "count", 0, 0,
-        "the model's family is wrong, or the model has not learned the form: gateway doctor, docs/templates.md", "so far",
+        "the model's family is wrong, or the model has not learned the form: gateway doctor, docs/topics/templates.md", "so far",
     ),
     Signal(
         "truncated_share", "Calls that were cut at their token limit", "share", 0.1, 0.3,
@@ -136,7 +136,7 @@ SIGNALS = (
     ),
     Signal(
         "idle_share", "Share of its time in which the trainer waits", "share", 0.3, 0.7,
-        "rollout is the bottleneck: more engines or more concurrency (docs/signals.md)", figures=("idle_share",),
+        "rollout is the bottleneck: more engines or more concurrency (docs/guide/console.md)", figures=("idle_share",),
     ),
     Signal(
         "skipped_steps", "Newest steps in a row that were skipped, as their loss was not finite", "count", 0, 0,

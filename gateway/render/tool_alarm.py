@@ -17,7 +17,7 @@ EVERY_S = 60.0
 _EXAMPLE = 200
 """Characters of a reply that a warning shows."""
 WORDS = {
-    UNPARSED: "the reply looks like a tool call and is none in the form of the model's template (docs/templates.md)",
+    UNPARSED: "the reply looks like a tool call and is none in the form of the model's template (docs/topics/templates.md)",
     CUT: "the reply ended inside a tool call: it was cut at a limit on tokens",
     NOT_JSON: "the arguments of a tool call are not a JSON object",
     UNKNOWN_TOOL: "a tool was called that the request does not have",

@@ -1,6 +1,6 @@
 """Generates one reply, from a prompt to a committed turn.
 
-One task generates the reply; clients (`reply.Reader`) may come and go. Invariants (docs/guarantees.md, R2, R3 and R5):
+One task generates the reply; clients (`reply.Reader`) may come and go. Invariants (docs/topics/guarantees.md, R2, R3 and R5):
 - every delivered token is recorded, once and in order;
 - the last pieces of a reply are delivered only after its turn is committed, and it is committed only while a client reads;
 - while no client reads, no engine works. A client that returns within the grace period gets the reply from its beginning, and

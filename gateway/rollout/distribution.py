@@ -1,4 +1,4 @@
-"""Fetches a version's files to this gateway and to the machines of its engines over HTTP (docs/weights.md).
+"""Fetches a version's files to this gateway and to the machines of its engines over HTTP (docs/topics/weights.md).
 
 An engine on another machine has a mirror there (`gateway mirror`), which fetches a version from the trainer's server or from
 another mirror, and returns the path that the engine loads. Without `[weights] sources`, every engine loads the published path.

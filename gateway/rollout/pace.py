@@ -12,7 +12,7 @@ import math
 MOST_TOKENS = 16
 _WINDOW_S = 1.0
 _CHUNKS_PER_S = 14_000.0
-"""The chunks a second that one core can process (docs/performance.md)."""
+"""The chunks a second that one core can process (lab/notes/performance.md)."""
 
 
 class Pace:

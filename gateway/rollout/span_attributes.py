@@ -1,4 +1,4 @@
-"""Attributes of a call's spans, by the semantic conventions for generative AI (docs/telemetry.md). No text of prompts or replies.
+"""Attributes of a call's spans, by the semantic conventions for generative AI, without text (docs/topics/telemetry.md).
 
 The conventions are in development; names are those of github.com/open-telemetry/semantic-conventions-genai of 2026-11.
 """

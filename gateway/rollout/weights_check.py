@@ -1,4 +1,4 @@
-"""Checks a directory of weights against its manifest and the first version (docs/weights.md) before any engine sees it."""
+"""Checks a directory of weights against its manifest and the first version (docs/topics/weights.md) before any engine sees it."""
 
 from __future__ import annotations
 

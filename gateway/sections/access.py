@@ -15,7 +15,7 @@ class AdminSettings(Section):
 
     key: SecretStr | None = Field(None, min_length=1)
     """Without a key the gateway listens on loopback addresses alone, and refuses web pages of other sites and foreign names in
-    `Host` (docs/security.md)."""
+    `Host` (docs/topics/security.md)."""
     port: int | None = Field(None, ge=1, le=65_535)
     """A separate port for the admin API and `/metrics`, which then are not on the main one."""
     host: str | None = None
@@ -31,7 +31,7 @@ class AdminSettings(Section):
 
 
 class ProjectSettings(Section):
-    """`[projects.NAME]`: a tenant, which is a set of models and an admin key that reaches nothing else (docs/security.md)."""
+    """`[projects.NAME]`: a tenant: a set of models, and an admin key that reaches nothing else (docs/topics/security.md)."""
 
     key: SecretStr = Field(min_length=16)
     """Or `HEADGATE_PROJECT_KEY_NAME` in the environment: the name in capitals, `_` for `-`."""
@@ -42,10 +42,10 @@ class ProjectSettings(Section):
 
 
 class AgentSettings(Section):
-    """`[agents.NAME]`: a key of an agent's own, under which episodes are opened by the calls themselves (docs/callers.md)."""
+    """`[agents.NAME]`: an agent's own key, under which calls open their episodes (docs/topics/callers.md)."""
 
     key: SecretStr = Field(min_length=16)
-    """Or `HEADGATE_AGENT_KEY_NAME` in the environment: the name in capitals, `_` for `-`. Without attempts (docs/callers.md)."""
+    """Or `HEADGATE_AGENT_KEY_NAME` in the environment (capitals, `_` for `-`). Without attempts (docs/topics/callers.md)."""
     model: str | None = None
     """The trained model that its episodes are about; the first, if none is named."""
     mode: Literal["eval", "train"] = "eval"

@@ -36,7 +36,7 @@ class EngineSettings(Section):
     transport: Literal["files", "collective", "lora"] = "files"
     """How engines load trained versions. `files`: each loads a folder; `collective`: the trainer's server sends them straight to
     vLLM's workers (`[weights] sources`, `backend`); `lora`: each version is an adapter on top of the first version's weights, and
-    nothing pauses (docs/weights.md). External engines need options of theirs for the latter two."""
+    nothing pauses (docs/topics/weights.md). External engines need options of theirs for the latter two."""
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256, 320, 512] = 16
     """The greatest rank of an adapter: the trainer's `[model.lora] rank`, or more. Engines reserve memory for it."""
     allow_public: bool = False

@@ -50,7 +50,7 @@ class ModelSettings(Section):
     """Passed to families whose template knows `enable_thinking`."""
     images: bool = False
     """True: the model is given the images of messages. For checkpoints of the Qwen-VL family with `family = "template"`, on
-    vLLM (docs/images.md); without it a request with an image is refused."""
+    vLLM (docs/topics/images.md); without it a request with an image is refused."""
     engine: EngineSettings | None = None
     """The engines of this model, instead of `[engine]`."""
     upstream: UpstreamSettings | None = None

@@ -19,7 +19,7 @@ class ControlSettings(Section):
 
 
 class LengthSettings(Section):
-    """`[lengths]`: how long calls are expected to be, learned from finished calls (docs/scheduler.md, Long tails)."""
+    """`[lengths]`: how long calls are expected to be, learned from finished calls (docs/topics/scheduler.md, Long tails)."""
 
     ranker: Literal["none", "history", "boosted"] = "none"
     """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
@@ -41,7 +41,7 @@ class EnginePrior(Section):
 
 
 class RoutingSettings(Section):
-    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/scheduler.md, Where a call goes)."""
+    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/topics/scheduler.md, Where a call goes)."""
 
     rule: Literal["cached", "gain"] = "gain"
     """`cached`: a call goes to the engine that has its prefix cached, if that outweighs the load there.
@@ -80,7 +80,7 @@ class RoutingSettings(Section):
 
 
 class NodeSettings(Section):
-    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/scheduler.md)."""
+    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/topics/scheduler.md)."""
 
     tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
     """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
@@ -113,7 +113,7 @@ class NodeSettings(Section):
 
 
 class LendingSettings(Section):
-    """`[lending]`: nodes with the tags `rollout` and `train`, which sample while their trainer waits (docs/scheduler.md)."""
+    """`[lending]`: nodes tagged `rollout` and `train`, which sample while their trainer waits (docs/topics/scheduler.md)."""
 
     enabled: bool = True
     """False: the engines of these nodes never wake."""

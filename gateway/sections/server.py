@@ -70,7 +70,7 @@ class StoreSettings(Section):
 
 
 class RetentionSettings(Section):
-    """`[retention]`: how long closed episodes and events are kept (docs/store.md). Without days episodes are kept for ever."""
+    """`[retention]`: how long closed episodes are kept (docs/topics/store.md). Without days, forever."""
 
     keep_days: Days | None = None
     """Days since its end after which an episode is deleted, unless it may still be needed."""
@@ -89,7 +89,7 @@ class ClusterMember:
 
 
 class ClusterSettings(Section):
-    """`[cluster]`: several gateway processes on one store, of which one at a time decides (docs/cluster.md)."""
+    """`[cluster]`: several gateway processes on one store, of which one at a time decides (docs/topics/cluster.md)."""
 
     url: str | None = Field(None, pattern="^https?://")
     """Where the other gateway processes reach this one, without a path. Setting it (or `gateway serve --workers`) turns the
@@ -123,7 +123,7 @@ class BusSettings(Section):
 
 
 class TelemetrySettings(Section):
-    """`[telemetry]`: spans of calls, sent to an OpenTelemetry collector (docs/telemetry.md). Off without an endpoint."""
+    """`[telemetry]`: spans of calls, sent to an OpenTelemetry collector (docs/topics/telemetry.md). Off without an endpoint."""
 
     endpoint: str | None = Field(None, pattern="^https?://")
     """The collector's OTLP/HTTP root, such as `http://127.0.0.1:4318`; spans are posted to `/v1/traces` below it. Needs

@@ -36,7 +36,7 @@ class Event:
     """One event. `id` and `at` are given by the database."""
 
     kind: str
-    """`SUBJECT.WHAT`, such as `episode.closed`; docs/events.md lists them."""
+    """`SUBJECT.WHAT`, such as `episode.closed`; docs/topics/events.md lists them."""
     model: str
     episode: str = ""
     """The episode's id; empty: it is not about one."""

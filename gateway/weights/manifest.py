@@ -1,4 +1,4 @@
-"""The manifest of a version of weights (docs/weights.md): each file by its size and BLAKE3, of tensors each piece by its own.
+"""A version's manifest (docs/topics/weights.md): each file by its size and BLAKE3, each piece of a tensor by its own.
 
 The trainer writes format 2; manifests of format 1, with a SHA-256 for each file, are read too. Invariant: the pieces of a file
 cover each of its bytes once.

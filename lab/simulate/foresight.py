@@ -2,7 +2,7 @@
 
 What the ranker knows is `Sample.predicted`: how hard a task is beside others, through a noise with which it finds 0.87 of the
 truly longest fifth of the prompts (`workload.RANKER_NOISE`; StreamRL's figure). headgate's `boosted` reached 0.878 on held-out
-seeds of tasks that come again, and 0.770 on tasks never seen (docs/scheduler.md). It cannot run here: prompts have no words. How
+seeds of tasks that come again, and 0.770 on tasks never seen (lab/notes). It cannot run here: prompts have no words. How
 many tokens that means is learnt online, from the calls that have ended. Nothing is known of a length that has not been sampled
 yet.
 """

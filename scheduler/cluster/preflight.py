@@ -1,6 +1,6 @@
 """Checks that the programs and checkpoints of a cluster's files exist on this machine, before processes are started.
 
-The gateway runs on this machine, and every node has the same folder and environment (docs/scheduler.md), so a missing file
+The gateway runs on this machine, and every node has the same folder and environment (docs/topics/scheduler.md), so a missing file
 is missing on all nodes.
 """
 

@@ -1,7 +1,7 @@
 """Decides whether an engine and a rank of the trainer fit on one GPU: together, in turn, or not at all.
 
 Pure arithmetic, in GiB of one GPU. In turn means that one frees its memory while the other works: an engine sleeps, or
-a trainer offloads its weights (docs/scheduler.md, lending).
+a trainer offloads its weights (docs/topics/scheduler.md, lending).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The input of a plan: a TOML file, every key typed and bounded, unknown keys refused; docs/scheduler.md has an example."""
+"""The input of a plan: a TOML file, keys typed and bounded, unknown keys refused; docs/topics/scheduler.md has an example."""
 
 from __future__ import annotations
 

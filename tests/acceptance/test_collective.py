@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.models import logprobs, probe_of, save_model
-from tests.harness.senders import sender_of
+from tests.harness.programs import sender_of
 from tests.harness.vllm import vllm_settings
 from tests.harness.weights import publish_pieces
 

@@ -1,6 +1,6 @@
 """What real vLLM holds of a version, bit by bit, at rates whose steps are below the rounding of bf16.
 
-Versions are those of headgate's own learner. Right ones never fail, and no wrong one passes: the parent's weights, two swapped
+Versions are those of headgate's own trainer. Right ones never fail, and no wrong one passes: the parent's weights, two swapped
 matrices, one flipped bit, a head that was not loaded again, an adapter that is not there.
 """
 
@@ -25,9 +25,9 @@ from gateway.rollout.weights_check import Weights, read_weights
 from gateway.sections import EngineSettings, UpdateSettings, WeightsSettings
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine
-from tests.unit.trainer.learning import groups_of, settings_of
-from trainer.learner import Learner
+from tests.unit.trainer.rank_trainers import groups_of, settings_of
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
@@ -74,10 +74,10 @@ def engines(
 
 
 class Run:
-    """A learner, the engine that gets its versions, and the verdicts over them."""
+    """A trainer, the engine that gets its versions, and the verdicts over them."""
 
     def __init__(self, settings: Settings, engine: Engine) -> None:
-        self.learner = Learner.open(settings)
+        self.trainer = RankTrainer.open(settings)
         self.engine = engine
         self.slot = Slot(engine.name, "http://engine")
         self.slot.engine = engine
@@ -89,14 +89,14 @@ class Run:
 
     def publish(self) -> Weights:
         """Train a step, and write the version."""
-        learner, adapters = self.learner, None
-        learner.train(groups_of(learner.version))
-        state = learner.published()
+        trainer, adapters = self.trainer, None
+        trainer.train(groups_of(trainer.version))
+        state = trainer.gather_weights()
         if self.rank is not None:
-            adapters, state = learner.policy.adapters, learner.published_adapter()
-        said = learner.version, learner.parent, learner.model, learner.probe
+            adapters, state = trainer.policy.adapters, trainer.gather_adapter()
+        said = trainer.version, trainer.parent, trainer.model, trainer.probe
         path = self._weights.write(*said, state, adapters)
-        return read_weights(path, learner.version, max_lora_rank=self.rank)
+        return read_weights(path, trainer.version, max_lora_rank=self.rank)
 
     async def load(self, weights: Weights) -> None:
         """What an update does, without its order."""

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
-from tests.chaos.weights import save_sources
+from tests.faults.weights import save_sources
 from tests.harness.agents import sdk
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.vllm import SharedEngine

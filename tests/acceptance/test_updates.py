@@ -22,7 +22,7 @@ from tests.harness.crossing import HOLD_S, crossed
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.mirrors import serving
 from tests.harness.models import logprobs, probe_of, save_model
-from tests.harness.senders import sender_of
+from tests.harness.programs import sender_of
 from tests.harness.vllm import SharedEngine
 from tests.harness.waiting import until, while_going_on
 from tests.harness.weights import write_manifest_of_pieces

@@ -24,10 +24,9 @@ from gateway.types import Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model, vision_logprobs
 from tests.harness.vllm import LENGTH, SharedEngine
-from trainer.learner import Learner
-from trainer.loop.clock import Clock
-from trainer.loop.run import Trainer
-from trainer.report.metrics import Metrics
+from trainer.loop.training_loop import TrainingLoop
+from trainer.rank_trainer import RankTrainer
+from trainer.report.metrics import Clock, Metrics
 from trainer.settings import Settings
 
 STUB = Path(__file__).parents[1] / "harness" / "torchvision_stub"
@@ -167,18 +166,18 @@ async def test_trainer_and_engine_say_the_same_of_what_was_seen_after_each_updat
             "optimizer": {"lr": 1e-2},
         })  # fmt: skip
         with Metrics(settings.run.dir, settings.run.steps) as metrics:
-            trainer = Trainer(settings, Learner.open(settings), gateway.admin, metrics)
-            await trainer.check_versions()
+            loop = TrainingLoop(settings, RankTrainer.open(settings), gateway.admin, metrics)
+            await loop.check_versions()
             for version in range(3):
                 await play(gateway, f"{how}-{version}")
-                await trainer.feed.lease()
-                measured = trainer.learner.step(await trainer.stream(Clock()))
+                await loop.feed.lease()
+                measured = loop.trainer.step(await loop.stream(Clock()))
                 assert 0 < measured["same_version_tokens"] == measured["trained_tokens"]
                 assert measured["logprob_gap_max"] < 2 * TOLERANCE
-                await trainer.checkpoint()
-                await trainer.publish()
-                await trainer.ack()
-            await trainer.publication.close()
+                await loop.checkpoints.write()
+                await loop.publication.publish()
+                await loop.ack()
+            await loop.publication.close()
         reports = [await gateway.admin.weights(version) for version in (1, 2, 3)]
     assert [report["state"] for report in reports] == ["live"] * 3
     assert [report["report"][0]["probe"]["verdict"] for report in reports] == ["passed"] * 3

@@ -16,7 +16,7 @@ from tests.compat.report import Row, read, render
 from tests.compat.stage import stage
 from tests.compat.suites import ROOT, SUITES, Skipped, Suite, run
 
-PAGE = ROOT / "docs" / "compatibility.md"
+PAGE = ROOT / "docs" / "topics" / "compatibility.md"
 
 
 def main(names: list[str]) -> int:

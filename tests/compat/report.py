@@ -1,4 +1,4 @@
-"""Turns JUnit XML into `docs/compatibility.md`: tests passed, failed and skipped by client and version, with reasons."""
+"""Turns JUnit XML into `docs/topics/compatibility.md`: tests passed, failed and skipped by client and version, with reasons."""
 
 from __future__ import annotations
 

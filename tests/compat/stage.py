@@ -17,7 +17,7 @@ from pathlib import Path
 from processes.ports import free_port
 from tests.compat.clients.gate import AGENT, AGENT_KEY
 from tests.compat.engine import serve
-from tests.harness.forks import forks, keep_what_is_loaded, say_to
+from tests.harness.forks import fork
 from tests.harness.models import save_tokenizer
 
 START_S = 600.0
@@ -88,8 +88,7 @@ key = "{AGENT_KEY}"
 def _process(
     target: Callable[..., None], arguments: tuple[object, ...], log: Path, ready: str
 ) -> Iterator[None]:
-    process = forks().Process(target=_logged, args=(log, target, arguments), daemon=True)
-    process.start()
+    process = fork(target, *arguments, log=log)
     try:
         deadline = time.monotonic() + START_S
         while not _answers(ready):
@@ -100,12 +99,6 @@ def _process(
     finally:
         process.terminate()
         process.join(START_S)
-
-
-def _logged(log: Path, target: Callable[..., None], arguments: tuple[object, ...]) -> None:
-    keep_what_is_loaded()
-    say_to(log)
-    target(*arguments)
 
 
 def _gateway(config: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md lists messages that the programs give in these words."""
+"""docs/guide/troubleshooting.md lists messages that the programs give in these words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.fences import ROOT
 
-PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+PAGE = (ROOT / "docs" / "guide" / "troubleshooting.md").read_text()
 ROWS = [line.split(" | ")[0].lstrip("| ") for line in PAGE.splitlines() if line.startswith(("| `", "| 4"))]
 MESSAGES = [code.replace("\\|", "|") for row in ROWS for code in re.findall(r"`([^`]+)`", row)]
 

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu.learners import batch, settings_of
-from trainer.learner import Learner
-from trainer.orders import dismiss, follow
+from tests.gpu.rank_trainers import batch, settings_of
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 
 
 def main(model: Path, folder: Path, device: str, out: Path) -> None:
     """Two steps."""
-    learner = Learner.open(settings_of(model, folder, device))
-    if not learner.ranks.leads:
-        follow(learner)
+    trainer = RankTrainer.open(settings_of(model, folder, device))
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return
     for _ in range(2):
-        learner.train(batch())
-    weights = {name: weight.float() for name, weight in learner.published().items()}
-    dismiss(learner)
+        trainer.train(batch())
+    weights = {name: weight.float() for name, weight in trainer.gather_weights().items()}
+    shutdown_ranks(trainer)
     torch.save(weights, out)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
-from tests.gpu.learners import batch
+from tests.gpu.rank_trainers import batch
 from tests.harness.all_scores import all_scores
 from trainer.data.packing import lay_out
 from trainer.data.tree import rows_of

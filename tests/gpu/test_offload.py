@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from tests.gpu.learners import State, distance, learn, save_tiny, settings_of
-from trainer.learner import Learner
+from tests.gpu.rank_trainers import State, distance, learn, save_tiny, settings_of
+from trainer.rank_trainer import RankTrainer
 
 SEVERAL = 4
 """How many times the difference of two equal runs, which is 0 on the CPU, offloading may make: kernels of a GPU may add in
@@ -26,14 +26,14 @@ def trained(
 ) -> tuple[State, set[str], int]:
     """The weights after three steps, where the moments were between them, and the most memory that was taken."""
     places: set[str] = set()
-    gc.collect()  # the learner before
+    gc.collect()  # the trainer before
     before = 0
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
 
-    def look(learner: Learner) -> None:
-        moments = learner.optimizer.moments()
+    def look(trainer: RankTrainer) -> None:
+        moments = trainer.optimizer.moments()
         places.update(moments[name]["exp_avg"].device.type for name in list(moments)[1:])
 
     weights = learn(settings_of(model, folder, device, **tables), 3, look)

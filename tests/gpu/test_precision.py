@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from tests.gpu.learners import State, distance, learn, save_tiny, settings_of, state_of
-from trainer.learner import Learner
+from tests.gpu.rank_trainers import State, distance, learn, save_tiny, settings_of, state_of
+from trainer.rank_trainer import RankTrainer
 
 BOUND = 0.03
 """The norm of the difference over the norm. A bf16 number is off by up to 0.4 %, and each layer adds to it."""
@@ -17,8 +17,8 @@ def first_gradient(model: Path, folder: Path, device: str, dtype: str) -> State:
     """The clipped gradient of one step."""
     seen: list[State] = []
 
-    def look(learner: Learner) -> None:
-        seen.append(state_of(learner, lambda weight: weight.grad))
+    def look(trainer: RankTrainer) -> None:
+        seen.append(state_of(trainer, lambda weight: weight.grad))
 
     learn(settings_of(model, folder, device, model={"dtype": dtype}), 1, look)
     return seen[0]
@@ -43,9 +43,9 @@ def test_a_step_that_bf16_would_round_away_changes_the_masters(device: str, tmp_
     tables = {"model": {"dtype": "bfloat16"}, "optimizer": {"lr": 1e-6, "eps": 1e-8}}
     before: list[State] = []
 
-    def look(learner: Learner) -> None:
-        assert {weight.dtype for weight in learner.model.parameters()} == {torch.float32}
-        before.append(state_of(learner, lambda weight: weight))
+    def look(trainer: RankTrainer) -> None:
+        assert {weight.dtype for weight in trainer.model.parameters()} == {torch.float32}
+        before.append(state_of(trainer, lambda weight: weight))
 
     after = learn(settings_of(model, tmp_path / "run", device, **tables), 1, look)
     changed = sum(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from processes.child import LocalProcess
-from tests.gpu.learners import distance, learn, save_tiny, settings_of
+from tests.gpu.rank_trainers import distance, learn, save_tiny, settings_of
 from tests.harness.forked_programs import forked
 from tests.harness.waiting import result_of
 

@@ -20,7 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 import tests
-from tests.harness.forks import LIMIT_S, forks, keep_what_is_loaded, say_to
+from tests.harness.forks import LIMIT_S, fork, forks
 from tests.harness.stand_in import ADDRESS
 
 
@@ -64,9 +64,10 @@ async def _fork(
     first: Callable[[], None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """One program, which does not outlive its stand-in."""
-    told = json.loads(await reader.readline())
-    process = forks().Process(target=_program, args=(first,), kwargs=told, daemon=True)
-    await asyncio.to_thread(process.start)
+    given = json.loads(await reader.readline())
+    values = [given[name] for name in ("module", "arguments", "folder", "environ")]
+    log = Path(f"/proc/{given['pid']}/fd/1")
+    process = await asyncio.to_thread(partial(fork, _program, first, *values, log=log))
     writer.write(f"{process.pid}\n".encode())
     gone = asyncio.create_task(reader.read())
     ended = asyncio.create_task(asyncio.to_thread(process.join, LIMIT_S))
@@ -79,15 +80,8 @@ async def _fork(
 
 
 def _program(
-    first: Callable[[], None],
-    module: str,
-    arguments: list[str],
-    folder: str,
-    pid: int,
-    environ: dict[str, Any],
+    first: Callable[[], None], module: str, arguments: list[str], folder: str, environ: dict[str, Any]
 ) -> None:
-    keep_what_is_loaded()
-    say_to(Path(f"/proc/{pid}/fd/1"))
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environ)

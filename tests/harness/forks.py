@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,28 @@ def forks() -> ForkServerContext:
     return context
 
 
+def fork(work: Callable[..., None], *arguments: Any, log: Path | None = None) -> BaseProcess:
+    """Start a process that calls a function of a module; its output is appended to `log`."""
+    process = forks().Process(target=_work, args=(work, arguments, log), daemon=True)
+    process.start()
+    return process
+
+
+def _work(work: Callable[..., None], arguments: tuple[Any, ...], log: Path | None) -> None:
+    keep_what_is_loaded()
+    if log is not None:
+        say_to(log)
+    work(*arguments)
+
+
+def run_to_end(work: Callable[..., None], *arguments: Any, log: Path | None = None) -> int | None:
+    """Call a function of a module in a process of its own, and return its exit status, or None if it did not end."""
+    process = fork(work, *arguments, log=log)
+    process.join(LIMIT_S)
+    process.kill()
+    return process.exitcode
+
+
 def gateway_command(*arguments: str, folder: Path) -> tuple[int | None, str]:
     """`gateway ARGUMENTS` in a folder, to its end: its exit status (None: it did not end), and all that it said."""
     return command("gateway.cli", *arguments, folder=folder)
@@ -62,20 +85,15 @@ def command(
     """`python -m MODULE ARGUMENTS`, as `gateway_command` does; it cannot import what is `missing`, and has `environ` too."""
     log = folder / "command.log"
     log.unlink(missing_ok=True)
-    given = (module, arguments, folder, log, missing, environ or {})
-    process = forks().Process(target=_command, args=given, daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode, log.read_text()
+    status = run_to_end(_command, module, arguments, folder, missing, environ or {}, log=log)
+    return status, log.read_text()
 
 
 class _Running:
     """A forked process while it runs."""
 
-    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
-        self._process = forks().Process(target=target, args=arguments, daemon=True)
-        self._process.start()
+    def __init__(self, work: Callable[..., None], *arguments: Any, log: Path) -> None:
+        self._process = fork(work, *arguments, log=log)
 
     @property
     def pid(self) -> int:
@@ -107,7 +125,7 @@ class GatewayCommand(_Running):
 
     def __init__(self, *arguments: str, log: Path) -> None:
         self.log = log
-        super().__init__(_lead, arguments, Path.cwd(), log)
+        super().__init__(_lead, arguments, Path.cwd(), log=log)
 
     async def wait(self) -> int:
         """Waits until it ends, ten minutes at most; answers its exit status."""
@@ -127,38 +145,29 @@ class Forked(_Running):
 
     def __init__(self, argv: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         """`argv`: the module and its arguments. Its output is appended to `log`."""
-        super().__init__(_module, [*argv], log, {**environ})
+        super().__init__(_module, [*argv], {**environ}, log=log)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Sends a signal to it alone."""
         os.kill(self.pid, number)
 
 
-def _module(argv: list[str], log: Path, environ: dict[str, str]) -> None:
+def _module(argv: list[str], environ: dict[str, str]) -> None:
     os.setsid()
-    keep_what_is_loaded()
-    say_to(log)
     os.environ.clear()
     os.environ.update(environ)
     sys.argv = argv
     runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
 
 
-def _lead(arguments: tuple[str, ...], folder: Path, log: Path) -> None:
+def _lead(arguments: tuple[str, ...], folder: Path) -> None:
     os.setsid()
-    _command("gateway.cli", arguments, folder, log, "", {})
+    _command("gateway.cli", arguments, folder, "", {})
 
 
 def _command(
-    module: str,
-    arguments: tuple[str, ...],
-    folder: Path,
-    log: Path,
-    missing: str,
-    environ: Mapping[str, str],
+    module: str, arguments: tuple[str, ...], folder: Path, missing: str, environ: Mapping[str, str]
 ) -> None:
-    keep_what_is_loaded()
-    say_to(log)
     os.chdir(folder)
     os.environ.update(environ, COLUMNS="200")
     sys.argv = [module, *arguments]

@@ -17,9 +17,9 @@ from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.models import logprobs
 from tests.unit.trainer.rollouts import episodes
-from trainer.learner import Learner
-from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 BATCH = 3
@@ -41,7 +41,7 @@ tokens = 64
 [checkpoint]
 every = {every}
 [report]
-to = []
+trackers = []
 """
 """No tracker: each life of a trainer would start a process for it, and no test here looks at what that does."""
 
@@ -96,17 +96,19 @@ async def world(
 
 def straight_on_two(settings: Settings, work: Path, batches: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Files and probe of every version of an uninterrupted run on the recorded batches."""
-    learner = Learner.open(settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})}))
-    if not learner.ranks.leads:
-        follow(learner)
+    trainer = RankTrainer.open(
+        settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})})
+    )
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return []
     written, found = WeightsDirectory(work, settings.model.path), []
     for version, batch in enumerate(batches, start=1):
-        learner.train(batch)
-        path = written.write(version, version - 1, learner.model, learner.probe, learner.published())
+        trainer.train(batch)
+        path = written.write(version, version - 1, trainer.model, trainer.probe, trainer.gather_weights())
         manifest = json.loads((path / "manifest.json").read_text())
         found.append((manifest["files"], manifest["probe"]))
-    dismiss(learner)
+    shutdown_ranks(trainer)
     return found
 
 

@@ -8,11 +8,10 @@ import pickle
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from processes.ports import free_port
-from tests.harness.forks import LIMIT_S, forks, keep_what_is_loaded
+from tests.harness.forks import LIMIT_S, fork
 
 DIED = "died"
 """In place of what a rank would have returned that did not come to it."""
@@ -55,8 +54,7 @@ class _Rank:
 
     def __init__(self) -> None:
         self.results, theirs = multiprocessing.Pipe()
-        self._process: BaseProcess = forks().Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
+        self._process = fork(_serve, theirs)
         theirs.close()
 
     def end(self) -> None:
@@ -105,7 +103,6 @@ def _serve(end: Connection) -> None:
     from torch import distributed
     from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-    keep_what_is_loaded()
     random = torch.get_rng_state()
     while True:
         try:

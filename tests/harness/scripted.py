@@ -1,4 +1,4 @@
-"""An engine that says what a test wrote, and a gateway before it."""
+"""An engine that replies what a test wrote, and a gateway before it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ TOOL_CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
 class ScriptedEngine(FakeEngine):
-    """Says the texts in `replies`, one a request, up to the barrier of `hold_after`; keeps what it was asked in `requests`."""
+    """Reply the texts in `replies`, one a request, up to the barrier of `hold_after`; `requests` has all of them.
+
+    Log-probabilities fall by 1/64 a token.
+    """
 
     def __init__(self) -> None:
         super().__init__("none")
@@ -41,10 +44,10 @@ class ScriptedEngine(FakeEngine):
         self.requests: list[dict[str, Any]] = []
 
     async def generate(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        self.requests.append(body)
         params = body["sampling_params"]
-        end = params["stop_token_ids"][-1]
-        ids = [*self.encode(self.replies.popleft()), end][: params["max_tokens"]]
+        end = params["stop_token_ids"][-1] if params.get("stop_token_ids") else 258
+        ids = [*self._reply(body), end][: params["max_tokens"]]
+        self._keep(body, ids)
         for count, token in enumerate(ids, 1):
             await asyncio.sleep(self.faults.delay_s)
             while self.faults.hold_after is not None and count > self.faults.hold_after:
@@ -53,10 +56,19 @@ class ScriptedEngine(FakeEngine):
             yield {
                 "index": 0,
                 "token_ids": [token],
-                "logprobs": {"content": [{"token_id": token, "logprob": -count / 64, "rank": 1}]},
+                "logprobs": {"content": [self._entry(token, -count / 64, params)]},
                 "finish_reason": ("stop" if token == end else "length") if last else None,
                 "weight_versions": [{"version": self.label, "start": 0, "end": count}] if last else None,
             }
+
+    def _reply(self, _body: dict[str, Any]) -> list[int]:
+        return self.encode(self.replies.popleft())
+
+    def _keep(self, body: dict[str, Any], _ids: list[int]) -> None:
+        self.requests.append(body)
+
+    def _entry(self, token: int, logprob: float, _params: dict[str, Any]) -> dict[str, Any]:
+        return {"token_id": token, "logprob": logprob, "rank": 1}
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness.forks import LIMIT_S, forks, keep_what_is_loaded, say_to
+from tests.harness.forks import fork
 
 UNDERWAY_S = 0.02
 
@@ -39,14 +39,16 @@ class Point:
 
 POINTS = {
     "lease held": Point("trainer.loop.feed:Feed", "lease", "after"),
-    "some groups accumulated": Point("trainer.learner:Learner", "take", "after"),
-    "gradient whole": Point("trainer.learner:Learner", "step", "before"),
-    "stepped": Point("trainer.learner:Learner", "step", "after"),
-    "checkpoint aside": Point("trainer.state.directory:Aside", "__exit__", "before", "checkpoints"),
-    "checkpoint written": Point("trainer.state.directory:Aside", "__exit__", "after", "checkpoints"),
+    "some groups accumulated": Point("trainer.rank_trainer:RankTrainer", "add_groups", "after"),
+    "gradient whole": Point("trainer.rank_trainer:RankTrainer", "step", "before"),
+    "stepped": Point("trainer.rank_trainer:RankTrainer", "step", "after"),
+    "checkpoint aside": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "checkpoints"),
+    "checkpoint written": Point(
+        "trainer.state.directory:AtomicDirectory", "__exit__", "after", "checkpoints"
+    ),
     "checkpoint half removed": Point("gateway.weights.folders:shutil", "rmtree", "before", "checkpoints"),
-    "weights aside": Point("trainer.state.directory:Aside", "__exit__", "before", "weights"),
-    "weights written": Point("trainer.state.directory:Aside", "__exit__", "after", "weights"),
+    "weights aside": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "weights"),
+    "weights written": Point("trainer.state.directory:AtomicDirectory", "__exit__", "after", "weights"),
     "weights half removed": Point("gateway.weights.folders:shutil", "rmtree", "before", "weights"),
     "publishing": Point("gateway.client:GatewayClient", "publish", "underway"),
     "published": Point("trainer.loop.feed:Feed", "publish", "after"),
@@ -56,10 +58,10 @@ POINTS = {
 OFFLOAD = {
     "on the way out": Point("trainer.model.offload:Disk", "write", "after"),
     "all copied": Point("trainer.model.offload:Disk", "rewind", "before"),
-    "offloaded": Point("trainer.learner:Learner", "offload", "after"),
+    "offloaded": Point("trainer.rank_trainer:RankTrainer", "offload", "after"),
     "offloaded, and leased": Point("trainer.loop.feed:Feed", "lease", "after"),
     "on the way back": Point("trainer.model.offload:Disk", "read", "after"),
-    "back": Point("trainer.learner:Learner", "onload", "after"),
+    "back": Point("trainer.rank_trainer:RankTrainer", "onload", "after"),
 }
 """Points that a process passes whose weights are on disk while it waits."""
 OVERLAPPED = {
@@ -71,8 +73,8 @@ OVERLAPPED = {
 }
 """Points of a version whose batch is acknowledged before."""
 REPLAY = {
-    "replaying": Point("trainer.learner:Learner", "train", "before"),
-    "replayed": Point("trainer.learner:Learner", "train", "after"),
+    "replaying": Point("trainer.rank_trainer:RankTrainer", "train", "before"),
+    "replayed": Point("trainer.rank_trainer:RankTrainer", "train", "after"),
 }
 """Points that a process passes only if there are versions after its checkpoint."""
 
@@ -84,12 +86,12 @@ BESIDE = {
 """Points that a process passes while a checkpoint is being written."""
 RANKS = {
     "writing shards": Point("trainer.state.checkpoint:shards", "write", "before"),
-    "gathered": Point("trainer.learner:Learner", "published", "after"),
+    "gathered": Point("trainer.rank_trainer:RankTrainer", "gather_weights", "after"),
 }
-"""Points that every rank passes, beside those of the learner in `POINTS`."""
+"""Points that every rank passes, beside those of the trainer in `POINTS`."""
 IDLE = {
-    0: Point("trainer.loop.heartbeat:orders", "beat", "after"),
-    1: Point("trainer.learner:Learner", "begin", "after"),
+    0: Point("trainer.loop.run:rank_rpc", "heartbeat", "after"),
+    1: Point("trainer.rank_trainer:RankTrainer", "begin_batch", "after"),
 }
 """The point after which each rank waits while there is no batch: the first heartbeat, and the beginning of a batch."""
 
@@ -98,31 +100,10 @@ def start(
     config: Path, log: Path, point: Point | None, environ: Mapping[str, str] | None = None
 ) -> multiprocessing.process.BaseProcess:
     """`trainer run CONFIG`, its output at the end of `log`. Blocks until the process runs."""
-    process = forks().Process(target=_main, args=(config, log, point, environ or {}), daemon=True)
-    process.start()
-    return process
+    return fork(_main, config, point, environ or {}, log=log)
 
 
-def trainer_command(*arguments: str, log: Path) -> tuple[int | None, str]:
-    """`trainer ARGUMENTS` to its end: its exit status, and all that it said. Blocks."""
-    process = forks().Process(target=_command, args=(arguments, log), daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode, log.read_text()
-
-
-def _command(arguments: tuple[str, ...], log: Path) -> None:
-    keep_what_is_loaded()
-    say_to(log)
-    from trainer.cli import app
-
-    app(arguments)
-
-
-def _main(config: Path, log: Path, point: Point | None, environ: Mapping[str, str]) -> None:
-    keep_what_is_loaded()
-    say_to(log)
+def _main(config: Path, point: Point | None, environ: Mapping[str, str]) -> None:
     os.environ.update(environ)
     print(f"-- {point}")
     from trainer.cli import app
@@ -152,13 +133,13 @@ def _ever() -> threading.Event:
 
 def _writing() -> threading.Event:
     """Set once a thread writes a checkpoint, which it never ends to do; whoever begins one waits until then."""
-    from trainer.learner import Learner
     from trainer.model import shards
+    from trainer.rank_trainer import RankTrainer
 
-    inner, begin, begun = shards.write, Learner.begin_checkpoint, threading.Event()
+    inner, begin, begun = shards.write, RankTrainer.begin_checkpoint, threading.Event()
 
-    def begin_checkpoint(learner: Learner) -> None:
-        begin(learner)
+    def begin_checkpoint(trainer: RankTrainer) -> None:
+        begin(trainer)
         begun.wait()
 
     def write(*arguments: Any) -> Any:
@@ -168,7 +149,7 @@ def _writing() -> threading.Event:
             threading.Event().wait()
         return written
 
-    shards.write, Learner.begin_checkpoint = write, begin_checkpoint  # type: ignore[method-assign]
+    shards.write, RankTrainer.begin_checkpoint = write, begin_checkpoint  # type: ignore[method-assign]
     return begun
 
 

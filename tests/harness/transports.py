@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.weights import delta
-from tests.harness.senders import Program
+from tests.harness.programs import module
 from tests.harness.weights import write_manifest, write_manifest_of_pieces
 
 TRANSPORTS = ("filesystem", "http", "collective", "lora", "delta")
@@ -54,7 +54,7 @@ def is_served(transport: str) -> bool:
 def server_argv(transport: str, versions: Path) -> list[str]:
     """The module and arguments of the trainer's server of a folder of versions, as `trainer run` starts it, but for the port."""
     if transport == "collective":
-        return ["trainer.publish.sender", "--dir", str(versions), "--reached-at", "127.0.0.1"]
+        return ["trainer.publish.sender", "--dir", str(versions), "--engine-facing-host", "127.0.0.1"]
     return ["gateway.cli", "mirror", "--dir", str(versions)]
 
 
@@ -65,7 +65,7 @@ async def served(transport: str, versions: Path, work: Path) -> AsyncIterator[Wa
     if not is_served(transport):
         yield way_of(transport, work, "")
         return
-    server = Program(*server_argv(transport, versions), alive="/versions")
+    server = module(*server_argv(transport, versions), alive="/versions")
     try:
         await server.start()
         yield way_of(transport, work, server.url)

@@ -69,13 +69,10 @@ def _pieces(file: Path) -> dict[str, Any]:
     return {"size": len(data), "piece": 2**24, "header": header, "tensors": tensors}
 
 
-def fake_weights(directory: Path, content: str, block: str = "") -> Path:
-    """A checkpoint for the fake engine: zeros under the names of the tiny model; its identity is the content of one file.
-
-    `block`: the text of `block.json`, for engines that are sent the tensors alone.
-    """
+def fake_weights(directory: Path, content: str) -> Path:
+    """Write a checkpoint for the fake engine: zeros under the names of the tiny model; `content` is its identity."""
     directory.mkdir(parents=True)
-    header: dict[str, Any] = {"__metadata__": {"content": content, "block": block}}
+    header: dict[str, Any] = {"__metadata__": {"content": content}}
     end = 0
     for name, shape in tensors().items():
         start, end = end, end + 4 * math.prod(shape)

@@ -10,7 +10,7 @@ from examples.service.programs import find_program
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.servers import PostgresServer
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of, train_one
 
 
 def run(program: str, *arguments: str) -> None:
@@ -30,9 +30,9 @@ async def test_a_restored_backup_is_trained_on(
     async with run_gateway(before) as gateway:
         async with (
             episodes(gateway),
-            trainer_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as trainer,
+            loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop,
         ):
-            await train_one(trainer)
+            await train_one(loop)
         run("pg_dump", "--format=custom", f"--file={tmp_path / 'dump'}", postgres.url(name))
         shutil.copytree(folder, backup)
         known = {e["episode_id"]: e["reward"] for e in await gateway.admin.episodes(limit=1000)}
@@ -46,10 +46,10 @@ async def test_a_restored_backup_is_trained_on(
         assert {e["episode_id"]: e["reward"] for e in await gateway.admin.episodes(limit=1000)} == known
         async with (
             episodes(gateway),
-            trainer_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as trainer,
+            loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop,
         ):
-            assert trainer.learner.version == 1
-            await train_one(trainer)
+            assert loop.trainer.version == 1
+            await train_one(loop)
     live = postgres.execute("SELECT version FROM versions WHERE state = 'live' ORDER BY 1", restored)
     assert live == [(0,), (1,), (2,)]
     trained = postgres.execute(

@@ -17,8 +17,8 @@ import pytest
 from tests.harness.agents import agent, finished, start_held
 from tests.harness.barrier import release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
+from tests.harness.programs import Program, fake_engine, sender_of
 from tests.harness.records import check_everything
-from tests.harness.senders import Program, fake_engine, sender_of
 from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, probe_of, write_manifest_of_pieces
 

@@ -8,11 +8,11 @@ from tests.harness.gateways import run_gateway, settings_for
 from trainer.algorithms import create
 from trainer.algorithms.grpo import GrpoSettings
 from trainer.data import credit
-from trainer.sections.credit import CreditSettings
+from trainer.sections.batch import CreditSettings
 
 POSTED = {"a": [1.0, 2.0], "b": [0.0, 5.0]}
 """On the two calls of each episode, which is given 10 (a) or 0 (b) beside."""
-CUT = CreditSettings(level="call", discount=0.5, truncated="penalise", penalty=4.0)
+CUT = CreditSettings(level="call", discount=0.5, truncated="penalize", penalty=4.0)
 BY_HAND = {"a": [2.25, 3.5], "b": [-2.25, -3.5]}
 """All four calls are cut. Last calls: 2 + 10 - 4 = 8 and 5 - 4 = 1; first: 1 - 4 + 8 / 2 = 1 and 0 - 4 + 1 / 2 = -3.5; each
 minus the mean of its turn."""
@@ -37,7 +37,7 @@ async def test_posted_rewards_become_advantages_of_calls_after_a_restart(
     async with run_gateway(values) as gateway:
         lease = await gateway.admin.lease("trainer")
         (group,) = (await gateway.admin.leased_groups(lease, wait_s=60)).groups
-    (found,) = credit.advantages([group], create(GrpoSettings(normalise_std=False)), CUT)
+    (found,) = credit.advantages([group], create(GrpoSettings(normalize_std=False)), CUT)
     ours = {
         node.call_id: credits[node.index]
         for episode, credits in zip(group.episodes, found, strict=True)

@@ -20,7 +20,7 @@ from gateway.client import GatewayClient, GatewayRefused
 from gateway.client.events import EventStream
 from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
-from tests.harness.gateway_process import GatewayProcess
+from tests.harness import programs
 from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, serve, settings_for
 from tests.harness.waiting import LONG_S, result_of, until, within
 
@@ -271,7 +271,7 @@ async def test_a_killed_gateway_has_told_all_that_it_has_done_and_nothing_else(
             await work(client, number)
 
     async with serve(create_fake_app(FakeEngine("none")), port):
-        process = GatewayProcess(values, tmp_path / "gateway.log")
+        process = programs.gateway(values, tmp_path / "gateway.log")
         await process.start()
         async with GatewayClient(process.url) as client:
             working = [asyncio.create_task(until_killed(client, n)) for n in range(6)]

@@ -17,7 +17,7 @@ from examples.frozen_lake.walks import Reading, Walker
 from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
-from trainer.data.conversations import END, Rows, spoken
+from trainer.data.conversations import END, Rows, sampled_text
 
 AGENT = "examples.frozen_lake.agent:solve"
 LAKE = {"task_id": "lake", "map": ["SFFH", "HFHF", "FFHF", "HFFG"]}
@@ -47,7 +47,9 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             ids, said = rows.row(example)
 
             spoke = [
-                spoken(m).removesuffix("<|im_end|>") for m in example["messages"] if m["role"] == "assistant"
+                sampled_text(m).removesuffix("<|im_end|>")
+                for m in example["messages"]
+                if m["role"] == "assistant"
             ]
             outcome = await play(gateway, engine, AGENT, task, spoke)
 

@@ -28,9 +28,9 @@ from gateway.render.renderer import ChatRenderer
 from gateway.rollout.call_log import TOKEN_BYTES
 from gateway.settings import Settings
 from processes.ports import free_port
+from tests.harness import programs
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
 from tests.harness.expiry import LEASE_S, end_lease, end_life, lives, patient_bus
-from tests.harness.gateway_process import GatewayProcess
 from tests.harness.gateways import serve, settings_for
 from tests.harness.handovers import Answer, mark
 from tests.harness.records import STOP_TOKENS, lasting
@@ -53,7 +53,7 @@ def redis() -> Iterator[RedisServer]:
 class World:
     """Gateway processes of one cluster, and what the engine has done."""
 
-    members: list[GatewayProcess]
+    members: list[programs.Program]
     engine: FakeEngine
     log: Path
     settings: Settings
@@ -69,7 +69,7 @@ class World:
 
     async def stream(
         self,
-        member: GatewayProcess,
+        member: programs.Program,
         body: dict[str, Any],
         answer: Answer,
         **more: str,
@@ -94,7 +94,7 @@ class World:
             answer.failed = True
 
     def begin(
-        self, member: GatewayProcess, body: dict[str, Any], **more: str
+        self, member: programs.Program, body: dict[str, Any], **more: str
     ) -> tuple[Answer, asyncio.Task[None]]:
         """The same, beside the test."""
         answer = Answer()
@@ -102,7 +102,7 @@ class World:
         self.tasks.append(task)
         return answer, task
 
-    async def retry(self, member: GatewayProcess, body: dict[str, Any]) -> Answer:
+    async def retry(self, member: programs.Program, body: dict[str, Any]) -> Answer:
         """Sends a request again until it has the whole stream; until a dead process counts as dead, it is refused."""
         answer = Answer()
 
@@ -115,17 +115,19 @@ class World:
         await until(answered, "the retry has the whole stream", LIMIT_S)
         return answer
 
-    async def whole(self, member: GatewayProcess, body: dict[str, Any], **more: str) -> httpx.Response:
+    async def whole(self, member: programs.Program, body: dict[str, Any], **more: str) -> httpx.Response:
         """One reply that is not streamed."""
         async with httpx.AsyncClient(base_url=member.url, timeout=LIMIT_S) as http:
             return await http.post("/v1/chat/completions", json=body, headers={**self.headers, **more})
 
-    async def turns(self, member: GatewayProcess) -> list[dict[str, Any]]:
+    async def turns(self, member: programs.Program) -> list[dict[str, Any]]:
         """Reads the recorded sampled tokens."""
         async with GatewayClient(member.url, None) as admin:
             return [n for n in (await admin.trajectory(self.episode))["nodes"] if n["sampled"]]
 
-    async def check_one_turn(self, member: GatewayProcess, seed: int | None = None) -> tuple[str, list[int]]:
+    async def check_one_turn(
+        self, member: programs.Program, seed: int | None = None
+    ) -> tuple[str, list[int]]:
         """One whole turn, every token of it sampled once by the engine, in this order; its call and its marks."""
         turns = await self.turns(member)
         finished = [turn for turn in turns if turn["mask_reason"] != "abandoned"]
@@ -157,7 +159,7 @@ class World:
         """No reply is whole before `kill` or a test lets them go on: a process may be slower than the engine."""
         self.engine.hold_after(HELD_AT)
 
-    def kill(self, member: GatewayProcess) -> None:
+    def kill(self, member: programs.Program) -> None:
         """SIGKILL, and as long a time that everybody knows of it; held replies go on in other processes."""
         member.kill()
         self.engine.release()
@@ -193,7 +195,7 @@ async def run_world(
                 cluster = {"key": CLUSTER_KEY, "lease_s": LEASE_S, "url": f"http://127.0.0.1:{own}"}
                 given = {**values, "server": {"port": own}, "cluster": cluster}
                 given["control"] = {"recording": str(work / f"control-{number}.jsonl")}
-                processes.append(GatewayProcess(given, work / f"gateway-{number}.log"))
+                processes.append(programs.gateway(given, work / f"gateway-{number}.log"))
                 await processes[-1].start()
             world = World(processes, engine, log, Settings.parse(given))
             async with GatewayClient(processes[0].url, None) as admin:

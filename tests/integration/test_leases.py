@@ -12,10 +12,10 @@ import pytest
 from gateway.arrow import groups_to_arrow
 from gateway.client.admin import GatewayRefused
 from gateway.types import Lease
+from tests.faults.virtual.clock import Clock
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import nodes_of, versions_of
 from tests.harness.waiting import result_of
-from tests.machines.virtual import Clock
 
 
 async def finished(gateway: RunningGateway, task: str, members: int = 1, calls: int = 1) -> list[str]:

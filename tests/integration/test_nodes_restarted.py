@@ -14,7 +14,7 @@ import httpx
 from gateway.client import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
 from processes.ports import free_port
-from tests.harness.gateway_process import GatewayProcess
+from tests.harness import programs
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import LONG_S, until
 from trainer.loop.feed import Feed
@@ -54,7 +54,7 @@ class Cluster:
         self.own = own
         self.engine = engine
         self.admin = admin
-        self.gateway = GatewayProcess(values, work / "gateway.log")
+        self.gateway = programs.gateway(values, work / "gateway.log")
         self._values = values
         self._work = work
 
@@ -62,7 +62,7 @@ class Cluster:
         """Kills the gateway and starts a new one."""
         self.gateway.kill()
         self._values["lending"]["claim_s"] = claim_s
-        self.gateway = GatewayProcess(self._values, self._work / "gateway.log")
+        self.gateway = programs.gateway(self._values, self._work / "gateway.log")
         await self.gateway.start()
 
     async def becomes(self, role: str) -> None:
@@ -135,7 +135,7 @@ async def test_a_gateway_that_is_killed_while_a_node_is_claimed_leaves_it_to_the
         await running.considered()
         assert ((await running.admin.node("t0"))["role"], running.engine.wakes) == ("idle", wakes)
         trainer._claim_s = 0.3  # how often it says that it needs its node
-        keeper = asyncio.create_task(trainer.keep(), name="keeper")
+        keeper = asyncio.create_task(trainer.renew(), name="keeper")
         await running.becomes("train")
         keeper.cancel()
         assert (running.engine.asleep, running.engine.wakes) == (1, wakes)

@@ -20,7 +20,7 @@ from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.types import Group, Lease, TokenFlag
 from processes.ports import free_port
-from tests.harness.gateway_process import GatewayProcess
+from tests.harness import programs
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.stores import crashed
 from tests.harness.weights import fake_weights, publish
@@ -192,10 +192,10 @@ async def world(model: Path, work: Path) -> AsyncIterator[tuple[dict[str, Any], 
 
 
 @asynccontextmanager
-async def killable(model: Path, work: Path) -> AsyncIterator[tuple[GatewayProcess, Driver]]:
+async def killable(model: Path, work: Path) -> AsyncIterator[tuple[programs.Program, Driver]]:
     """A gateway in a process of its own."""
     async with world(model, work) as (values, driver):
-        gateway = GatewayProcess(values, work / "gateway.log")
+        gateway = programs.gateway(values, work / "gateway.log")
         try:
             await gateway.start()
             yield gateway, driver

@@ -25,5 +25,5 @@ async def test_a_call_that_is_not_parsed_is_told_everywhere(tiny_model: Path, tm
         found = await examine_database(gateway.settings)
         assert [f.what for f in found if f.level == "warning"] == [
             "1 replies of the last day: the reply looks like a tool call and is none in the form of the model's template"
-            " (docs/templates.md)"
+            " (docs/topics/templates.md)"
         ]

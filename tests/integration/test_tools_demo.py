@@ -13,7 +13,7 @@ from examples.tools_demo import tasks, teacher
 from tests.harness.demos import play, small_model
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
-from trainer.data.conversations import Rows, spoken
+from trainer.data.conversations import Rows, sampled_text
 
 AGENT = "examples.tools_demo.agent:solve"
 
@@ -32,7 +32,7 @@ def order(task: dict[str, Any]) -> list[str]:
 
 def replies_of(messages: list[dict[str, Any]]) -> list[str]:
     """The assistant's messages, as the model says them."""
-    return [spoken(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant"]
+    return [sampled_text(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant"]
 
 
 async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_records(

@@ -30,8 +30,8 @@ from tests.harness.trainer_process import (
     start,
 )
 from tests.harness.waiting import until
-from trainer.learner import Learner
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "weights")
@@ -236,7 +236,7 @@ def check_weights(
     settings: Settings, work: Path, batches: Sequence[Any], noted: dict[str, str], final: dict[str, Any]
 ) -> None:
     """Trains the recorded batches in order, without interruption, and compares every version, to the bit."""
-    straight = Learner.open(
+    straight = RankTrainer.open(
         settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})})
     )
     written = WeightsDirectory(work, settings.model.path)
@@ -355,6 +355,6 @@ async def test_a_rank_that_is_killed_while_there_is_no_batch_ends_the_other(
         config.write_text(TRAINER.format(**names) + "[parallel]\ntimeout_s = 100\n")
         ended = await run_two(config, victim, IDLE[victim])
     said = config.with_suffix(f".{1 - victim}.log").read_text()
-    step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
+    step = ("heartbeat", "waiting for a command of rank 0")[1 - victim]
     assert (ended[victim], ended[1 - victim]) == (-signal.SIGKILL, 1), said[-3000:]
     assert f"RankLost: rank {1 - victim} lost rank {victim} in step '{step}'" in said

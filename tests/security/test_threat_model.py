@@ -1,4 +1,4 @@
-"""docs/security.md names, for each threat, a test that exists."""
+"""docs/topics/security.md names, for each threat, a test that exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 
 
 def rows() -> list[str]:
-    lines = (ROOT / "docs" / "security.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "topics" / "security.md").read_text().splitlines()
     table = [line for line in lines if line.startswith("|")]
     return [line for line in table if not line.startswith(("| threat", "|---"))]
 

@@ -20,7 +20,7 @@ _FENCE = re.compile(r"^```(?:python|js)\n(.*?)^```", re.M | re.S)
 def guides() -> Iterator[tuple[str, str, Path]]:
     """Each framework with its code in the guide and its test."""
     for page, folder in (PYTHON, JAVASCRIPT):
-        for name, section in _SECTION.findall((ROOT / "docs" / "agents" / page).read_text()):
+        for name, section in _SECTION.findall((ROOT / "docs" / "guide" / "agents" / page).read_text()):
             if code := "\n".join(_FENCE.findall(section)):
                 file = FILES.get(name, name).replace("-", "_")
                 named = f"test_{file}.py" if folder == "clients" else f"{file}.test.mjs"
@@ -43,6 +43,6 @@ def test_every_framework_that_is_tested_has_a_guide() -> None:
     tested = {
         path.stem.removeprefix("test_") for path in (ROOT / "tests" / "compat" / "clients").glob("test_*.py")
     }
-    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "agents").glob("*.md"))
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "guide" / "agents").glob("*.md"))
     told = pages.lower().replace("-", "_").replace(" ", "_")
     assert not {name for name in tested - {"coding_agents"} if name not in told}

@@ -18,12 +18,12 @@ from gateway.sections import EngineSettings, ModelSettings
 from gateway.sections.environment import ENVIRONMENT
 from gateway.settings import ConfigError, Settings
 from trainer.commands.plan_memory import engine_bytes, plan
-from trainer.memory import GIB
+from trainer.memory_plan import GIB
 from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "compose.yaml").read_text()
-DOCUMENTED = (ROOT / "docs" / "deployment.md").read_text()
+DOCUMENTED = (ROOT / "docs" / "topics" / "deployment.md").read_text()
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(:[-?][^}]*)?\}")
 PROFILES = {
     "vllm": ["gpu"],
@@ -237,10 +237,10 @@ def test_vllm_and_the_trainer_have_a_gpu_each_or_one_in_turn(monkeypatch: pytest
     )
     assert trained.gateway.nodes == (name,) and name in gateway.nodes
     found = plan(trained, 1, 80 * GIB, engine_bytes(options_of("vllm")[SHARE], 80 * GIB))
-    assert found.beside is not None and found.beside.kind == "in turn", found.beside
+    assert found.engine is not None and found.engine.kind == "in turn", found.engine
     alone = plan(trained.model_copy(update={"gateway": trained.gateway.model_copy(update={"nodes": ()})}),
                  1, 80 * GIB, engine_bytes(options_of("vllm")[SHARE], 80 * GIB))  # fmt: skip
-    assert alone.beside is not None and alone.beside.kind == "not at all", "nobody would take turns"
+    assert alone.engine is not None and alone.engine.kind == "not at all", "nobody would take turns"
 
 
 def test_prometheus_and_grafana_find_one_another_and_the_gateways() -> None:

@@ -119,11 +119,14 @@ def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anythin
     config = tmp_path / "trainer.toml"
     config.write_text(
         f"[run]\ndir = '{tmp_path}/run'\nsteps = 1\n[gateway]\nurl = 'http://127.0.0.1:1'\n"
-        f"[model]\npath = '{tmp_path}/no-model'\n[optimizer]\nlr = 1e-3\n[report]\nto = ['wandb']\n"
+        f"[model]\npath = '{tmp_path}/no-model'\n[optimizer]\nlr = 1e-3\n[report]\ntrackers = ['wandb']\n"
     )
     status, said = command("trainer.cli", "run", str(config), folder=tmp_path, missing="wandb")
     (line,) = said.splitlines()
-    assert (status, line) == (2, "[report] to: wandb is not installed: pip install 'headgate[trackers]'")
+    assert (status, line) == (
+        2,
+        "[report] trackers: wandb is not installed: pip install 'headgate[trackers]'",
+    )
     assert not (tmp_path / "run").exists()
 
 

@@ -15,7 +15,7 @@ from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.sharing import IDLE_GB, Need, fit
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
-from trainer.memory import GIB
+from trainer.memory_plan import GIB
 from trainer.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ __all__ = ["REGISTRY", "Algorithm", "AlgorithmSettings", "Loss", "TokenBatch", "
 
 
 def create(settings: AlgorithmSettings) -> Algorithm:
-    """The algorithm that `settings` describe."""
+    """Return the algorithm that `settings` describe."""
     if isinstance(settings, LikelihoodSettings):
         return Likelihood()
     algorithm: Algorithm = REGISTRY[settings.type][1](settings)
@@ -41,7 +41,7 @@ def create(settings: AlgorithmSettings) -> Algorithm:
 
 
 def learns_from_equal(algorithm: Algorithm) -> bool:
-    """Returns whether a group whose rewards are equal, as those of an episode alone, teaches anything; not where only the
+    """Return whether a group whose rewards are equal, as those of an episode alone, teaches anything; not where only the
     episodes of a group are compared."""
     rewards = torch.eye(2, dtype=torch.float64)[0]
     return any(bool(advantages.any()) for advantages in algorithm.advantages(rewards.split(1)))

@@ -1,7 +1,7 @@
 """The interface of algorithms: advantages from the rewards of a group, and a loss over a micro-batch of tokens.
 
 Pure tensor maths: no model, no I/O, no optimizer. Invariant: `loss` is a *sum* over tokens; the loop divides the gradient by
-`normaliser` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch. The
+`normalizer` at the optimizer step, so that accumulating over micro-batches gives exactly the gradient of the whole batch. The
 divisor depends on the batch alone, and not on which of its groups have a gradient.
 """
 
@@ -27,7 +27,7 @@ class AlgorithmSettings(Section):
 class TokenBatch:
     """The inputs of a loss: the trained tokens of one micro-batch.
 
-    Every tensor has shape (tokens,) and dtype float32 (or float64), unless it says otherwise.
+    Every tensor has shape (tokens,) and dtype float32 (or float64), unless noted.
     """
 
     logprobs: Tensor
@@ -98,13 +98,13 @@ class Algorithm(Protocol):
         """Optimizer steps on one batch; above 1, nothing is trained before the batch is whole."""
 
     def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
-        """Rewards, a tensor of shape (episodes,) for each group, to advantages of the same shapes."""
+        """Return advantages for rewards: a tensor of shape (episodes,) for each group, float64, and the same shapes back."""
 
-    def normaliser(self, tokens: int, episodes: int) -> float:
+    def normalizer(self, tokens: int, episodes: int) -> float:
         """Return the divisor of the summed loss of an optimizer step.
 
         `tokens`: those that may be trained, of groups without advantage too. `episodes`: all, masked or without advantage too.
         """
 
     def loss(self, batch: TokenBatch) -> Loss:
-        """The loss of one micro-batch."""
+        """Return the loss of one micro-batch."""

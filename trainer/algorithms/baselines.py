@@ -20,34 +20,34 @@ EPSILON = 1e-4
 ones may, 2**-20, so have advantages of at most 0.01: noise does not jump to full size where rewards stop being equal."""
 
 
-def group_mean(rewards: Sequence[Tensor], *, normalise_std: bool) -> list[Tensor]:
-    """reward - mean of its group; with `normalise_std`, over the (population) standard deviation of the group + EPSILON."""
-    return [_standard(group, normalise_std) for group in rewards]
+def group_mean(rewards: Sequence[Tensor], *, normalize_std: bool) -> list[Tensor]:
+    """Return reward - mean of its group; with `normalize_std`, over the group's (population) standard deviation + EPSILON."""
+    return [_standard(group, normalize_std) for group in rewards]
 
 
 def leave_one_out(rewards: Sequence[Tensor]) -> list[Tensor]:
-    """reward - mean of the others of its group; 0 for an episode alone."""
+    """Return reward - mean of the others of its group; 0 for a single episode."""
     return [_standard(group, False) * (len(group) / max(1, len(group) - 1)) for group in rewards]
 
 
 def whitened(rewards: Sequence[Tensor], *, group_baseline: bool) -> list[Tensor]:
-    """(reward - mean) over the (population) standard deviation + EPSILON, both of the whole batch, each episode counting once.
+    """Return (reward - mean) over the (population) standard deviation + EPSILON, of the whole batch, each episode counting once.
 
-    With `group_baseline`, the mean of its group is taken off each reward first.
+    With `group_baseline`, the mean of its group is subtracted from each reward first.
     """
     if not rewards:
         return []
-    centred = group_mean(rewards, normalise_std=False) if group_baseline else rewards
-    return [*_standard(torch.cat([*centred]), True).split([len(group) for group in rewards])]
+    centered = group_mean(rewards, normalize_std=False) if group_baseline else rewards
+    return [*_standard(torch.cat([*centered]), True).split([len(group) for group in rewards])]
 
 
-def _standard(values: Tensor, normalise_std: bool) -> Tensor:
+def _standard(values: Tensor, normalize_std: bool) -> Tensor:
     if all_equal(values.tolist()):
         return torch.zeros_like(values)
     # A power of 2 rounds nothing, and squares of values of size 1 neither vanish nor overflow.
     _, exponent = math.frexp(float(values.abs().max()))
     scale = math.ldexp(1.0, exponent - 1)
-    centred = values / scale - (values / scale).mean()
-    if not normalise_std:
-        return centred * scale
-    return centred / (centred.std(correction=0) + EPSILON / scale)
+    centered = values / scale - (values / scale).mean()
+    if not normalize_std:
+        return centered * scale
+    return centered / (centered.std(correction=0) + EPSILON / scale)

@@ -28,15 +28,13 @@ class CispoSettings(PolicySettings):
     type: Literal["cispo"] = "cispo"
     importance_cap: float = Field(5.0, gt=0)
     """The largest importance weight of a token, 1 + epsilon_high in the paper; `inf` truncates nothing."""
-    importance_floor: float = Field(0.0, ge=0, le=1)
-    """The smallest importance weight of a token, 1 - epsilon_low in the paper; 0, as there, raises none."""
 
 
 def cispo(settings: CispoSettings) -> PolicyGradient:
-    """(reward - mean) / standard deviation of the group; each token's ratio, cut; the mean over tokens."""
+    """Use (reward - mean) / standard deviation of the group; each token's ratio, cut; the mean over tokens."""
 
     def importance(batch: TokenBatch) -> Importance:
-        weight = tis_token(sampler_ratios(batch), settings.importance_floor, settings.importance_cap)
+        weight = tis_token(sampler_ratios(batch), 0.0, settings.importance_cap)
         return Importance(weight, torch.zeros_like(weight, dtype=torch.bool))
 
-    return PolicyGradient(settings, baseline=partial(group_mean, normalise_std=True), importance=importance)
+    return PolicyGradient(settings, baseline=partial(group_mean, normalize_std=True), importance=importance)

@@ -24,10 +24,10 @@ class DapoSettings(ClippedSettings):
 
 
 def dapo(settings: DapoSettings) -> PolicyGradient:
-    """(reward - mean) / standard deviation of the group; importance weight and clip by token; the mean over tokens."""
+    """Use (reward - mean) / standard deviation of the group; importance weight and clip by token; the mean over tokens."""
     return PolicyGradient(
         settings,
-        baseline=partial(group_mean, normalise_std=True),
+        baseline=partial(group_mean, normalize_std=True),
         importance=clipped(settings),
         sequence_ratios=corrects_sequences(settings),
     )

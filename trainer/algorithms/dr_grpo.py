@@ -24,10 +24,10 @@ class DrGrpoSettings(ClippedSettings):
 
 
 def dr_grpo(settings: DrGrpoSettings) -> PolicyGradient:
-    """reward - mean of the group; each episode's sum over a constant."""
+    """Use reward - mean of the group; divide each episode's sum by a constant."""
     return PolicyGradient(
         settings,
-        baseline=partial(group_mean, normalise_std=False),
+        baseline=partial(group_mean, normalize_std=False),
         importance=clipped(settings),
         average="constant",
         length=settings.length,

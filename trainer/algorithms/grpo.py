@@ -19,21 +19,21 @@ class GrpoSettings(ClippedSettings):
     """`[algorithm]` with `type = "grpo"`."""
 
     type: Literal["grpo"] = "grpo"
-    normalise_std: bool = True
+    normalize_std: bool = True
     """Divide a group's advantages by the standard deviation of its rewards."""
     clip_high: float = Field(0.28, ge=0)
     """A token with a positive advantage gives no gradient once its ratio is above 1 + clip_high; `inf` turns it off."""
-    normaliser: Literal["token", "sequence"] = "token"
+    average: Literal["token", "sequence"] = "token"
     """The mean over the tokens of the batch that may be trained (`token`), or over its episodes, of their tokens' means
     (`sequence`, as in the paper). Groups without advantage count."""
 
 
 def grpo(settings: GrpoSettings) -> PolicyGradient:
-    """Advantages from the group; importance weight and clip by token."""
+    """Use advantages from the group; importance weight and clip by token."""
     return PolicyGradient(
         settings,
-        baseline=partial(group_mean, normalise_std=settings.normalise_std),
+        baseline=partial(group_mean, normalize_std=settings.normalize_std),
         importance=clipped(settings),
-        average=settings.normaliser,
+        average=settings.average,
         sequence_ratios=corrects_sequences(settings),
     )

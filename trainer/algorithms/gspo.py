@@ -18,7 +18,7 @@ from trainer.algorithms.policy_gradient import (
     PolicySettings,
     sampler_ratios,
 )
-from trainer.corrections.ratio import outside_trust_region
+from trainer.corrections import outside_trust_region
 
 
 class GspoSettings(PolicySettings):
@@ -34,7 +34,7 @@ class GspoSettings(PolicySettings):
 
 
 def gspo(settings: GspoSettings) -> PolicyGradient:
-    """Advantages from the group; the geometric mean of an episode's ratios weighs its tokens; the mean over episodes."""
+    """Use advantages from the group; the geometric mean of an episode's ratios weighs its tokens; the mean over episodes."""
 
     def importance(batch: TokenBatch) -> Importance:
         ratio = sampler_ratios(batch).geometric()
@@ -43,7 +43,7 @@ def gspo(settings: GspoSettings) -> PolicyGradient:
 
     return PolicyGradient(
         settings,
-        baseline=partial(group_mean, normalise_std=True),
+        baseline=partial(group_mean, normalize_std=True),
         importance=importance,
         average="sequence",
         sequence_ratios=True,

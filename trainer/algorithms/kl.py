@@ -12,7 +12,7 @@ LIMIT = 20.0
 
 
 def k3(sampler: Tensor, other: Tensor) -> Tensor:
-    """The k3 estimate of KL(sampler || other), any shape, nats: never negative, unbiased for tokens of `sampler`."""
+    """Return the k3 estimate of KL(sampler || other), any shape, nats: never negative, unbiased for tokens of `sampler`."""
     gap = (other - sampler).clamp(-LIMIT, LIMIT)
     return gap.exp() - gap - 1.0
 

@@ -1,9 +1,9 @@
 """The form that all algorithms here have: -c A log p by token, where c is an importance weight or, outside of a trust region, 0.
 
-An algorithm says how advantages come from rewards (`baselines`), what c is (`Importance`), and what the sum is divided by. Masks,
-the KL term and the entropy bonus are the same for all. Invariant: c and the masks weigh the policy term alone. The KL term has
+An algorithm defines how advantages come from rewards (`baselines`), what c is (`Importance`), and the divisor of the sum. Masks,
+the KL term and the entropy bonus are the same for all. Invariant: c and the masks weigh only the policy term. The KL term has
 the token's own ratio, with which the expectation of its gradient over the sampler's tokens is the true one. The entropy bonus has
-weight 1, for the entropy of a context does not depend on the token that was drawn.
+weight 1, because the entropy of a context does not depend on the token that was drawn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from trainer.algorithms.base import AlgorithmSettings, Loss, TokenBatch
 from trainer.algorithms.kl import k3, weighted_k3
-from trainer.corrections import CORRECTIONS, MASKS
-from trainer.corrections.ratio import Ratios, outside_trust_region
+from trainer.corrections import CORRECTIONS, MASKS, Ratios, outside_trust_region
 
 Bounds = tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=1)]]
 """The least and the greatest ratio; a ratio of 1 is always between them."""
@@ -127,16 +126,16 @@ class PolicyGradient:
         """True if episodes rather than tokens have equal weight."""
         return self.average == "sequence"
 
-    def normaliser(self, tokens: int, episodes: int) -> float:
+    def normalizer(self, tokens: int, episodes: int) -> float:
         """Return the tokens, or the episodes times `length`; at least 1."""
         return float(max(1, tokens if self.average == "token" else episodes * self.length))
 
     def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
-        """The baseline's advantages."""
+        """Return the baseline's advantages."""
         return self.baseline(rewards)
 
     def loss(self, batch: TokenBatch) -> Loss:
-        """Policy gradient, KL term and entropy bonus."""
+        """Return policy gradient, KL term and entropy bonus."""
         importance, kept = self.importance(batch), self._kept(batch)
         weight = torch.where(kept, importance.weight, 0.0)
         policy = -torch.where(importance.outside, 0.0, weight) * batch.advantages * batch.logprobs
@@ -170,11 +169,11 @@ class PolicyGradient:
         return ratios.clamp(max=self.settings.kl_cap)
 
     def _masks(self) -> list[tuple[str, Bounds]]:
-        """The masks that are on, with their bounds."""
+        """Return the masks that are on, with their bounds."""
         return [(name, bounds) for name in MASKS if (bounds := getattr(self.settings, name)) is not None]
 
     def _kept(self, batch: TokenBatch) -> Tensor:
-        """The tokens that no mask leaves out; bool, shape (trained,)."""
+        """Return the tokens that no mask leaves out; bool, shape (trained,)."""
         kept, ratios = torch.ones_like(batch.recorded, dtype=torch.bool), sampler_ratios(batch)
         for name, (low, high) in self._masks():
             kept = kept & MASKS[name].apply(ratios, low, high)
@@ -182,19 +181,19 @@ class PolicyGradient:
 
 
 def sampler_ratios(batch: TokenBatch) -> Ratios:
-    """The policy at the beginning of the batch (the trained one, where a batch is one step) over the one that sampled."""
+    """Return the policy at the beginning of the batch (the trained one, where a batch is one step) over the one that sampled."""
     anchor = batch.logprobs.detach() if batch.proximal is None else batch.proximal
     return Ratios(anchor - batch.recorded, batch.sequences, batch.episodes)
 
 
 def corrected(ratios: Ratios, settings: CorrectionSettings) -> Tensor:
-    """The importance weights of `[algorithm] correction`, shape (trained,)."""
+    """Return the importance weights of `[algorithm] correction`, shape (trained,)."""
     correction = CORRECTIONS[settings.correction]
     return correction.apply(ratios, settings.importance_floor, settings.importance_cap)
 
 
 def corrects_sequences(settings: CorrectionSettings) -> bool:
-    """Returns whether `[algorithm] correction` needs whole episodes."""
+    """Return whether `[algorithm] correction` needs whole episodes."""
     return CORRECTIONS[settings.correction].whole_episodes
 
 
@@ -203,7 +202,7 @@ class ClippedSettings(PolicySettings, CorrectionSettings, ClipSettings):
 
 
 def clipped(settings: ClippedSettings) -> Callable[[TokenBatch], Importance]:
-    """The chosen importance weight, with a clip of each token's ratio to the policy that sampled it."""
+    """Return the chosen importance weight, with a clip of each token's ratio to the policy that sampled it."""
 
     def importance(batch: TokenBatch) -> Importance:
         ratios = sampler_ratios(batch)

@@ -1,4 +1,4 @@
-"""PPO's clipped objective with several optimizer steps on one batch, and the group as the baseline in place of a critic.
+"""PPO's clipped objective with several optimizer steps on one batch, and the group as the baseline instead of a critic.
 
 Sources: Schulman et al., "Proximal Policy Optimization Algorithms" (2017); Hilton et al., "Batch size-invariance for policy
 optimization" (2021) for the decoupled objective; Fu et al., "AReaL: A Large-Scale Asynchronous Reinforcement Learning System for
@@ -22,14 +22,14 @@ from trainer.algorithms.policy_gradient import (
     corrects_sequences,
     sampler_ratios,
 )
-from trainer.corrections.ratio import Ratios, outside_trust_region
+from trainer.corrections import Ratios, outside_trust_region
 
 
 class PpoSettings(ClippedSettings):
     """`[algorithm]` with `type = "ppo"`."""
 
     type: Literal["ppo"] = "ppo"
-    normalise_std: bool = True
+    normalize_std: bool = True
     """Divide a group's advantages by the standard deviation of its rewards."""
     minibatches: int = Field(4, ge=1, le=64)
     """Parts into which the groups of a batch are cut, each of them one optimizer step. The clip bounds how far the steps before
@@ -37,7 +37,7 @@ class PpoSettings(ClippedSettings):
 
 
 def ppo(settings: PpoSettings) -> PolicyGradient:
-    """Staleness is corrected by the importance weight, proximal over sampler; the clip is of the ratio trained over proximal."""
+    """Correct staleness by the importance weight, proximal over sampler; clip the ratio trained over proximal."""
 
     def importance(batch: TokenBatch) -> Importance:
         proximal = batch.logprobs if batch.proximal is None else batch.proximal
@@ -47,7 +47,7 @@ def ppo(settings: PpoSettings) -> PolicyGradient:
 
     return PolicyGradient(
         settings,
-        baseline=partial(group_mean, normalise_std=settings.normalise_std),
+        baseline=partial(group_mean, normalize_std=settings.normalize_std),
         importance=importance,
         minibatches=settings.minibatches,
         sequence_ratios=corrects_sequences(settings),

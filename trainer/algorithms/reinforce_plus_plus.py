@@ -1,4 +1,4 @@
-"""REINFORCE++: PPO's clip without a critic, and advantages normalised over the whole batch.
+"""REINFORCE++: PPO's clip without a critic, and advantages normalized over the whole batch.
 
 Source: Hu et al., "REINFORCE++: Stabilizing Critic-Free Policy Optimization with Global Advantage Normalization" (2025). The
 paper takes a k1 KL term off the rewards: `kl = "k1"` and a `kl_coef`. Here every episode counts once in the mean and the
@@ -24,7 +24,7 @@ class ReinforcePlusPlusSettings(ClippedSettings):
 
 
 def reinforce_plus_plus(settings: ReinforcePlusPlusSettings) -> PolicyGradient:
-    """(reward - mean) / standard deviation of the batch; importance weight and clip by token; the mean over tokens."""
+    """Use (reward - mean) / standard deviation of the batch; importance weight and clip by token; the mean over tokens."""
     return PolicyGradient(
         settings,
         baseline=partial(whitened, group_baseline=settings.group_baseline),

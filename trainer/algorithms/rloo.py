@@ -30,7 +30,7 @@ class RlooSettings(PolicySettings, CorrectionSettings):
 
 
 def rloo(settings: RlooSettings) -> PolicyGradient:
-    """The episode is one action: the mean over episodes of their tokens' sums. Nothing is clipped."""
+    """Return the episode is one action: the mean over episodes of their tokens' sums. Nothing is clipped."""
 
     def importance(batch: TokenBatch) -> Importance:
         weight = corrected(sampler_ratios(batch), settings)

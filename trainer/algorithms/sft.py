@@ -1,6 +1,6 @@
-"""Supervised learning: the log-likelihood of every token that is to be learnt, whatever an episode earned.
+"""Supervised learning: the log-likelihood of every token that is to be learned, whatever an episode earned.
 
-It is no `[algorithm]` of `trainer run`; `trainer sft` learns by it.
+It is not an `[algorithm]` of `trainer run`; `trainer sft` uses it.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Likelihood:
     minibatches = 1
 
     def advantages(self, rewards: Sequence[Tensor]) -> list[Tensor]:
-        """1 for every episode."""
+        """Return 1 for every episode."""
         return [torch.ones_like(group) for group in rewards]
 
-    def normaliser(self, tokens: int, episodes: int) -> float:
+    def normalizer(self, tokens: int, episodes: int) -> float:
         """Return the trained tokens; at least 1."""
         return float(max(1, tokens))
 
     def loss(self, batch: TokenBatch) -> Loss:
-        """The sum of -log p over the tokens."""
+        """Return the sum of -log p over the tokens."""
         entropy, every = batch.entropy.detach(), torch.ones_like(batch.recorded)
         by_token = {
             "entropy": entropy, "importance_weight": every, "clip_fraction": every == 0, "mask_fraction": every == 0,

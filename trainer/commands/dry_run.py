@@ -19,20 +19,20 @@ from gateway.types import Episode, Group, Node
 from gateway.weights import folders
 from trainer.commands.plan_memory import MemoryPlan, checkpoint_size, plan
 from trainer.errors import ConfigError, NotFinite
-from trainer.learner import Learner
-from trainer.memory import checkpoint_bytes
+from trainer.memory_plan import checkpoint_bytes
 from trainer.model.optim import muon_weights
-from trainer.orders import dismiss
+from trainer.rank_rpc import shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.sections.run import GatewaySettings
 from trainer.settings import Settings
 from trainer.state.faults import GB, existing
 
-_ANSWER_S = 5.0
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One micro-batch for each share of the ranks, forwards and backwards."""
+    """One micro-batch for each data-parallel rank, forward and backward."""
 
     version: int
     """The version of the weights: 0 for the initial ones, else the newest checkpoint's."""
@@ -40,9 +40,9 @@ class Pass:
     seconds: float
     grad_norm: float
     optimizer_s: float
-    """The seconds of the optimizer's step, which a batch takes once however many micro-batches it has."""
+    """The seconds of the optimizer's step, once for each batch, however many micro-batches it has."""
     peak: int | None
-    """The most bytes that the device's tensors took; None on the CPU, which does not count."""
+    """The most bytes that the device's tensors took; None on the CPU, which does not count memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Space:
     checkpoint: int
     """One checkpoint."""
     needed: int
-    """What those to come take: `[checkpoint] keep` of them and the one that is being written, without those that are there."""
+    """Bytes of future checkpoints: `[checkpoint] keep` of them and the one that is being written, without existing ones."""
     free: int
 
     @classmethod
@@ -69,11 +69,13 @@ class Space:
         return self.needed <= self.free
 
     def line(self) -> str:
-        """Return a sentence for people."""
-        way = "" if self.fits else ": make room, lower [checkpoint] keep, or put [run] dir on a larger disk"
+        """Return the findings as a sentence."""
+        remedy = (
+            "" if self.fits else ": make room, lower [checkpoint] keep, or put [run] dir on a larger disk"
+        )
         return (
-            f"checkpoints: {self.checkpoint / GB:.3g} GB each; those to come need {self.needed / GB:.3g} GB of disk, and"
-            f" {self.free / GB:.3g} GB are free{way}"
+            f"checkpoints: {self.checkpoint / GB:.3g} GB each; future ones need {self.needed / GB:.3g} GB of disk, and"
+            f" {self.free / GB:.3g} GB are free{remedy}"
         )
 
 
@@ -84,21 +86,21 @@ class DryRun:
     memory: MemoryPlan | None
     """None if the ranks share matrices, whose memory is not predicted."""
     vocabulary: int | None
-    """The tokenizer's; None for shapes alone."""
+    """The tokenizer's; None if only shapes were checked."""
     computed: Pass | None
-    """None for shapes alone."""
+    """None if only shapes were checked."""
     space: Space
     gateway: str
 
     @property
     def fits(self) -> bool | None:
-        """False if the disk is too small; else None if no device's memory was named. Shapes alone are not of this machine."""
+        """False if the disk is too small; else None without a device's memory. Shapes do not depend on this machine."""
         if self.computed is not None and not self.space.fits:
             return False
         return None if self.memory is None else self.memory.fits
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds, bytes, tokens."""
+        """Return the findings; times in seconds, sizes in bytes."""
         return {
             "memory": self.memory and self.memory.to_json(),
             "tokenizer": self.vocabulary,
@@ -108,13 +110,13 @@ class DryRun:
         }
 
     def lines(self) -> Iterator[str]:
-        """The report for people, line by line."""
+        """Yield the report for people, line by line."""
         if self.memory is None:
             yield "memory: not predicted for ranks that share matrices ([parallel] tensor)"
         else:
             yield from self.memory.lines()
         if self.computed is None:
-            yield "shapes alone: no weights were read, and nothing was computed"
+            yield "only shapes: no weights were read, and nothing was computed"
         else:
             found = self.computed
             yield f"tokenizer: {self.vocabulary} tokens; attention and output head agree with the model's own"
@@ -123,7 +125,7 @@ class DryRun:
                 f" ({found.tokens / found.seconds:.0f}/s), gradient norm {found.grad_norm:.3g}"
             )
             yield (
-                f"a step on a batch of n times as many tokens: n x {found.seconds:.2f} s, and {found.optimizer_s:.2f} s for the"
+                f"a step on a batch of n times these tokens: n x {found.seconds:.2f} s, and {found.optimizer_s:.2f} s for the"
                 " optimizer"
             )
         yield self.space.line()
@@ -131,33 +133,33 @@ class DryRun:
 
 
 def rehearse(settings: Settings, *, meta: bool = False, memory: int | None = None) -> DryRun:
-    """Rehearses a run as the first rank; `meta`, or a model without weights: its shapes alone.
+    """Rehearse a run as rank 0. `meta`, or a model without weights: check only its shapes.
 
-    Raises TrainerError as a start would, and NotFinite for a gradient that no step could be made of.
+    Raise TrainerError as a start would, and NotFinite for a gradient from which no step can be made.
     """
-    shapes_alone = meta or not any(settings.model.path.glob("*.safetensors"))
-    if shapes_alone:
+    shapes_only = meta or not any(settings.model.path.glob("*.safetensors"))
+    if shapes_only:
         found = plan(settings, None, memory)
         space = Space.of(settings, checkpoint_size(settings))
         return DryRun(found, None, None, space, asyncio.run(_gateway(settings.gateway)))
     vocabulary = _tokenizer(settings)
-    learner = Learner.open(settings)
-    computed = _compute(learner)
+    trainer = RankTrainer.open(settings)
+    computed = _compute(trainer)
     planned = settings.parallel.tensor == 1 or memory is not None
-    predicted = plan(settings, learner.ranks.size, memory) if planned else None
-    space = Space.of(settings, _checkpoint_size(learner))
-    dismiss(learner)
+    predicted = plan(settings, trainer.ranks.size, memory) if planned else None
+    space = Space.of(settings, _checkpoint_size(trainer))
+    shutdown_ranks(trainer)
     return DryRun(predicted, vocabulary, computed, space, asyncio.run(_gateway(settings.gateway)))
 
 
-def _checkpoint_size(learner: Learner) -> int:
-    trained = sum(weight.numel() for weight in learner.model.parameters() if weight.requires_grad)
-    matrices = sum(weight.numel() for weight in muon_weights(learner.model))
-    return checkpoint_bytes(trained, matrices, learner.settings)
+def _checkpoint_size(trainer: RankTrainer) -> int:
+    trained = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
+    matrices = sum(weight.numel() for weight in muon_weights(trainer.model))
+    return checkpoint_bytes(trained, matrices, trainer.settings)
 
 
 def _tokenizer(settings: Settings) -> int:
-    """The tokenizer's number of tokens. Raises ConfigError if it cannot be read, or has none."""
+    """Return the tokenizer's number of tokens. Raise ConfigError if it cannot be read, or has none."""
     path = settings.model.path
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
@@ -170,41 +172,41 @@ def _tokenizer(settings: Settings) -> int:
     return len(tokenizer)
 
 
-def _compute(learner: Learner) -> Pass:
-    """The second of two passes is timed: the first one compiles kernels and finds memory."""
+def _compute(trainer: RankTrainer) -> Pass:
+    """Return the second of two passes: the first one compiles kernels and allocates memory."""
     norm, seconds, optimizer_s, tokens = 0.0, 0.0, 0.0, 0
     for _ in range(2):
-        groups = [_group(learner, number) for number in range(learner.ranks.shares)]
+        groups = [_group(trainer, number) for number in range(trainer.ranks.data_parallel_size)]
         tokens = sum(len(node.ids) for each in groups for episode in each.episodes for node in episode.nodes)
         started = time.perf_counter()
-        batch = learner.begin()
-        learner.take(batch, groups)
-        norm, optimizer_s = learner.rehearse(batch)
+        batch = trainer.begin_batch()
+        trainer.add_groups(batch, groups)
+        norm, optimizer_s = trainer.rehearse(batch)
         seconds = time.perf_counter() - started - optimizer_s
     if not np.isfinite(norm):
         raise NotFinite(f"the gradient's norm is {norm}, with random tokens")
-    cuda = learner.device.startswith("cuda")
+    cuda = trainer.device.startswith("cuda")
     peak = torch.cuda.max_memory_allocated() if cuda else None
-    return Pass(learner.version, tokens, seconds, norm, optimizer_s, peak)
+    return Pass(trainer.version, tokens, seconds, norm, optimizer_s, peak)
 
 
-def _group(learner: Learner, number: int) -> Group:
-    """A group that fills one micro-batch: episodes of random tokens, as long as the model takes and at least two."""
-    config, tokens = learner.model.config.get_text_config(), learner.settings.batch.tokens
+def _group(trainer: RankTrainer, number: int) -> Group:
+    """Return a group that fills one micro-batch: episodes of random tokens, as long as the model accepts and at least two."""
+    config, tokens = trainer.model.config.get_text_config(), trainer.settings.batch.tokens
     longest = min(getattr(config, "max_position_embeddings", tokens), tokens // 2)
     lengths = [longest] * (tokens // longest)
     random = np.random.default_rng(number)
     episodes = []
     for i, length in enumerate(lengths):
         ids = random.integers(0, config.vocab_size, length).astype(np.int32)
-        if learner.vision_inputs is not None:
-            ids[ids == learner.vision_inputs.image_support.placeholder] = 0
+        if trainer.vision_inputs is not None:
+            ids[ids == trainer.vision_inputs.image_support.placeholder] = 0
         nodes = (
-            _node(0, ids[:1], learner.version, sampled=False),
-            _node(1, ids[1:], learner.version, sampled=True),
+            _node(0, ids[:1], trainer.version, sampled=False),
+            _node(1, ids[1:], trainer.version, sampled=True),
         )
         episodes.append(Episode(f"rehearsal-{number}-{i}", float(i % 2), nodes))
-    return Group(f"rehearsal-{number}", "rehearsal", learner.version, tuple(episodes))
+    return Group(f"rehearsal-{number}", "rehearsal", trainer.version, tuple(episodes))
 
 
 def _node(index: int, ids: Any, version: int, *, sampled: bool) -> Node:
@@ -214,14 +216,14 @@ def _node(index: int, ids: Any, version: int, *, sampled: bool) -> Node:
 
 
 async def _gateway(settings: GatewaySettings) -> str:
-    """The gateway's answer, or that it does not answer; a run would wait for it."""
+    """Return whether the gateway responds, in words; a run would wait for it."""
     if settings.url is None:
         return f"{settings.config}: the run would start it"
     try:
-        async with GatewayClient(settings.url, settings.key, _ANSWER_S) as client:
+        async with GatewayClient(settings.url, settings.key, _TIMEOUT_S) as client:
             await client.status(settings.model)
     except GatewayRefused as error:
         return f"{settings.url} refuses: {error}"
     except httpx.HTTPError:
-        return f"{settings.url} does not answer"
-    return f"{settings.url} answers"
+        return f"{settings.url} does not respond"
+    return f"{settings.url} responds"

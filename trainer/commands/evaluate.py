@@ -15,7 +15,8 @@ from gateway.client import EpisodeOutcome, GatewayClient
 from trainer.evaluation.episodes import Evaluated, Evaluation, tasks_of
 from trainer.evaluation.episodes import evaluate as run_episodes
 from trainer.evaluation.figures import warnings
-from trainer.loop.children import gateway_process, watch
+from trainer.loop.children import gateway_process
+from trainer.loop.tasks import run_with_companions
 from trainer.settings import Settings
 
 OVERALL = "overall"
@@ -24,8 +25,8 @@ _WIDE = 240
 
 
 async def evaluate(settings: Settings, json_out: Path | None = None) -> None:
-    """Prints a table, and as the last line of standard output one JSON object. Raises ConfigError without agent or tasks."""
-    evaluation = Evaluation.of(settings.eval, settings.rollout, settings.gateway.model)
+    """Print a table, and as the last line of standard output one JSON object. Raise ConfigError without agent or tasks."""
+    evaluation = Evaluation.of(settings)
     agent = evaluation.load()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(agent.close)
@@ -39,7 +40,9 @@ async def evaluate(settings: Settings, json_out: Path | None = None) -> None:
             def advance(_: EpisodeOutcome) -> None:
                 progress.advance(bar)
 
-            evaluated = await watch(run_episodes(client, evaluation, agent, files, advance), gateway)
+            evaluated = await run_with_companions(
+                run_episodes(client, evaluation, agent, files, advance), gateway
+            )
     _report(evaluated, json_out)
 
 
@@ -53,7 +56,7 @@ def _progress() -> Progress:
 
 
 def table_of(result: dict[str, Any]) -> Table:
-    """The figures, a row for each file and, of several, one for all."""
+    """Return the figures, a row for each file and, of several, one for all."""
     table = Table(title=f"evaluation of version {result['version']}, {result['seconds']:g} s")
     ks = [name for name in result if name.startswith(("pass@", "best@"))]
     table.add_column("tasks of")

@@ -1,4 +1,4 @@
-"""`trainer plan-memory`: predicts a rank's memory by parts, and says what to change until a run fits. No weights are needed."""
+"""`trainer plan-memory`: predicts a rank's memory by parts, and lists what to change until a run fits. No weights are needed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scheduler.cluster import sharing
 from scheduler.cluster.sharing import Fit
 from trainer.algorithms import create
 from trainer.errors import ConfigError
-from trainer.memory import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
-from trainer.model import parallel, pretrained, shapes
+from trainer.memory_plan import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
+from trainer.model import pretrained, process_group, shapes
 from trainer.model.grouped import GroupedShapes
 from trainer.sections.model import ModelSettings
 from trainer.settings import Settings
@@ -33,7 +33,7 @@ class MemoryPlan:
     memory: int | None
     """Bytes of one device; None if none were named."""
     changes: tuple[Change, ...]
-    beside: Fit | None = None
+    engine: Fit | None = None
     """How a rank fits with an engine on its device; None if no engine was named."""
 
     @property
@@ -42,10 +42,10 @@ class MemoryPlan:
         if self.memory is None:
             return None
         alone = self.prediction.needed <= self.memory
-        return alone and (self.beside is None or self.beside.kind != "not at all")
+        return alone and (self.engine is None or self.engine.kind != "not at all")
 
     def to_json(self) -> dict[str, Any]:
-        """Bytes."""
+        """Return the plan; sizes in bytes."""
         return {
             "ranks": self.ranks,
             "weights": self.weights,
@@ -54,12 +54,12 @@ class MemoryPlan:
             "needed": self.prediction.needed,
             "memory": self.memory,
             "fits": self.fits,
-            "engine": None if self.beside is None else asdict(self.beside),
+            "engine": None if self.engine is None else asdict(self.engine),
             "changes": [{"set": each.name, "needed": each.prediction.needed} for each in self.changes],
         }
 
     def lines(self) -> Iterator[str]:
-        """A table for people."""
+        """Yield a table for people."""
         yield f"{self.weights / 1e9:.2f} billion weights, {self.ranks} rank{'s' * (self.ranks > 1)}; GiB of each rank's device:"
         yield from _rows(self.prediction.device)
         yield _row("all tensors", self.prediction.total)
@@ -74,8 +74,8 @@ class MemoryPlan:
             return
         alone = self.prediction.needed <= self.memory
         yield f"{'fits' if alone else 'does not fit'} into {self.memory / GIB:.1f} GiB"
-        if self.beside is not None:
-            yield f"with the engine {self.beside.kind}: {self.beside.why}"
+        if self.engine is not None:
+            yield f"with the engine {self.engine.kind}: {self.engine.why}"
         for change in self.changes:
             yield _row(change.name, change.prediction.needed)
         if self.changes and self.changes[-1].prediction.needed > self.memory:
@@ -85,7 +85,7 @@ class MemoryPlan:
 def plan(
     settings: Settings, ranks: int | None = None, memory: int | None = None, engine: int | None = None
 ) -> MemoryPlan:
-    """The plan of a run on `ranks` (those that `[parallel]` names, or one). Raises ConfigError.
+    """Return the plan of a run on `ranks` (those that `[parallel]` names, or one). Raise ConfigError.
 
     `engine`: what an engine takes of the same device while it works; asleep, it keeps what any process keeps.
     """
@@ -96,17 +96,17 @@ def plan(
             " with `shard` instead"
         )
     count = ranks or math.lcm((mesh.shard or 1) * mesh.replicate, mesh.context)
-    parallel.check(mesh, count)
+    process_group.check(mesh, count)
     prediction = _predicted(settings, count)
     changes = advise(_predicted, settings, count, memory) if memory is not None else []
-    beside = None
+    shared = None
     if engine is not None and memory is not None:
-        beside = _beside(settings, prediction.needed / GIB, memory / GIB, engine / GIB)
-    return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes), beside)
+        shared = _with_engine(settings, prediction.needed / GIB, memory / GIB, engine / GIB)
+    return MemoryPlan(count, _shapes(settings).weights.all, prediction, memory, tuple(changes), shared)
 
 
-def _beside(settings: Settings, own_gb: float, device_gb: float, engine_gb: float) -> Fit:
-    """How a rank fits with an engine: in turn only if its nodes are released and its weights then leave."""
+def _with_engine(settings: Settings, own_gb: float, device_gb: float, engine_gb: float) -> Fit:
+    """Return how a rank fits with an engine: in turn only if its nodes are released and its weights then leave."""
     leaves = bool(settings.gateway.nodes) and settings.gateway.offload != "none"
     idle_gb = sharing.IDLE_GB if leaves else own_gb
     asleep_gb = sharing.IDLE_GB if leaves else engine_gb
@@ -138,7 +138,7 @@ def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
 
 
 def bytes_of(text: str, option: str = "--memory") -> int:
-    """`80GiB` as a number. Raises ConfigError, for one without a unit too: 80 are seldom bytes."""
+    """Return `80GiB` as a number of bytes. Raise ConfigError, also without a unit."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
     if found is None or found[2] not in _UNITS:
         raise ConfigError(f"{option} {text}: a number with GiB, GB, MiB or MB is needed, such as 80GiB")
@@ -146,7 +146,7 @@ def bytes_of(text: str, option: str = "--memory") -> int:
 
 
 def engine_bytes(text: str, memory: int | None) -> int:
-    """`32GiB`, or a share of the device such as `0.4`, as a number. Raises ConfigError."""
+    """Return `32GiB`, or a share of the device such as `0.4`, as a number of bytes. Raise ConfigError."""
     if memory is None:
         raise ConfigError("--engine needs --memory: the device that engine and trainer share")
     try:

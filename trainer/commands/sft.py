@@ -1,7 +1,6 @@
-"""`trainer sft`: supervised fine-tuning, by the learner that `trainer run` has, ended by a Hugging Face directory.
+"""`trainer sft`: supervised fine-tuning with the trainer of `trainer run`; the result is a Hugging Face directory.
 
-What survives a crash are the checkpoints: a step's examples are a function of its number, so a new start goes on behind the
-newest one as if nothing had happened.
+Checkpoints survive a crash. A step's examples are a function of its number, so a new start continues after the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from trainer.commands import export
 from trainer.data import supervised
 from trainer.data.supervised import Examples
 from trainer.errors import ConfigError, NotFinite
-from trainer.learner import Learner
-from trainer.orders import dismiss, follow
+from trainer.loop.checkpoints import Cadence
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report import trackers
 from trainer.report.metrics import Metrics
-from trainer.report.senders import Senders
+from trainer.report.tracking import Trackers
 from trainer.settings import SupervisedSettings
-from trainer.state import cadence
 from trainer.state.directory import sweep
 
 _KEPT = ("loss", "entropy", "grad_norm", "lr", "trained_tokens", "computed_tokens", "skipped_steps")
-"""The learner's figures that mean something here."""
+"""The trainer's figures that are meaningful here."""
 
 
 def sft(settings: SupervisedSettings, out: Path | None = None) -> None:
-    """Fine-tunes until the epochs, or `[run] steps`, are over, and writes the model to `out`, or to `model` under `[run] dir`.
+    """Fine-tune for all epochs, or `[run] steps`, and write the model to `out`, or to `model` under `[run] dir`.
 
-    Every rank of the run calls it. Raises ConfigError and NotFinite; blocks.
+    Every rank of the run calls it. Raise ConfigError or NotFinite. Blocks.
     """
-    trackers.check(settings.report.to)
+    trackers.check(settings.report.trackers)
     out = out or settings.run.dir / "model"
     if out.exists():
         raise ConfigError(f"{out} exists; name another --out, or remove it")
@@ -39,28 +38,28 @@ def sft(settings: SupervisedSettings, out: Path | None = None) -> None:
     steps = min(settings.run.steps, examples.steps)
     # The schedule of the learning rate ends with the last step.
     run = settings.run.model_copy(update={"steps": steps})
-    learner = Learner.open(settings.model_copy(update={"run": run}), older=True)
-    if not learner.ranks.leads:
-        follow(learner)
-        learner.ranks.leave()
+    trainer = RankTrainer.open(settings.model_copy(update={"run": run}), older=True)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
+        trainer.ranks.close()
         return
-    sweep(learner.checkpoints)
-    with Metrics(settings.run.dir, steps, senders=Senders(settings)) as metrics:
-        metrics.say(described(examples))
-        if learner.damaged:
-            metrics.say(f"{learner.damage}; renamed, and the steps since the one before are trained again")
-            learner.set_damaged_aside()
-        _Run(settings, learner, examples, metrics, steps).train()
-    export.write(learner, out)
-    dismiss(learner)
-    metrics.say(f"{out}: a model as transformers and engines load it")
+    sweep(trainer.checkpoints)
+    with Metrics(settings.run.dir, steps, trackers=Trackers(settings)) as metrics:
+        metrics.notify(described(examples))
+        if trainer.damaged:
+            metrics.notify(f"{trainer.damage}; renamed, and the steps since the one before are trained again")
+            trainer.rename_damaged()
+        _Run(settings, trainer, examples, metrics, steps).train()
+    export.write(trainer, out)
+    shutdown_ranks(trainer)
+    metrics.notify(f"{out}: a model for transformers and engines")
 
 
 def described(examples: Examples) -> str:
-    """The data in a sentence."""
+    """Return a sentence about the data."""
     left_out = f", {examples.left_out} left out as too long" if examples.left_out else ""
     return (
-        f"{len(examples.learnt)} examples to learn, {len(examples.held_out)} held out{left_out};"
+        f"{len(examples.learned)} examples to learn, {len(examples.held_out)} held out{left_out};"
         f" {examples.steps} steps in {examples.epochs} epochs"
     )
 
@@ -69,64 +68,54 @@ class _Run:
     """The steps."""
 
     def __init__(
-        self, settings: SupervisedSettings, learner: Learner, examples: Examples, metrics: Metrics, steps: int
+        self,
+        settings: SupervisedSettings,
+        trainer: RankTrainer,
+        examples: Examples,
+        metrics: Metrics,
+        steps: int,
     ) -> None:
-        self._settings = settings
-        self._learner = learner
+        self._trainer = trainer
         self._examples = examples
         self._metrics = metrics
         self._steps = steps
-        self._since = learner.steps, time.monotonic()
-        """Steps and time at which the newest checkpoint was begun."""
+        self._cadence = Cadence(trainer, settings.checkpoint.every)
 
     def train(self) -> None:
-        """All steps that are left."""
-        learner = self._learner
-        if learner.steps == 0 and self._examples.held_out:
+        """Train all remaining steps. Raise NotFinite."""
+        trainer = self._trainer
+        if trainer.steps == 0 and self._examples.held_out:
             self._metrics.fine_tuned(0, {"epoch": 0.0, **self._held_out()})
-        while learner.steps < self._steps:
+        while trainer.steps < self._steps:
             started = time.monotonic()
-            measured = learner.train(self._examples.of_step(learner.steps))
+            measured = trainer.train(self._examples.of_step(trainer.steps))
             seconds = time.monotonic() - started
             figures = {name: measured[name] for name in _KEPT if name in measured}
-            figures["epoch"] = learner.steps / self._examples.steps_per_epoch
+            figures["epoch"] = trainer.steps / self._examples.steps_per_epoch
             figures["tokens_per_second"] = measured["trained_tokens"] / seconds
-            if self._is_measured():
+            if self._is_held_out_due():
                 figures |= self._held_out()
             self._save()
-            self._metrics.fine_tuned(learner.steps, figures)
-            self._check_skipped()
+            self._metrics.fine_tuned(trainer.steps, figures)
+            if trainer.skipped >= MAX_SKIPPED_STEPS:
+                raise NotFinite(
+                    f"{trainer.skipped} steps in a row had a loss or gradient that is not finite; lower [optimizer] lr"
+                )
 
     def _save(self) -> None:
         """Begin a checkpoint if one is due, and write one at the end."""
-        learner, (steps, began) = self._learner, self._since
-        every, since_s = self._settings.checkpoint.every, time.monotonic() - began
-        if learner.steps == self._steps:
-            learner.save_checkpoint()
-        elif every == "auto" and learner.saving:
-            return
-        elif cadence.is_due(every, learner.steps, learner.steps - steps, since_s, learner.save_s):
-            self._since = learner.steps, time.monotonic()
-            learner.begin_checkpoint()
-        learner.prune_checkpoints()
+        if self._trainer.steps == self._steps:
+            self._trainer.save_checkpoint()
+        elif self._cadence.is_due():
+            self._cadence.started()
+            self._trainer.begin_checkpoint()
+        self._trainer.prune_checkpoints()
 
-    def _is_measured(self) -> bool:
-        """True if the held-out loss is due."""
-        every = self._settings.sft.held_out_every or self._examples.steps_per_epoch
-        steps = self._learner.steps
-        return bool(self._examples.held_out) and (steps % every == 0 or steps == self._steps)
+    def _is_held_out_due(self) -> bool:
+        steps = self._trainer.steps
+        ends_epoch = steps % self._examples.steps_per_epoch == 0
+        return bool(self._examples.held_out) and (ends_epoch or steps == self._steps)
 
     def _held_out(self) -> dict[str, float]:
-        mean, tokens = self._learner.likelihood(self._examples.held_out)
-        return {
-            "held_out_loss": -mean,
-            "held_out_tokens": tokens,
-        }
-
-    def _check_skipped(self) -> None:
-        skipped, limit = self._learner.skipped, self._settings.optimizer.max_skipped_steps
-        if skipped >= limit:
-            raise NotFinite(
-                f"{skipped} steps in a row had a loss or gradient that is not finite ([optimizer] max_skipped_steps = {limit});"
-                " lower [optimizer] lr"
-            )
+        mean, tokens = self._trainer.likelihood(self._examples.held_out)
+        return {"held_out_loss": -mean, "held_out_tokens": tokens}

@@ -55,8 +55,8 @@ class Recipe(Section):
     """A warm start; the TOML file's keys. `data` is needed, the rest has defaults."""
 
     data: str = Field(pattern=r"^[\w.]+:\w+$")
-    """`module:function`; called with a seed it yields conversations without end: pairs (question, answer), or objects with
-    `messages` and perhaps `tools`, in the form of OpenAI's fine-tuning files. All that the assistant says is learnt."""
+    """`module:function`; called with a seed it yields endless conversations: pairs (question, reply), or objects with
+    `messages` and optionally `tools`, in the form of OpenAI's fine-tuning files. The assistant's messages are learned."""
     seed: int = Field(1, ge=0)
     steps: int = Field(500, ge=1, le=100_000)
     rows: int = Field(128, ge=1, le=65_536)
@@ -67,7 +67,7 @@ class Recipe(Section):
     vocabulary: int = Field(352, ge=256 + len(SPECIAL_TOKENS), le=65_536)
     """The most tokens, specials included."""
     split: str = r" ?\p{N}| ?[+\-*/=]|\r?\n"
-    """The pre-tokenizer's regular expression: digits and signs are tokens of their own, so that sums can be learnt. The
+    """The pre-tokenizer's regular expression: digits and signs are tokens of their own, so that sums can be learned. The
     text between them, such as the sentence around every question, may become one token, which makes prompts short."""
     hidden: int = Field(128, ge=16)
     layers: int = Field(3, ge=1)
@@ -80,7 +80,7 @@ class Recipe(Section):
 
     @classmethod
     def load(cls, path: Path) -> Recipe:
-        """Reads a TOML file. Raises ConfigError."""
+        """Read a TOML file. Raise ConfigError."""
         try:
             return cls.model_validate(read_toml(path))
         except Unreadable as error:
@@ -89,11 +89,11 @@ class Recipe(Section):
             raise ConfigError("\n  ".join([f"{path}:", *complaints(error, cls)])) from error
 
     def stream(self, seed: int) -> Iterator[Example]:
-        """The conversations that `data` names. Raises ConfigError if there are none."""
+        """Return the conversations that `data` names. Raise ConfigError for an unknown name."""
         return _named(self.data)(seed)
 
     def digest(self) -> str:
-        """The key of this model in the cache: a digest of the recipe, the sources of data and model, and the first
+        """Return the key of this model in the cache: a digest of the recipe, the sources of data and model, and the first
         conversations."""
         sources = [inspect.getsource(inspect.getmodule(_named(self.data)) or _named(self.data))]
         sources += [inspect.getsource(module) for module in (sys.modules[__name__], conversations)]
@@ -116,7 +116,7 @@ def _named(spec: str) -> Callable[[int], Iterator[Example]]:
 
 
 def cache_root() -> Path:
-    """Where finished models are kept: `$XDG_CACHE_HOME/headgate/warmstart`, or the same under `~/.cache`."""
+    """Return where finished models are kept: `$XDG_CACHE_HOME/headgate/warmstart`, or the same under `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "headgate" / "warmstart"
 
@@ -133,11 +133,11 @@ def warm_start(
     finished = (cache or cache_root()) / recipe.digest()
     cached = (finished / "model.safetensors").exists()
     if not cached:
-        aside = finished.with_name(f".{finished.name}.tmp-{os.getpid()}")
-        shutil.rmtree(aside, ignore_errors=True)
-        make(recipe, aside, progress)
+        temporary = finished.with_name(f".{finished.name}.tmp-{os.getpid()}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        make(recipe, temporary, progress)
         shutil.rmtree(finished, ignore_errors=True)
-        aside.rename(finished)
+        temporary.rename(finished)
     shutil.copytree(finished, out, dirs_exist_ok=True)
     if dtype != "float32":
         _convert(out, dtype)
@@ -153,7 +153,7 @@ def _convert(checkpoint: Path, dtype: Dtype) -> None:
 
 
 def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> None:
-    """Trains tokenizer and model and writes them as a Hugging Face checkpoint, weights in float32."""
+    """Train tokenizer and model, and write them as a Hugging Face checkpoint, weights in float32."""
     logging.disable_progress_bar()
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
@@ -173,7 +173,7 @@ def make(recipe: Recipe, directory: Path, progress: Progress | None = None) -> N
 
 
 def train_tokenizer(recipe: Recipe, samples: int = 2000) -> Tokenizer:
-    """A byte-level BPE tokenizer whose merges are learnt on the recipe's conversations, as they are rendered."""
+    """Return a byte-level BPE tokenizer whose merges are learned on the recipe's conversations, as they are rendered."""
     alphabet = sorted(pre.ByteLevel.alphabet())
     letters = _tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []), recipe.split)
     _add_marks(letters)
@@ -190,7 +190,7 @@ def train_tokenizer(recipe: Recipe, samples: int = 2000) -> Tokenizer:
 
 
 def _tokenizer(model: models.Model, split: str) -> Tokenizer:
-    """The tokenizer around the merges."""
+    """Return the tokenizer around the merges."""
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre.Sequence([
@@ -209,7 +209,7 @@ def _add_marks(tokenizer: Tokenizer) -> None:
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:
-    """Writes tokenizer.json and a tokenizer_config.json that `AutoTokenizer` and vLLM load."""
+    """Write tokenizer.json and a tokenizer_config.json that `AutoTokenizer` and vLLM load."""
     tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(directory / "tokenizer_config.json", {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -222,7 +222,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, context: int) -> None:
 
 
 def build_model(recipe: Recipe, tokenizer: Tokenizer) -> Any:
-    """The untrained model, float32."""
+    """Return the untrained model, float32."""
     config = Qwen3Config(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden,
@@ -265,13 +265,13 @@ def _fit(model: Any, tokenizer: Tokenizer, recipe: Recipe, progress: Progress | 
 
 
 def _collate(rows: list[tuple[list[int], list[bool]]]) -> tuple[Tensor, Tensor]:
-    """Ids and labels, int64, shape (rows, longest); labels are -100 but for what the assistant says."""
+    """Return ids and labels, int64, shape (rows, longest); labels are -100 except for the assistant's tokens."""
     longest = max(len(row) for row, _ in rows)
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     labels = torch.full_like(ids, -100)
-    for i, (row, said) in enumerate(rows):
+    for i, (row, sampled) in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row)
-        labels[i, : len(row)] = torch.where(torch.tensor(said), ids[i, : len(row)], -100)
+        labels[i, : len(row)] = torch.where(torch.tensor(sampled), ids[i, : len(row)], -100)
     return ids, labels
 
 

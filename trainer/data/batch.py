@@ -1,8 +1,8 @@
-"""One buffer as far as it has come: what was packed and counted of it. The gradient itself is in the learner's model.
+"""A batch while its groups arrive: what was packed and counted of it. The gradient is in the trainer's model.
 
-Where advantages depend on a group alone and the batch is one optimizer step, micro-batches leave as they fill (StreamRL); else
-the groups wait for the end of the batch, and are cut into as many minibatches as the algorithm wants.
-Invariant: all that is here depends on the sequence of groups alone, and not on the portions in which they came.
+If advantages depend only on a group and the batch is one optimizer step, micro-batches are computed as they fill (StreamRL).
+Otherwise the groups wait for the end of the batch, and are divided into the algorithm's minibatches.
+Invariant: the result depends only on the sequence of groups, and not on the portions in which they arrive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
-from trainer.sections.credit import CreditSettings
+from trainer.sections.batch import CreditSettings
 
 CANDIDATES = 32
 """Ends of rows among which a version's probe is chosen."""
@@ -37,8 +37,8 @@ class Minibatch:
     """The micro-batches of one optimizer step, or, if the batch streams, the last of them."""
 
     micros: list[MicroBatch]
-    normaliser: float
-    """The divisor of the summed gradient, that of micro-batches that have left before included."""
+    normalizer: float
+    """The divisor of the summed gradient, which includes micro-batches that were computed before."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Counts:
 
 
 class Batch:
-    """The groups of the buffer `version`, as micro-batches for a policy and as sums for the metrics."""
+    """The groups of the batch of `version`, as micro-batches for a policy and as sums for the metrics."""
 
     def __init__(
         self,
@@ -62,21 +62,23 @@ class Batch:
         tokens: int,
         kl: Callable[[Episode, ImageSupport | None], Credit] | None = None,
         *,
-        share: bool = True,
+        share_prefixes: bool = True,
         credit: CreditSettings | None = None,
         details: DetailChoice | None = None,
         image_support: ImageSupport | None = None,
     ) -> None:
-        """`kl`: the divergence of an episode's nodes from the reference, which is taken off rewards; called if `reward_kl` is
-        not 0. `share`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports.
-        `image_support`: of the model; None: it takes no images."""
+        """`kl`: the divergence of an episode's nodes from the reference, subtracted from rewards; called if `reward_kl` is not 0.
+
+        `share_prefixes`: whether the attention can compute common prefixes once. `details`: the parts to keep for reports.
+        `image_support`: of the model; None if it accepts no images.
+        """
         self.version = version
         self.group_ids: set[str] = set()
         self.rewards: list[float] = []
         self.kls: list[float] = []
-        """The divergence from the reference of each episode, which `kl = "k1"` takes off its reward; not yet times `kl_coef`."""
+        """The divergence from the reference of each episode, before `kl_coef`; `kl = "k1"` subtracts it from the reward."""
         self.equal_groups = 0
-        """The number of groups whose rewards are all equal, so that they have no advantages."""
+        """The number of groups with equal rewards, which have no advantages."""
         self.trained = 0
         """Trained tokens."""
         self.skipped = 0
@@ -84,7 +86,7 @@ class Batch:
         self.computed = 0
         """Tokens that went through the model."""
         self.truncated = 0
-        """Episodes with a call that was cut at its token limit, or that ended because the context was full."""
+        """Episodes with a call that stopped at its token limit, or that ended because the context was full."""
         self.masked: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         """Trained tokens by staleness."""
@@ -92,7 +94,7 @@ class Batch:
         self._algorithm = algorithm
         self._kl = kl if algorithm.reward_kl else None
         self._tokens = tokens
-        self._share = share
+        self._share_prefixes = share_prefixes
         self._image_support = image_support
         self._credit = credit or CreditSettings()
         self._packer = self._new_packer()
@@ -104,7 +106,7 @@ class Batch:
 
     @property
     def streams(self) -> bool:
-        """True if micro-batches leave before the batch is whole."""
+        """True if micro-batches are computed before the batch is complete."""
         return self._algorithm.scope == "group" and self._algorithm.minibatches == 1
 
     @property
@@ -112,16 +114,16 @@ class Batch:
         """The summed loss up to the last `settle`."""
         return self._sums["loss"]
 
-    def miss(self, names: Set[str]) -> None:
-        """No token of an episode with one of these images is trained; to be said before the first such group is taken."""
+    def exclude_images(self, names: Set[str]) -> None:
+        """Train no token of an episode with one of these images. Call it before the first such group is added."""
         if self._image_support is not None:
             self._image_support = self._image_support.without(names)
 
-    def take(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
-        """The micro-batches that are full with `groups`. Raises FeedBroken for a group that is in the batch already."""
+    def add_groups(self, groups: Sequence[Group]) -> Iterator[MicroBatch]:
+        """Yield the micro-batches that are full with `groups`. Raise FeedBroken for a group that is in the batch already."""
         for group in groups:
             if group.group_id in self.group_ids:
-                raise FeedBroken(f"group {group.group_id} came twice in buffer {self.version}")
+                raise FeedBroken(f"group {group.group_id} arrived twice in batch {self.version}")
             self.group_ids.add(group.group_id)
             self.rewards += [episode.reward for episode in group.episodes]
             self.truncated += sum(map(credit.has_truncated_call, group.episodes))
@@ -131,16 +133,16 @@ class Batch:
                     yield from self._packer.add(self._rows(*credited))
 
     def minibatches(self) -> list[Minibatch]:
-        """The rest of the batch, which is whole now, by optimizer step."""
+        """Return the rest of the complete batch, by optimizer step."""
         if self.streams:
-            return [Minibatch([*self._packer.flush()], self.normaliser)]
+            return [Minibatch([*self._packer.flush()], self.normalizer)]
         every = self._credited()
         count = max(1, min(self._algorithm.minibatches, len(every)))
         cuts = [len(every) * i // count for i in range(count + 1)]
         return [self._minibatch(every[a:b]) for a, b in itertools.pairwise(cuts)]
 
     def _credited(self) -> list[tuple[Group, list[Credit]]]:
-        """Takes all waiting groups, with the advantages of each episode's nodes."""
+        """Return and clear the waiting groups, with the advantages of each episode's nodes."""
         groups, divergences = zip(*self._waiting, strict=True) if self._waiting else ((), ())
         self._waiting = []
         found = credit.advantages(groups, self._algorithm, self._credit, divergences)
@@ -151,13 +153,15 @@ class Batch:
         micros = [micro for group, found in groups for micro in packer.add(self._rows(group, found))]
         micros += packer.flush()
         episodes = sum(len(group.episodes) for group, _ in groups)
-        return Minibatch(micros, self._algorithm.normaliser(self._trainable - before, episodes))
+        return Minibatch(micros, self._algorithm.normalizer(self._trainable - before, episodes))
 
     def _new_packer(self) -> Packer:
-        return Packer(self._tokens, share=self._share, whole_episodes=self._algorithm.whole_episodes)
+        return Packer(
+            self._tokens, share_prefixes=self._share_prefixes, whole_episodes=self._algorithm.whole_episodes
+        )
 
     def _rows(self, group: Group, credits: Sequence[Credit]) -> list[Row]:
-        teaches = any(advantage for given in credits for advantage in given.values())
+        teaches = any(advantage for each in credits for advantage in each.values())
         self.equal_groups += int(not teaches)
         group = images.masked(credit.masked(group, self._credit), self._image_support)
         self.details.add(group, credits)
@@ -175,7 +179,7 @@ class Batch:
         return found.rows
 
     def _divergences(self, group: Group) -> list[Credit]:
-        """The divergence of nodes from the reference, for each episode; empty unless it is taken off the rewards."""
+        """Return the divergence of nodes from the reference, for each episode; empty unless it is subtracted from the rewards."""
         if self._kl is None:
             return [{} for _ in group.episodes]
         divergences = [self._kl(episode, self._image_support) for episode in group.episodes]
@@ -183,7 +187,7 @@ class Batch:
         return divergences
 
     def count(self, micro: MicroBatch, logprobs: Tensor, entropy: Tensor, loss: Loss) -> None:
-        """Counts a micro-batch, for `settle`: what the model says of its tokens, without gradient, and the algorithm's sums."""
+        """Count a micro-batch for `settle`: its log-probabilities and entropy, without gradient, and the algorithm's sums."""
         counts = self._counts
         counts.sums["loss"] += float(loss.total.detach())
         for name, value in loss.sums.items():
@@ -199,7 +203,7 @@ class Batch:
         counts.staleness.update(dict(zip(staleness.tolist(), tokens.tolist(), strict=True)))
 
     def settle(self, of_all: Callable[[Counts], Iterable[Counts]]) -> None:
-        """Adds what has been counted since the last time to the sums; `of_all` gives every rank's counts for this one's."""
+        """Add the counts since the last call to the sums; `of_all` returns every rank's counts for this rank's."""
         for counts in of_all(self._counts):
             for name, value in counts.sums.items():
                 self._sums[name] += value
@@ -215,9 +219,9 @@ class Batch:
         return self.trained + self.skipped
 
     @property
-    def normaliser(self) -> float:
+    def normalizer(self) -> float:
         """The divisor of the summed gradient: whether groups without advantage are computed does not change it."""
-        return self._algorithm.normaliser(self._trainable, len(self.rewards))
+        return self._algorithm.normalizer(self._trainable, len(self.rewards))
 
     @property
     def reward_mean(self) -> float:
@@ -225,19 +229,19 @@ class Batch:
         return float(np.mean(self.rewards or [0.0]))
 
     def candidates(self) -> list[tuple[int, ...]]:
-        """Returns up to `CANDIDATES` ends of rows, all different and spread over the batch, for the next version's probe."""
+        """Return up to `CANDIDATES` ends of rows, all different and spread over the batch, for the next version's probe."""
         chosen = dict.fromkeys(self._ends[:: max(1, len(self._ends) // CANDIDATES)])
         return [sequence for sequence in chosen if len(sequence) > 1][:CANDIDATES]
 
     def measured(self) -> dict[str, float]:
-        """The metrics of the whole batch."""
+        """Return the metrics of the whole batch."""
         sums, trained = dict(self._sums), max(1, self.trained)
         same, gap = sums.pop("same_version_tokens", 0.0), sums.pop("gap", 0.0)
-        # Without a token of this version there is no gap, and 0 would look like a perfect one.
+        # Without a token of this version the gap is undefined, and 0 would look perfect.
         result = {"logprob_gap_mean": gap / same, "logprob_gap_max": self._gap_max} if same else {}
         if self.kls:
             result["kl_reference_k1"] = float(np.mean(self.kls))
-        result["loss"] = sums.pop("loss", 0.0) / self.normaliser
+        result["loss"] = sums.pop("loss", 0.0) / self.normalizer
         return result | {name: value / trained for name, value in sums.items()} | {
             "same_version_tokens": same,
             "reward_mean": self.reward_mean,
@@ -257,6 +261,6 @@ class Batch:
 
 
 def _end(row: Row) -> tuple[int, ...]:
-    """The end of a row, without images: a version's probe is text."""
-    seen = max((image.offset + image.length for image in row.images), default=0)
-    return tuple(row.ids[max(seen, len(row) - CANDIDATE_TOKENS) :].tolist())
+    """Return the end of a row, without images: a version's probe is text."""
+    image_end = max((image.offset + image.length for image in row.images), default=0)
+    return tuple(row.ids[max(image_end, len(row) - CANDIDATE_TOKENS) :].tolist())

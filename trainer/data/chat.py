@@ -1,10 +1,9 @@
-"""Conversations as token trees: what the assistant says is learnt, all else is its context.
+"""Conversations as token trees: the assistant's messages are learned, everything else is their context.
 
-Owns the agreement between what is learnt and what a model is asked. The context of a turn is what the chat template of the
-model's tokenizer makes of the messages before it, with the prompt for the assistant; the turn is what the template adds, up to
-the token at which engines stop. Where a template rewrites what was said before (dropped thoughts), the later turn is a branch
-of its own. Invariants: every path is the tokens of the text that the template gives, whole; every turn of the assistant is learnt
-once, but those with `"weight": 0`.
+Owns the agreement between training and sampling: the context of a turn is the chat template's rendering of the messages before
+it, with the prompt for the assistant; the turn is what the template adds, up to the token at which engines stop. If a template
+rewrites earlier messages (dropped thoughts), the later turn is a separate branch. Invariants: every path is the tokens of the
+template's whole text; every turn of the assistant is learned once, except those with `"weight": 0`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class ChatTemplate:
     """A tokenizer with its chat template."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[int], arguments: Mapping[str, Any]) -> None:
-        """`stops`: the tokens at which engines stop. `arguments`: of the template."""
+        """`stops`: the tokens at which engines stop. `arguments`: those of the template."""
         self._tokenizer = tokenizer
         self._stops = frozenset(stops)
         self._arguments = dict(arguments)
@@ -35,7 +34,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, model: Path, arguments: Mapping[str, Any]) -> ChatTemplate:
-        """That of a Hugging Face checkpoint. Raises ConfigError if it has no template, or nothing says where a turn ends."""
+        """Return the template of a Hugging Face checkpoint. Raise ConfigError without a template, or without an end token."""
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
         except (OSError, ValueError) as error:
@@ -52,56 +51,56 @@ class ChatTemplate:
         return cls(tokenizer, stops, arguments)
 
     def nodes(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> tuple[Node, ...]:
-        """The tree of a conversation. Raises ValueError, naming the message, if it cannot be learnt."""
-        shown = [_for_template(message) for message in messages]
-        self._check(shown)
+        """Return the tree of a conversation. Raise ValueError, naming the message, if it cannot be learned."""
+        prepared = [_for_template(message) for message in messages]
+        self._check(prepared)
         nodes: list[Node] = []
         path: list[int] = []
         """The tokens up to the last node's end."""
-        for number, message in enumerate(shown):
+        for number, message in enumerate(prepared):
             if message["role"] != "assistant":
                 continue
-            prompt, said = self._turn(shown, number, tools)
-            goes_on = bool(path) and prompt[: len(path)] == path
-            added = prompt[len(path) :] if goes_on else prompt
-            nodes.append(_node(nodes, added, goes_on, sampled=False))
-            nodes.append(_node(nodes, said, True, sampled=message.get("weight", 1) != 0))
-            path = prompt + said
+            prompt, reply = self._turn(prepared, number, tools)
+            continues = bool(path) and prompt[: len(path)] == path
+            added = prompt[len(path) :] if continues else prompt
+            nodes.append(_node(nodes, added, continues, sampled=False))
+            nodes.append(_node(nodes, reply, True, sampled=message.get("weight", 1) != 0))
+            path = prompt + reply
         if not any(node.sampled for node in nodes):
-            raise ValueError("no assistant message is to be learnt")
+            raise ValueError("no assistant message has a weight above 0")
         return tuple(nodes)
 
     def _check(self, messages: Sequence[Message]) -> None:
         for number, message in enumerate(messages):
             for text in (message["content"], message.get("reasoning_content")):
-                if isinstance(text, str) and (found := next((s for s in self._special if s in text), None)):
-                    raise ValueError(f"message {number}: its text holds the special token {found!r}")
+                if isinstance(text, str) and (token := next((s for s in self._special if s in text), None)):
+                    raise ValueError(f"message {number}: its text holds the special token {token!r}")
 
     def _turn(
         self, messages: Sequence[Message], number: int, tools: Sequence[Any] | None
     ) -> tuple[list[int], list[int]]:
-        """The tokens that a model is asked with before a message, and those that it is to say."""
-        asked = self._text(messages[:number], tools, asks=True)
-        whole = self._text(messages[: number + 1], tools, asks=False)
-        prompt, ids = self._ids(asked), self._ids(whole)
-        if not whole.startswith(asked) or ids[: len(prompt)] != prompt:
+        """Return the prompt of a message, and the tokens that the model must sample."""
+        prompt_text = self._text(messages[:number], tools, prompts=True)
+        text = self._text(messages[: number + 1], tools, prompts=False)
+        prompt, ids = self._ids(prompt_text), self._ids(text)
+        if not text.startswith(prompt_text) or ids[: len(prompt)] != prompt:
             raise ValueError(
-                f"message {number}: what the template makes of this reply does not begin with what it asks a model with;"
-                " [sft] template may have arguments that mend it, such as those that turn thoughts on or off"
+                f"message {number}: the template's text of this reply does not begin with its prompt; [sft] chat_template_kwargs"
+                " may fix that, such as those that turn thoughts on or off"
             )
-        said = ids[len(prompt) :]
-        end = next((at for at, token in enumerate(said, 1) if token in self._stops), None)
+        reply = ids[len(prompt) :]
+        end = next((at for at, token in enumerate(reply, 1) if token in self._stops), None)
         if end is None:
             raise ValueError(
                 f"message {number}: the template ends this reply with no token at which engines stop"
             )
-        return prompt, said[:end]
+        return prompt, reply[:end]
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None, *, asks: bool) -> str:
+    def _text(self, messages: Sequence[Message], tools: Sequence[Any] | None, *, prompts: bool) -> str:
         text: str = self._tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) if tools else None,
-            add_generation_prompt=asks,
+            add_generation_prompt=prompts,
             tokenize=False,
             **self._arguments,
         )
@@ -113,19 +112,22 @@ class ChatTemplate:
 
 
 def _stops(model: Path, tokenizer: Any) -> list[int]:
-    """The end tokens of the tokenizer and of the checkpoint's generation settings."""
+    """Return the end tokens of the tokenizer and of the checkpoint's generation settings."""
     file = model / "generation_config.json"
-    told = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-    named = told if isinstance(told, list) else [told]
+    configured = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+    named = configured if isinstance(configured, list) else [configured]
     return [token for token in (tokenizer.eos_token_id, *named) if token is not None]
 
 
-def _node(before: Sequence[Node], ids: Sequence[int], goes_on: bool, *, sampled: bool) -> Node:
-    """The next node, behind the last one or, if it does not go on, at the root."""
-    parent = len(before) - 1 if goes_on else -1
+def _node(before: Sequence[Node], ids: Sequence[int], continues: bool, *, sampled: bool) -> Node:
+    """Return the next node, after the last one or, if it does not continue it, at the root."""
+    parent = len(before) - 1 if continues else -1
     n = len(ids) if sampled else 0
     return Node(
-        *(len(before), parent, len(before[parent].ids) if goes_on else 0, sampled),
+        index=len(before),
+        parent=parent,
+        at=len(before[parent].ids) if continues else 0,
+        sampled=sampled,
         ids=np.array(ids, np.int32),
         logprobs=np.zeros(n, np.float32),
         versions=np.zeros(n, np.int32),
@@ -134,13 +136,13 @@ def _node(before: Sequence[Node], ids: Sequence[int], goes_on: bool, *, sampled:
 
 
 def _for_template(message: Any) -> dict[str, Any]:
-    """A message in the form that templates expect: text in place of null, and arguments of tools as objects."""
+    """Return a message in the form that templates expect: text instead of null, and arguments of tools as objects."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ValueError('a message is an object with a "role"')
-    shown = {**message, "content": message.get("content") or ""}
+    prepared = {**message, "content": message.get("content") or ""}
     if calls := message.get("tool_calls"):
-        shown["tool_calls"] = [_with_object(call) for call in calls]
-    return shown
+        prepared["tool_calls"] = [_with_object(call) for call in calls]
+    return prepared
 
 
 def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +154,7 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conversations(path: Path, template: ChatTemplate) -> Iterator[tuple[str, tuple[Node, ...]]]:
-    """The conversations of a file of JSON lines, each with its place in it. Raises ConfigError, naming file and line."""
+    """Yield the conversations of a file of JSON lines, each with its file and line. Raise ConfigError, naming file and line."""
     for line, text in enumerate(path.read_text().splitlines(), 1):
         if not text.strip():
             continue

@@ -1,7 +1,7 @@
-"""Training examples as the gateway would have recorded them: which tokens, and which of them the model is to say.
+"""Training examples as the gateway would have recorded them: which tokens, and which of them the model must sample.
 
-Owns the agreement with the gateway's Qwen3 rendering: the first prompt is rendered, every later one is bridged from the tokens
-that are there, and what the assistant says is encoded as it is sampled, without the empty thoughts that the template puts into a
+Owns the agreement with the gateway's Qwen3 rendering: the first prompt is rendered, every later one is bridged from the existing
+tokens, and the assistant's messages are encoded as they are sampled, without the empty thoughts that the template adds to a
 finished conversation. A test sends the same conversations through a gateway and compares the tokens.
 """
 
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 END = "<|im_end|>"
 
 Example = tuple[str, str] | Mapping[str, Any]
-"""A question and its answer; or `messages` and perhaps `tools`, in the form of OpenAI's fine-tuning files."""
+"""A question and its answer; or `messages` and optionally `tools`, in the form of OpenAI's fine-tuning files."""
 
 
 class Rows:
@@ -30,40 +30,39 @@ class Rows:
         self._renderer = Qwen3Renderer(fast)
 
     def row(self, example: Example) -> tuple[list[int], list[bool]]:
-        """Token ids, and for each whether the assistant says it. Raises ValueError if the assistant says nothing in the end."""
+        """Return token ids, and for each whether it is the assistant's. Raise ValueError if the last message is not."""
         messages, tools = _parts(example)
         ids: list[int] = []
-        said: list[bool] = []
-        heard: list[dict[str, Any]] = []
+        sampled: list[bool] = []
+        pending: list[dict[str, Any]] = []
         before = 0
         for message in messages:
             if message["role"] != "assistant":
-                heard.append(message)
+                pending.append(message)
                 continue
-            prompt = self._prompt(ids, before, heard, tools)
-            reply = self._tokenizer.encode(spoken(message), add_special_tokens=False).ids
+            prompt = self._prompt(ids, before, pending, tools)
+            reply = self._tokenizer.encode(sampled_text(message), add_special_tokens=False).ids
             before = len(prompt)
-            said += [False] * (before - len(said)) + [True] * len(reply)
-            ids, heard = prompt + reply, []
-        if heard or not ids:
+            sampled += [False] * (before - len(sampled)) + [True] * len(reply)
+            ids, pending = prompt + reply, []
+        if pending or not ids:
             raise ValueError("a conversation to learn from ends with the assistant")
-        return ids, said
+        return ids, sampled
 
     def _prompt(
-        self, ids: list[int], before: int, heard: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+        self, ids: list[int], before: int, pending: list[dict[str, Any]], tools: list[dict[str, Any]] | None
     ) -> list[int]:
-        """The prompt of the next turn: `ids`, whose first `before` were the prompt of the turn before, followed by
-        `heard`."""
+        """Return the prompt of the next turn: `ids`, followed by `pending`; the first `before` ids were the previous prompt."""
         if not ids:
-            return list(self._renderer.render_ids(heard, tools=tools, add_generation_prompt=True))
-        bridged = self._renderer.bridge_to_next_turn(ids[:before], ids[before:], heard, tools=tools)
+            return list(self._renderer.render_ids(pending, tools=tools, add_generation_prompt=True))
+        bridged = self._renderer.bridge_to_next_turn(ids[:before], ids[before:], pending, tools=tools)
         if bridged is None:
-            raise ValueError("the template does not go on after an assistant's turn with these messages")
+            raise ValueError("the template does not continue after an assistant's turn with these messages")
         return list(bridged.token_ids)
 
 
-def spoken(message: Mapping[str, Any]) -> str:
-    """The text that the model samples for an assistant's message, with its end."""
+def sampled_text(message: Mapping[str, Any]) -> str:
+    """Return the text that the model samples for an assistant's message, with its end."""
     parts = [message["content"]] if message.get("content") else []
     for call in message.get("tool_calls") or ():
         name, arguments = call["function"]["name"], call["function"]["arguments"]

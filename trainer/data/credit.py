@@ -1,6 +1,6 @@
 """From rewards to advantages: which tokens an episode's reward, and the rewards of its calls, are credited to.
 
-A call is a sampled node of an episode's tree, except for those that answered nobody (`abandoned`) and those of crashed attempts;
+A call is a sampled node of an episode's tree, except for those whose client left (`abandoned`) and those of crashed attempts;
 calls are counted in the order in which they ended, over all branches. Invariants:
 - by default each node of an episode has its episode's advantage;
 - an advantage is an algorithm's, of rewards that are comparable: those of a group's episodes, or of their k-th calls;
@@ -19,7 +19,7 @@ import torch
 from gateway.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
 from trainer.algorithms import Algorithm
 from trainer.data.tree import Credit
-from trainer.sections.credit import CreditSettings
+from trainer.sections.batch import CreditSettings
 
 OVERLONG = "overlong"
 """The reason for which tokens are masked with `truncated = "mask"`."""
@@ -43,15 +43,15 @@ def advantages(
     settings: CreditSettings,
     divergences: Sequence[Sequence[Credit]] | None = None,
 ) -> list[list[Credit]]:
-    """Returns the advantages of nodes, by index, for each episode of each group.
+    """Return the advantages of nodes, by index, for each episode of each group.
 
-    `divergences`: for each episode of each group, the divergence of its nodes from the reference, which is taken off the rewards
-    `algorithm.reward_kl` times. All groups of a batch are needed where the algorithm's scope is the batch.
+    `divergences`: for each episode of each group, the divergence of its nodes from the reference, which is subtracted from the
+    rewards `algorithm.reward_kl` times. If the algorithm's scope is the batch, all groups of a batch are needed.
     """
     divergences = divergences or [[{} for _ in group.episodes] for group in groups]
     compared = [
-        shares(group, given, algorithm.reward_kl, settings)
-        for group, given in zip(groups, divergences, strict=True)
+        shares(group, divergence, algorithm.reward_kl, settings)
+        for group, divergence in zip(groups, divergences, strict=True)
     ]
     rewards = [[share.reward for share in some] for sets in compared for some in sets]
     found = iter(algorithm.advantages([torch.tensor(some, dtype=torch.float64) for some in rewards]))
@@ -66,7 +66,7 @@ def advantages(
 
 
 def masked(group: Group, settings: CreditSettings) -> Group:
-    """The group with `mask_reason` OVERLONG on nodes that `truncated = "mask"` leaves out of training."""
+    """Return the group with `mask_reason` OVERLONG on nodes that `truncated = "mask"` leaves out of training."""
     if settings.truncated != "mask":
         return group
     return replace(group, episodes=tuple(_masked(episode, settings) for episode in group.episodes))
@@ -84,29 +84,29 @@ def _masked(episode: Episode, settings: CreditSettings) -> Episode:
 
 
 def calls(episode: Episode) -> list[Node]:
-    """The nodes that an episode's calls sampled, in the order in which the calls ended."""
+    """Return the nodes that an episode's calls sampled, in the order in which the calls ended."""
     return [n for n in episode.nodes if n.sampled and n.mask_reason not in (ABANDONED, CRASHED_ATTEMPT)]
 
 
 def truncated_calls(episode: Episode) -> set[int]:
-    """Return the nodes of calls that were cut at their token limit, and of the last one if the context was full after it."""
+    """Return the nodes of calls that stopped at their token limit, and of the last one if the context was full after it."""
     own = calls(episode)
     last = own[-1:] if episode.context_full else []
     return {node.index for node in (*(node for node in own if node.finish_reason == "length"), *last)}
 
 
 def has_truncated_call(episode: Episode) -> bool:
-    """Return whether a call was cut at its token limit, or the context was full after the last one."""
+    """Return whether a call stopped at its token limit, or the context was full after the last one."""
     return bool(truncated_calls(episode))
 
 
 def shares(
     group: Group, divergences: Sequence[Credit], reward_kl: float, settings: CreditSettings
 ) -> list[list[Share]]:
-    """Returns the sets of rewards that are compared: one set of the episodes, or one of their k-th calls for each k.
+    """Return the sets of rewards that are compared: one set of the episodes, or one of their k-th calls for each k.
 
-    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ...; what an episode was given beside the
-    rewards of its calls is earned by its last call.
+    The reward of a call is its return, r_k + discount r_(k+1) + discount^2 r_(k+2) + ...; the last call also
+    earns the part of the episode's reward that is not a call's.
     """
     pairs = list(enumerate(zip(group.episodes, divergences, strict=True)))
     if settings.level == "episode":
@@ -134,7 +134,7 @@ def _of_episode(episode: Episode, settings: CreditSettings) -> float:
 
 
 def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings) -> list[float]:
-    """The reward of each call; the last has what is the episode's own, too."""
+    """Return the reward of each call; the last one includes the episode's own."""
     posted = [node.reward or 0.0 for node in nodes]
     if posted:
         posted[-1] += _sum([episode.reward, *(-value for value in posted)])
@@ -143,7 +143,7 @@ def _of_calls(episode: Episode, nodes: Sequence[Node], settings: CreditSettings)
 
 
 def returns(rewards: Sequence[float], discount: float) -> list[float]:
-    """Returns, for each reward, the discounted sum of it and of those after it."""
+    """Return, for each reward, the discounted sum of it and of those after it."""
     found: list[float] = []
     total = size = 0.0
     for reward in reversed(rewards):
@@ -157,14 +157,15 @@ def _sum(values: Sequence[float]) -> float:
 
 
 def _punishment(tokens: int, truncated: bool, settings: CreditSettings) -> float:
-    """Returns what is taken off the reward of so many tokens."""
-    hard = settings.penalty if truncated and settings.truncated == "penalise" else 0.0
+    """Return what is subtracted from the reward of `tokens` tokens."""
+    hard = settings.penalty if truncated and settings.truncated == "penalize" else 0.0
     return hard + overlong(tokens, settings)
 
 
 def overlong(tokens: int, settings: CreditSettings) -> float:
-    """The soft overlong punishment, as a positive number: 0 up to `overlong_limit - overlong_buffer` tokens, from there on
-    rising linearly to `overlong_penalty` at `overlong_limit`, and constant beyond.
+    """Return the soft overlong punishment, as a positive number.
+
+    0 up to `overlong_limit - overlong_buffer` tokens, then rising linearly to `penalty` at `overlong_limit`, and constant beyond.
 
     Source: Yu et al., "DAPO" (arXiv 2503.14476), section 3.4, where it is 1 at most.
     """
@@ -172,4 +173,4 @@ def overlong(tokens: int, settings: CreditSettings) -> float:
     if not buffer:
         return 0.0
     excess = tokens - (settings.overlong_limit - buffer)
-    return settings.overlong_penalty * min(1.0, max(0.0, excess / buffer))
+    return settings.penalty * min(1.0, max(0.0, excess / buffer))

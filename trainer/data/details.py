@@ -1,6 +1,6 @@
-"""The parts of a batch that are kept for reports: some of its groups, and the figures that the step's passes gave its tokens.
+"""The parts of a batch that are kept for reports: some of its groups, and the figures of its tokens from the step's passes.
 
-Pure: no I/O, no model; nothing is computed for it that the step does not need.
+Pure: no I/O, no model; the step computes nothing additional for it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class Figures:
     logprobs: Array
     """The log-probabilities under the weights that are trained, in nats."""
     entropy: Array
-    """The entropy of the distribution that the token was drawn from, in nats."""
+    """The entropy of the distribution from which the token was drawn, in nats."""
     advantages: Array
     weights: Array
     """The importance weight; 0 where a mask leaves the token out."""
     clipped: Array
-    """bool: it has no policy gradient, for it is outside of the trust region."""
+    """bool: it has no policy gradient, because it is outside of the trust region."""
     masked: Array
     """bool: a mask by ratio leaves it out."""
 
@@ -59,7 +59,7 @@ class Figures:
     def of(
         cls, micro: MicroBatch, logprobs: Tensor, entropy: Tensor, by_token: Mapping[str, Tensor]
     ) -> Figures:
-        """The figures of a pass. `by_token`: the loss's tensors by token."""
+        """Return the figures of a pass. `by_token`: the loss's tensors by token."""
         tensors = {
             "sequences": micro.sequences,
             "nodes": micro.nodes,
@@ -90,13 +90,13 @@ class BatchDetails:
     """The figures of all ranks."""
 
     def add(self, group: Group, credits: Sequence[Credit]) -> None:
-        """Keeps the group, if it is wanted."""
+        """Keep the group, if the choice includes it."""
         self.groups.append((group, credits))
         if not self.choice.tokens:
             self.groups = self.sample()
 
     def sample(self) -> list[Judged]:
-        """The sample of the batch's groups: the same ones in whatever order they came."""
+        """Return the sample of the batch's groups: the same ones in whatever order they arrived."""
         return sorted(self.groups, key=lambda judged: zlib.crc32(judged[0].group_id.encode()))[
             : self.choice.groups
         ]

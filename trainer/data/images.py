@@ -10,11 +10,11 @@ import numpy as np
 from gateway.types import Episode, Group, Node
 
 MISSING = "image_missing"
-"""The reason why no token of an episode is trained of which an image cannot be had, or cannot be read as it was recorded."""
+"""The reason why no token of an episode is trained of which an image is unavailable, or cannot be read as it was recorded."""
 PLACEHOLDER = "image_placeholder"
-"""The reason why no token of an episode is trained whose placeholders are not those of its images: one was sampled, say."""
+"""The reason why no token of an episode is trained whose placeholders are not those of its images, for example a sampled one."""
 UNSEEN = "images_unseen"
-"""The reason why no token of an episode with images is trained by a model that takes none."""
+"""The reason why no token of an episode with images is trained by a model that accepts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class ImageSupport:
     placeholder: int
     """The token that stands for an image, as often as it has merged patches."""
     missing: Set[str] = frozenset()
-    """The hashes of images that cannot be had."""
+    """The hashes of unavailable images."""
 
     def without(self, missing: Set[str]) -> ImageSupport:
-        """The same, with more images missing."""
+        """Return the same, with more images missing."""
         return replace(self, missing=self.missing | missing)
 
 
 def refused(episode: Episode, image_support: ImageSupport | None) -> str | None:
-    """The reason why a model with this support of images, or with none, can train no token of an episode; None if it can."""
+    """Return the reason why a model with this support of images can train no token of an episode; None if it can."""
     names = {image.hash for node in episode.nodes for image in node.images}
     if image_support is None:
         return UNSEEN if names else None
@@ -43,7 +43,7 @@ def refused(episode: Episode, image_support: ImageSupport | None) -> str | None:
 
 
 def masked(group: Group, image_support: ImageSupport | None) -> Group:
-    """A group in which the sampled nodes of episodes that are left out say why, for the reports."""
+    """Return a group in which the sampled nodes of episodes that are left out have the reason, for the reports."""
     reasons = [refused(episode, image_support) for episode in group.episodes]
     if not any(reasons):
         return group
@@ -57,7 +57,7 @@ def _masked(episode: Episode, why: str) -> Episode:
 
 
 def names_in(groups: Iterable[Group]) -> dict[str, int]:
-    """The hashes of the images in groups, in the order in which they come, each with its number of tokens."""
+    """Return the hashes of the images in groups, in order, each with its number of tokens."""
     return {
         image.hash: image.length
         for group in groups
@@ -68,7 +68,7 @@ def names_in(groups: Iterable[Group]) -> dict[str, int]:
 
 
 def _has_stray(node: Node, placeholder: int) -> bool:
-    """True if a placeholder is of no image, or the place of an image has another token."""
+    """Return true if a placeholder belongs to no image, or an image has another token."""
     of_image = np.zeros(len(node.ids), np.bool_)
     for image in node.images:
         of_image[image.offset : image.offset + image.length] = True
@@ -76,7 +76,7 @@ def _has_stray(node: Node, placeholder: int) -> bool:
 
 
 def _cuts(episode: Episode) -> bool:
-    """True if a path leaves a node in the middle of an image."""
+    """Return true if a path leaves a node in the middle of an image."""
     nodes = {node.index: node for node in episode.nodes}
     return any(
         image.offset < child.at < image.offset + image.length

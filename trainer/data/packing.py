@@ -1,11 +1,11 @@
-"""Micro-batches without padding: rows laid one after another, a prefix that neighbours share computed once.
+"""Micro-batches without padding: rows laid one after another, a prefix that neighbors share computed once.
 
 The tokens of a micro-batch are a forest in depth-first order: a row begins behind what it shares with the row before it. So one
-number for each token says who sees it (`ends`), and packing and shared prefixes are one mask.
+number for each token defines which tokens see it (`ends`), and packing and shared prefixes are one mask.
 Invariants:
 - every trained token of every row is in one micro-batch, once;
 - a micro-batch holds at most `tokens` tokens, unless one unit (a row, or an episode's rows) is longer: that has one of its own;
-- the cut depends on the sequence of groups alone, and not on the portions in which they came.
+- the cut depends only on the sequence of groups, and not on the portions in which they arrive.
 Pure: no I/O, no model.
 """
 
@@ -26,7 +26,7 @@ from trainer.data.tree import Row
 
 Int64Array = npt.NDArray[np.int64]
 _WORDS = ("episodes", "images", "passes")
-"""Parts of a micro-batch that are no tensors."""
+"""Parts of a micro-batch that are not tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class MicroBatch:
     images: tuple[ImageSpan, ...] = ()
     """The images among `ids`, in order; with any, no prefix is shared."""
     passes: int = 1
-    """Passes through the layers, where every row has its own: as many as the ranks' micro-batches at a time have rows at most."""
+    """Passes through the layers if every row has its own: the most rows of the micro-batches that ranks compute at a time."""
 
     def to(self, device: str, dtype: torch.dtype) -> MicroBatch:
-        """Returns the same on another device, real numbers in the precision in which the loss is computed."""
+        """Return the same on another device, real numbers in the precision in which the loss is computed."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _WORDS}
         moved = {
             n: t.to(device, dtype) if t.is_floating_point() else t.to(device) for n, t in tensors.items()
@@ -79,16 +79,16 @@ class MicroBatch:
 class Packer:
     """Lays the rows of groups into micro-batches of at most `tokens` tokens; one leaves as soon as the next unit does not fit."""
 
-    def __init__(self, tokens: int, *, share: bool = True, whole_episodes: bool = False) -> None:
-        """`share`: compute common prefixes once. `whole_episodes`: keep the rows of an episode in one micro-batch."""
+    def __init__(self, tokens: int, *, share_prefixes: bool = True, whole_episodes: bool = False) -> None:
+        """`share_prefixes`: compute common prefixes once. `whole_episodes`: keep the rows of an episode in one micro-batch."""
         self.tokens = tokens
-        self._share = share
+        self._share_prefixes = share_prefixes
         self._whole = whole_episodes
         self._waiting: list[Row] = []
         self._size = 0
 
     def add(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        """Takes the rows of the next group; yields the micro-batches that are full. Use it up before the next call."""
+        """Add the rows of the next group, and yield the micro-batches that are full. Exhaust it before the next call."""
         for unit in self._units(rows):
             if self._waiting and self._size + self._length(unit, self._waiting[-1]) > self.tokens:
                 yield from self.flush()
@@ -96,13 +96,13 @@ class Packer:
             self._waiting += unit
 
     def flush(self) -> Iterator[MicroBatch]:
-        """Yields the rest, if there is any."""
+        """Yield the rest, if there is any."""
         if self._waiting:
             leaving, self._waiting, self._size = self._waiting, [], 0
-            yield lay_out(leaving, share=self._share)
+            yield lay_out(leaving, share_prefixes=self._share_prefixes)
 
     def _units(self, rows: Sequence[Row]) -> list[list[Row]]:
-        """The sets of rows that must stay together, in an order in which neighbours share most."""
+        """Return the sets of rows that must stay together, in an order in which neighbors share most."""
         if not self._whole:
             return [[row] for row in sorted(rows, key=_order)]
         episodes: dict[str, list[Row]] = defaultdict(list)
@@ -111,31 +111,31 @@ class Packer:
         return list(episodes.values())
 
     def _length(self, unit: Iterable[Row], before: Row | None) -> int:
-        """The tokens that a unit adds behind the row `before`."""
+        """Return the tokens that a unit adds behind the row `before`."""
         total = 0
         for row in unit:
-            total += len(row) - (common_prefix(before, row) if self._share and before else 0)
+            total += len(row) - (common_prefix(before, row) if self._share_prefixes and before else 0)
             before = row
         return total
 
 
 def _order(row: Row) -> tuple[bytes, str]:
-    """Rows with common beginnings stand side by side when sorted by this."""
+    """Return a sort key by which rows with common prefixes are adjacent."""
     return row.ids.astype(">u4").tobytes(), row.episode_id
 
 
 def common_prefix(left: Row, right: Row) -> int:
-    """Returns how many tokens two rows have in common at their beginning."""
+    """Return how many tokens two rows have in common at their beginning."""
     n = min(len(left), len(right))
     differs = left.ids[:n] != right.ids[:n]
     return int(differs.argmax()) if differs.any() else n
 
 
-def lay_out(rows: Sequence[Row], *, share: bool = True) -> MicroBatch:
-    """Returns rows as one micro-batch; a row's prefix that the row before it has is not repeated, unless `share` is false."""
+def lay_out(rows: Sequence[Row], *, share_prefixes: bool = True) -> MicroBatch:
+    """Return rows as one micro-batch; the prefix that a row shares with the row before is not repeated, if `share_prefixes`."""
     # Placeholders of different images are the same tokens.
-    assert not share or not any(row.images for row in rows)
-    ids, positions, ends, paths = _forest(rows, share)
+    assert not share_prefixes or not any(row.images for row in rows)
+    ids, positions, ends, paths = _forest(rows, share_prefixes)
     trained = [row.train.nonzero()[0] for row in rows]
     numbers = {episode: i for i, episode in enumerate(dict.fromkeys(row.episode_id for row in rows))}
 
@@ -165,20 +165,22 @@ def lay_out(rows: Sequence[Row], *, share: bool = True) -> MicroBatch:
             for row, path in zip(rows, paths, strict=True)
             for image in row.images
         ),
-        passes=1 if share else len(rows),
+        passes=1 if share_prefixes else len(rows),
     )
 
 
 def even(micros: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """Micro-batches that ranks compute at a time, with the same number of passes: each gathers the layers' weights."""
+    """Return micro-batches that ranks compute at a time, with the same number of passes: each gathers the layers' weights."""
     passes = max((micro.passes for micro in micros), default=1)
     return [replace(micro, passes=passes) for micro in micros]
 
 
-def _forest(rows: Sequence[Row], share: bool) -> tuple[Int64Array, Int64Array, Int64Array, list[Int64Array]]:
-    """Returns ids, positions and ends, each of shape (tokens,), and for each row where its tokens are."""
+def _forest(
+    rows: Sequence[Row], share_prefixes: bool
+) -> tuple[Int64Array, Int64Array, Int64Array, list[Int64Array]]:
+    """Return ids, positions and ends, each of shape (tokens,), and for each row where its tokens are."""
     shared = [0] * len(rows)
-    if share:
+    if share_prefixes:
         shared[1:] = [common_prefix(left, right) for left, right in itertools.pairwise(rows)]
     offsets = np.cumsum([0, *(len(row) - n for row, n in zip(rows, shared, strict=True))])
     ids, positions = np.empty(offsets[-1], np.int64), np.empty(offsets[-1], np.int64)

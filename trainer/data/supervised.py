@@ -1,6 +1,6 @@
 """The data of supervised fine-tuning: conversations and recorded episodes as groups of one episode, split and ordered.
 
-Invariant: split and order depend on the files, the settings and the seed alone, so that a run goes on where it ended.
+Invariant: split and order depend on the files, the settings and the seed, so that a run continues where it ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer.sections.sft import SftSettings
 class Examples:
     """The data of a run."""
 
-    learnt: tuple[Group, ...]
+    learned: tuple[Group, ...]
     held_out: tuple[Group, ...]
     left_out: int
     """Conversations and episodes that are too long."""
@@ -37,8 +37,8 @@ class Examples:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps until every example was learnt once more."""
-        return math.ceil(len(self.learnt) / self.size)
+        """Steps until every example was learned once more."""
+        return math.ceil(len(self.learned) / self.size)
 
     @property
     def steps(self) -> int:
@@ -46,24 +46,24 @@ class Examples:
         return self.steps_per_epoch * self.epochs
 
     def of_step(self, step: int) -> Sequence[Group]:
-        """The examples of a step, counted from 0."""
+        """Return the examples of a step, counted from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = random.Random(f"{self.seed}-{epoch}").sample(self.learnt, len(self.learnt))
+        order = random.Random(f"{self.seed}-{epoch}").sample(self.learned, len(self.learned))
         return order[place * self.size : (place + 1) * self.size]
 
 
 def read(settings: SftSettings, model: Path, seed: int) -> Examples:
-    """Reads and splits the data. Raises ConfigError if there is none, or if it cannot be learnt."""
+    """Read and splits the data. Raise ConfigError if there is none, or if it cannot be learned."""
     found: list[Group] = []
     left_out = 0
     template: ChatTemplate | None = None
     for path in settings.data:
         if not path.is_file():
-            raise ConfigError(f"[sft] data: there is no file {path}")
+            raise ConfigError(f"[sft] data: {path} does not exist")
         if path.suffix == ".parquet":
             examples = recorded(path, settings.min_reward)
         else:
-            template = template or ChatTemplate.of(model, settings.template)
+            template = template or ChatTemplate.of(model, settings.chat_template_kwargs)
             examples = conversations(path, template)
         for name, nodes in examples:
             if settings.max_tokens is not None and _longest(nodes) > settings.max_tokens:
@@ -72,35 +72,35 @@ def read(settings: SftSettings, model: Path, seed: int) -> Examples:
             number = str(len(found))
             found.append(Group(number, name, 0, (Episode(number, 0.0, nodes),)))
     random.Random(seed).shuffle(found)
-    apart = round(len(found) * settings.held_out)
-    if len(found) == apart:
+    held_out = round(len(found) * settings.held_out_share)
+    if len(found) == held_out:
         raise ConfigError(f"[sft] data: there is nothing to learn ({left_out} examples are too long)")
     return Examples(
-        tuple(found[apart:]), tuple(found[:apart]), left_out, settings.examples, settings.epochs, seed
+        tuple(found[held_out:]), tuple(found[:held_out]), left_out, settings.batch_size, settings.epochs, seed
     )
 
 
 def recorded(path: Path, min_reward: float | None) -> Iterator[tuple[str, tuple[Node, ...]]]:
-    """The trees of the episodes of an export that earned enough, and that hold anything to learn.
+    """Yield the trees of an export's episodes with at least `min_reward` and something to learn.
 
-    Every token that was sampled in them is learnt, however it was drawn; what is masked for another reason (a crashed attempt, an
-    abandoned call) is not. Raises ConfigError.
+    Every sampled token is learned, however it was drawn; tokens that are masked for other reasons (a crashed attempt, an
+    abandoned call) are not. Raise ConfigError.
     """
     try:
         groups = groups_from_arrow(pq.read_table(path))
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path} is no export of episodes: {error}") from error
+        raise ConfigError(f"{path} is not an export of episodes: {error}") from error
     for group in groups:
         for episode in group.episodes:
             if min_reward is not None and episode.reward < min_reward:
                 continue
-            nodes = tuple(map(_as_said, episode.nodes))
+            nodes = tuple(map(_as_learned, episode.nodes))
             if rows_of([(Episode("", 0.0, nodes), {})]).rows:
                 yield episode.episode_id, nodes
 
 
-def _as_said(node: Node) -> Node:
-    """A node whose tokens are learnt at temperature 1, whatever distribution they were drawn from."""
+def _as_learned(node: Node) -> Node:
+    """Return a node whose tokens are learned at temperature 1, whatever distribution they were drawn from."""
     if not node.sampled:
         return node
     n = len(node.ids)
@@ -114,7 +114,7 @@ def _as_said(node: Node) -> Node:
 
 
 def _longest(nodes: Sequence[Node]) -> int:
-    """The length of the longest path."""
+    """Return the length of the longest path."""
     ends: dict[int, int] = {-1: 0}
     starts: dict[int, int] = {-1: 0}
     for node in nodes:

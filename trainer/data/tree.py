@@ -43,7 +43,7 @@ UNTRAINED = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One path of one episode; every array has shape (tokens,), and entry j speaks of token j."""
+    """One path of one episode; every array has shape (tokens,), and entry j belongs to token j."""
 
     episode_id: str
     ids: Int32Array
@@ -86,8 +86,8 @@ def rows_of(
     """Return the rows of episodes, each given with its advantages.
 
     `sequence_mean` makes every episode count the same (each of its n trained tokens weighs 1/n); otherwise every token does.
-    `image_support`: of the model that is trained; None: it takes no images. Raises FeedBroken if a token to train was recorded at
-    an impossible temperature.
+    `image_support`: of the trained model; None if it accepts no images. Raise FeedBroken if a token to train was recorded at an
+    impossible temperature.
     """
     result = Rows()
     for episode, credit in episodes:
@@ -106,7 +106,7 @@ def rows_of(
 
 
 def _trainable(node: Node, masked: Counter[str]) -> BoolArray:
-    """Which tokens of a node may be trained, shape (n,); counts the others."""
+    """Return which tokens of a node may be trained, shape (n,), and count the others in `masked`."""
     train = np.full(len(node.ids), node.sampled, dtype=np.bool_)
     if node.sampled:
         for reason, tokens in untrained(node):
@@ -132,7 +132,7 @@ def _divides(temperature: float) -> bool:
 
 
 def untrained(node: Node) -> Iterator[tuple[str, BoolArray]]:
-    """The tokens of a sampled node that may not be trained, by reason; shape (n,) each, and none is in two of them."""
+    """Yield the tokens of a sampled node that may not be trained, by reason; shape (n,) each, and none is in two of them."""
     if node.mask_reason:
         yield node.mask_reason, np.ones(len(node.ids), dtype=np.bool_)
         return
@@ -152,7 +152,7 @@ def untrained(node: Node) -> Iterator[tuple[str, BoolArray]]:
 
 
 def _reason(flags: int) -> str:
-    """The first of the flags that forbids training, as a word."""
+    """Return the first of the flags that forbids training, as a word."""
     return next(flag for flag in UNTRAINED if flag & flags).name.lower()  # type: ignore[union-attr]
 
 
@@ -163,7 +163,7 @@ def _paths(episode: Episode, trainable: dict[int, BoolArray], credit: Credit, we
         if node.parent >= 0 and node.at == len(nodes[node.parent].ids)
     }  # fmt: skip
     # Tokens of a node before this position are trained by an earlier row.
-    done = dict.fromkeys(nodes, 0)
+    trained_until = dict.fromkeys(nodes, 0)
     for leaf in episode.nodes:
         if leaf.index in continued:
             continue
@@ -171,8 +171,8 @@ def _paths(episode: Episode, trainable: dict[int, BoolArray], credit: Credit, we
         masks = []
         for node, length in pieces:
             mask = trainable[node.index][:length].copy()
-            mask[: done[node.index]] = False
-            done[node.index] = max(done[node.index], length)
+            mask[: trained_until[node.index]] = False
+            trained_until[node.index] = max(trained_until[node.index], length)
             masks.append(mask)
         train = np.concatenate(masks)
         if train.any():
@@ -180,7 +180,7 @@ def _paths(episode: Episode, trainable: dict[int, BoolArray], credit: Credit, we
 
 
 def _path(leaf: Node, nodes: dict[int, Node]) -> list[tuple[Node, int]]:
-    """The nodes from the root to `leaf`, each with how many of its tokens the path holds."""
+    """Return the nodes from the root to `leaf`, each with how many of its tokens the path holds."""
     path = [(leaf, len(leaf.ids))]
     while path[-1][0].parent >= 0:
         child = path[-1][0]
@@ -230,7 +230,7 @@ def _row(
 
 
 def row_of_tokens(ids: Sequence[int], *, trained_from: int = 1, episode_id: str = "") -> Row:
-    """Returns a row of plain tokens, of which all from `trained_from` on are trained, at temperature 1 and weight 1."""
+    """Return a row of plain tokens, of which all from `trained_from` on are trained, at temperature 1 and weight 1."""
     n = len(ids)
     return Row(
         episode_id=episode_id,

@@ -27,7 +27,7 @@ class Request(Section):
 
 
 async def run(request: Request, result: Path) -> None:
-    """Runs the evaluation and writes its result."""
+    """Run the evaluation and write its result."""
     async with GatewayClient(request.url, os.environ.get("HEADGATE_ADMIN_KEY") or None) as client:
         agent = request.evaluation.load()
         try:
@@ -39,7 +39,7 @@ async def run(request: Request, result: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The process. Errors that a user can act on are one line."""
+    """Run the process; print errors that a user can fix as one line."""
     request, result = map(Path, arguments)
     work = run(Request.model_validate_json(request.read_text()), result)
     try:

@@ -1,6 +1,6 @@
 """The episodes of an evaluation: every task of every file `samples` times, by one agent, outside of training.
 
-Training may go on meanwhile, so the result says which versions the episodes' tokens were sampled by.
+Training may continue in the meantime, so the result lists the versions that sampled the episodes' tokens.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from scheduler.configuration import Section
 from trainer.errors import ConfigError
 from trainer.evaluation.figures import figures
 from trainer.sections.eval import EvalSettings
-from trainer.sections.run import RolloutSettings
+from trainer.settings import Settings
 
 
 class Evaluation(Section):
-    """One evaluation: what is asked of whom."""
+    """One evaluation: its tasks, its agent and its limits."""
 
     eval: EvalSettings
     agent: str | None
@@ -43,7 +43,7 @@ class Evaluation(Section):
     """The trained model; the gateway's first, if None."""
 
     def load(self) -> Agent:
-        """The agent, or the environment. Raises ConfigError if there is none of that name."""
+        """Return the agent, or the environment. Raise ConfigError if there is none of that name."""
         try:
             if self.env is not None:
                 return EnvironmentAgent(self.env, self.env_args, self.env_python, self.timeout_s)
@@ -53,8 +53,9 @@ class Evaluation(Section):
             raise ConfigError(f"the agent of an evaluation: {error}") from error
 
     @classmethod
-    def of(cls, wanted: EvalSettings, rollout: RolloutSettings | None, model: str | None) -> Evaluation:
-        """The evaluation that the settings describe. Raises ConfigError without an agent or without tasks."""
+    def of(cls, settings: Settings) -> Evaluation:
+        """Return the evaluation that the settings describe. Raise ConfigError without an agent or without tasks."""
+        wanted, rollout = settings.eval, settings.rollout
         agent = wanted.agent or (rollout and rollout.agent)
         env = rollout.env if rollout and not wanted.agent else None
         if not agent and not env:
@@ -67,10 +68,10 @@ class Evaluation(Section):
             env=env,
             env_args=rollout.env_args if rollout else {},
             env_python=rollout.env_python if rollout else None,
-            concurrency=wanted.concurrency or (rollout.concurrency if rollout else 64),
-            max_failures=rollout.max_failures if rollout else 0.5,
+            concurrency=rollout.concurrency if rollout else 64,
+            max_failures=settings.run.max_failed_share,
             timeout_s=rollout.timeout_s if rollout else 600.0,
-            model=model,
+            model=settings.gateway.model,
         )
 
 
@@ -84,17 +85,17 @@ class Evaluated:
     """The versions that may have sampled tokens of an episode, by its id."""
 
     def write(self, path: Path) -> None:
-        """Writes all of it as JSON, whole or not at all."""
+        """Write the result and all outcomes as JSON, atomically."""
         detailed = [
             {**asdict(o), "versions": self.versions.get(o.episode_id or "", ())} for o in self.outcomes
         ]
-        aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-        aside.write_text(json.dumps({**self.result, "outcomes": detailed}, indent=1) + "\n")
-        aside.rename(path)
+        temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+        temporary.write_text(json.dumps({**self.result, "outcomes": detailed}, indent=1) + "\n")
+        temporary.rename(path)
 
 
 async def tasks_of(evaluation: Evaluation, agent: Agent) -> dict[str, list[Task]]:
-    """The tasks by file; those that an environment holds out, by its name, where no file is named. Raises ConfigError."""
+    """Return the tasks by file; those that an environment holds out, by its name, where no file is named. Raise ConfigError."""
     if evaluation.eval.tasks:
         return read(evaluation.eval.tasks)
     assert isinstance(agent, EnvironmentAgent) and evaluation.env is not None
@@ -105,7 +106,7 @@ async def tasks_of(evaluation: Evaluation, agent: Agent) -> dict[str, list[Task]
 
 
 def read(paths: Sequence[Path]) -> dict[str, list[Task]]:
-    """The tasks of each file, by the file's name without its ending, or its path where two have one name. Raises ConfigError."""
+    """Return the tasks of each file, by its name without ending, or by its path if two have one name. Raise ConfigError."""
     stems = Counter(path.stem for path in paths)
     found: dict[str, list[Task]] = {}
     for path in paths:
@@ -128,7 +129,7 @@ async def evaluate(
     files: Mapping[str, Sequence[Task]],
     on_outcome: Callable[[EpisodeOutcome], None] | None = None,
 ) -> Evaluated:
-    """Runs the episodes. Raises RunStopped if too many fail, and GatewayUnreachable."""
+    """Run the episodes. Raise RunStopped if too many fail, and GatewayUnreachable."""
     wanted = evaluation.eval
     sampling = EpisodeSampling(
         wanted.temperature, wanted.top_p, seed="ignore" if wanted.samples > 1 else "keep"
@@ -154,7 +155,7 @@ async def evaluate(
 
 
 async def _versions(client: GatewayClient, episodes: Sequence[str], concurrency: int) -> dict[str, list[int]]:
-    """The versions that may have sampled tokens of each episode, by the gateway's record."""
+    """Return the versions that may have sampled tokens of each episode, by the gateway's record."""
     free = asyncio.Semaphore(concurrency)
 
     async def sampled_by(episode_id: str) -> list[int]:
@@ -177,7 +178,7 @@ def summary(
     settings: EvalSettings,
     files: Mapping[str, Sequence[Task]],
 ) -> dict[str, Any]:
-    """The result: the figures of all files together, and in `files` of each.
+    """Return the result: the figures of all files together, and in `files` of each.
 
     `version` is the newest when the evaluation began, and `versions` counts the episodes by the versions (`versions`, by episode)
     that sampled them; an episode of several counts for each.

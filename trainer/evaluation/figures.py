@@ -22,7 +22,7 @@ _Z = 1.959964
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The chance that at least one of k samples solves a task of which c of n samples did, without bias.
+    """Return the chance that at least one of k samples solves a task of which c of n samples did, without bias.
 
     1 - C(n - c, k) / C(n, k) (Chen et al., 2021, arXiv 2107.03374, equation 1).
     """
@@ -30,7 +30,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def best_of_k(rewards: Rewards, k: int) -> float:
-    """The expected greatest reward of k of a task's samples, drawn without replacement; failed ones rank last and are worth 0."""
+    """Return the expected greatest reward of k of a task's samples without replacement; failed ones rank last, as 0."""
     rewarded = sorted(reward for reward in rewards if reward is not None)
     ranked = [0.0] * (len(rewards) - len(rewarded)) + rewarded
     drawn = sum(reward * math.comb(worse, k - 1) for worse, reward in enumerate(ranked))
@@ -38,7 +38,7 @@ def best_of_k(rewards: Rewards, k: int) -> float:
 
 
 def interval(tasks: Sequence[Rewards]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean reward; None if fewer than two tasks have one.
+    """Return the 95 % confidence interval of the mean reward; None if fewer than two tasks have one.
 
     Tasks are independent, samples of one task are not: the standard error is clustered by task (Miller, 2024, arXiv 2411.00640,
     section 2.2), times sqrt(T / (T - 1)) for T tasks.
@@ -87,7 +87,7 @@ def _mean(values: Sequence[float], count: int) -> float | None:
 
 
 def scalars(result: dict[str, Any]) -> dict[str, float]:
-    """The result's numbers by name, such as `eval/reward_mean`; those of a file are `eval/FILE/reward_mean`."""
+    """Return the result's numbers by name, such as `eval/reward_mean`; those of a file are `eval/FILE/reward_mean`."""
     found: dict[str, float] = {"eval/seconds": result["seconds"]}
     for place, row in {
         "eval": result,
@@ -102,7 +102,7 @@ def scalars(result: dict[str, Any]) -> dict[str, float]:
 
 
 def in_a_line(result: dict[str, Any]) -> str:
-    """The result in short."""
+    """Return the result in short."""
     around, failed = result["reward_ci95"], result["failed"]
     parts = ["reward " + ("-" if result["reward_mean"] is None else f"{result['reward_mean']:.3f}")]
     parts[0] += f" ({around[0]:.3f} to {around[1]:.3f})" if around else ""
@@ -114,22 +114,22 @@ def in_a_line(result: dict[str, Any]) -> str:
 
 
 def warnings(result: dict[str, Any]) -> list[str]:
-    """Reasons why the result's figures are not those of one version on all tasks."""
-    told = []
+    """Return the reasons why the result's figures are not those of one version on all tasks."""
+    messages = []
     if failed := result["failed"]:
-        told.append(
+        messages.append(
             f"warning: {failed} of {result['episodes']} episodes failed: reward_mean leaves them out, reward_mean_failed_as_0 and"
             " best@k count them as 0, pass@k as not solved"
         )
     versions = result["versions"]
     if versions.keys() - {str(result["version"])}:
         by_version = ", ".join(f"{n} of version {number}" for number, n in versions.items())
-        told.append(
+        messages.append(
             f"warning: the model was updated after the evaluation began at version {result['version']}: the figures are of"
-            f" episodes of several versions ({by_version}); for those of one, evaluate while nothing trains"
+            f" episodes of several versions ({by_version}); for those of one, evaluate while no training runs"
         )
     if result["temperature"] == 0 and result["samples"] > 1:
-        told.append(
-            "warning: greedy samples of one task differ by chance alone: name a temperature above 0, or one sample"
+        messages.append(
+            "warning: greedy samples of one task differ only by chance: name a temperature above 0, or one sample"
         )
-    return told
+    return messages

@@ -1,1 +1,1 @@
-"""The training loop: leases, groups, nodes, replay and the processes beside it."""
+"""The training loop: leases, groups, nodes, replay and the processes around it."""

@@ -1,100 +1,127 @@
-"""When a checkpoint is written, and what may go on meanwhile.
+"""When a checkpoint is written, and what may continue in the meantime.
 
-A copy of the state is written while publication, acknowledgement and the next steps go on. The batches since the newest whole
-checkpoint are trained again after a kill (`replay`). One is written at a time: where it still is when the next is due, a run with
-a fixed `every` waits for it, and one with "auto" goes on and looks again after the next step. At the end of a run, and when it is
-stopped, everything waits until the state is in a checkpoint. One that cannot be written ends the run.
+A copy of the state is written while publication, acknowledgment and the next steps continue. The batches since the newest whole
+checkpoint are trained again after a kill (`replay`). One checkpoint is written at a time: if the next is due earlier, a run with
+a fixed `every` waits, and a run with "auto" checks again after the next step. At the end of a run, and when it is stopped,
+everything waits until the state is in a checkpoint. A checkpoint that cannot be written ends the run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from typing import Literal
 
 from gateway.weights import folders
 from trainer.errors import CheckpointDamaged
-from trainer.learner import Learner
-from trainer.loop.children import Watched
-from trainer.loop.threads import in_thread
-from trainer.state import cadence
-from trainer.state.cadence import Every
+from trainer.loop.tasks import Companion, in_thread
+from trainer.rank_trainer import RankTrainer
+
+Every = int | Literal["auto"]
+SHARE = 0.05
+"""The largest part of a run's time that saving takes with "auto", if nothing else happened in the meantime."""
+MOST = 100
+"""With "auto", a checkpoint is due after this many steps in any case, so that a start never trains more of them again."""
+
+
+def is_due(every: Every, steps: int, since: int, since_s: float, save_s: float | None) -> bool:
+    """Return whether a checkpoint is due after step `steps` of the run. Pure.
+
+    `since`, `since_s`: the steps and seconds since the newest was begun. `save_s`: the seconds that one takes; None if none was
+    measured, so that the first step measures it.
+    """
+    if every != "auto":
+        return steps % every == 0
+    return save_s is None or since >= MOST or save_s <= SHARE * since_s
+
+
+class Cadence:
+    """When the checkpoints of a run are due, by `[checkpoint] every` and a clock."""
+
+    def __init__(self, trainer: RankTrainer, every: Every) -> None:
+        self.every = every
+        self._trainer = trainer
+        self.started()
+
+    def started(self) -> None:
+        """Note that a checkpoint of the current state begins."""
+        self._steps, self._began = self._trainer.steps, time.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether a checkpoint is due after the current step."""
+        trainer = self._trainer
+        if self.every == "auto" and trainer.saving:
+            return False
+        since_s = time.monotonic() - self._began
+        return is_due(self.every, trainer.steps, trainer.steps - self._steps, since_s, trainer.save_s)
 
 
 class Checkpoints:
-    """The checkpoints of a run."""
+    """The checkpoints of a run: one whenever it is due, and one after its last step."""
 
-    def __init__(self, learner: Learner, every: Every, steps: int) -> None:
-        """One whenever it is due by `every`, and one after `steps`, which end the run."""
-        self._learner = learner
-        self._every, self._steps = every, steps
+    def __init__(self, trainer: RankTrainer, every: Every, steps: int) -> None:
+        self._trainer = trainer
+        self._cadence = Cadence(trainer, every)
+        self._steps = steps
         self._begun = asyncio.Event()
-        self._since = learner.steps, time.monotonic()
-        """Steps and time at which the newest was begun."""
 
     async def leave_damaged(self, consumed: int, *, from_older: bool) -> str:
-        """Rename damaged checkpoints and return what was done, once the learner may go on without them; empty if all are whole.
+        """Rename damaged checkpoints if the trainer may continue without them, and return what was done; empty if all are whole.
 
-        It may if no batch was acknowledged after the whole one, so that `consumed` is its version, or `from_older` says so. Raise
+        It may if no batch was acknowledged after the whole one, so that `consumed` is its version, or with `from_older`. Raise
         CheckpointDamaged if not.
         """
-        learner, version = self._learner, self._learner.version
-        if not learner.damaged:
+        trainer, version = self._trainer, self._trainer.version
+        if not trainer.damaged:
             return ""
-        found, older = learner.damage, folders.name_of(version)
+        found, older = trainer.damage, folders.name_of(version)
         if consumed > version and not from_older:
             batches = f"batch {version} was"
             if consumed > version + 1:
                 batches = f"batches {version} to {consumed - 1} were"
             raise CheckpointDamaged(
-                f"{found}; the newest whole one is {older}, after which {batches} acknowledged: put the files back, or start"
-                " again with --from-older, which trains from the gateway's record what was acknowledged since, and goes on"
-                " without it if that does not give the published weights to the bit"
+                f"{found}; the newest whole one is {older}, after which {batches} acknowledged: restore the files, or start"
+                " again with --from-older, which trains from the gateway's record what was acknowledged since, and continues"
+                " without it if that does not give the published weights bit by bit"
             )
-        await in_thread(learner.set_damaged_aside)
-        return f"{found}; renamed, and going on from {older}"
+        await in_thread(trainer.rename_damaged)
+        return f"{found}; renamed, and continuing from {older}"
 
     async def after_step(self) -> None:
         """Begin a checkpoint if one is due, and write one at the end of the run. Raise CheckpointError."""
-        done = self._learner.steps
-        if done >= self._steps:
+        if self._trainer.steps >= self._steps:
             await self.write()
-        elif self._is_due(done):
-            self._since = done, time.monotonic()
-            await in_thread(self._learner.begin_checkpoint)
+        elif self._cadence.is_due():
+            self._cadence.started()
+            await in_thread(self._trainer.begin_checkpoint)
             self._begun.set()
 
-    def _is_due(self, done: int) -> bool:
-        if self._every == "auto" and self._learner.saving:
-            return False
-        steps, began = self._since
-        return cadence.is_due(self._every, done, done - steps, time.monotonic() - began, self._learner.save_s)
-
     async def after_replay(self) -> None:
-        """Write the checkpoint that was due in the replayed steps and did not become whole, if there is one."""
-        learner = self._learner
-        assert learner.saved is not None
-        if self._every == "auto" or learner.version - learner.saved.version >= self._every:
+        """Write the checkpoint that was due in the replayed steps and is not whole, if there is one."""
+        trainer, every = self._trainer, self._cadence.every
+        assert trainer.saved is not None
+        if every == "auto" or trainer.version - trainer.saved.version >= every:
             await self.write()
 
     async def before_stop(self) -> None:
         """Write the steps since the newest checkpoint, unless the weights are offloaded. Raise CheckpointError or RankLost."""
         await self.written()
-        learner = self._learner
-        if not learner.offloaded and learner.saved is not None and learner.version > learner.saved.version:
+        trainer = self._trainer
+        if not trainer.offloaded and trainer.saved is not None and trainer.version > trainer.saved.version:
             await self.write()
 
     async def write(self) -> None:
         """Write the checkpoint from which the steps before need never be repeated. Raise CheckpointError."""
-        self._since = self._learner.steps, time.monotonic()
-        await in_thread(self._learner.save_checkpoint)
+        self._cadence.started()
+        await in_thread(self._trainer.save_checkpoint)
 
     async def written(self) -> None:
-        """Wait until none is being written. Raise CheckpointError or RankLost."""
-        await in_thread(self._learner.checkpoint_written)
+        """Wait until no checkpoint is being written. Raise CheckpointError or RankLost."""
+        await in_thread(self._trainer.checkpoint_written)
 
-    def watch(self) -> Watched:
-        """Return the task that fails as soon as a checkpoint cannot be written while training goes on."""
-        return Watched("writing of checkpoints", self._watch())
+    def watch(self) -> Companion:
+        """Return the task that fails as soon as a checkpoint cannot be written during training."""
+        return Companion("writing of checkpoints", self._watch())
 
     async def _watch(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The processes around a trainer: a gateway of its own, and the driver that runs episodes; both optional.
+"""The processes of a trainer: a gateway of its own, the driver that runs episodes, and the server of versions; all optional.
 
 Invariant: what was started is stopped when the exit stack closes, and a child that ends early ends the trainer with its last
 lines as the reason.
@@ -6,15 +6,12 @@ lines as the reason.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import httpx
 
@@ -23,144 +20,131 @@ from processes.child import LocalProcess
 from processes.errors import ChildDied
 from scheduler.configuration import Unreadable, read_toml
 from trainer.errors import ConfigError, GatewayUnreachable
+from trainer.loop.tasks import Companion
 from trainer.sections.run import GatewaySettings
 from trainer.sections.state import WeightsSettings
 from trainer.settings import Settings
 
-T = TypeVar("T")
-Say = Callable[[str], None]
-_START_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """Work that has to go on for as long as something else needs it."""
-
-    name: str
-    work: Coroutine[Any, Any, Any]
-
-
-async def watch(work: Coroutine[Any, Any, T], *companions: Watched | None) -> T:
-    """The result of `work`; if a companion ends first, `work` is cancelled and the companion's error raised."""
-    main = asyncio.create_task(work, name="trainer: loop")
-    tasks = [asyncio.create_task(c.work, name=f"trainer: {c.name}") for c in companions if c]
-    try:
-        done, _ = await asyncio.wait({main, *tasks}, return_when=asyncio.FIRST_COMPLETED)
-        if main not in done:
-            ended = done.pop()
-            await ended
-            raise RuntimeError(f"{ended.get_name()} ended although it was needed")
-        return await main
-    finally:
-        for task in (main, *tasks):
-            task.cancel()
-        await asyncio.gather(main, *tasks, return_exceptions=True)
+Notify = Callable[[str], None]
+_GATEWAY_START_S = 1800.0
+"""An engine may load a large model; a gateway that fails ends sooner."""
+_WEIGHTS_START_S = 60.0
 
 
 async def gateway_process(
-    stack: AsyncExitStack, settings: GatewaySettings, directory: Path, say: Say = print
-) -> tuple[str, Watched | None]:
-    """The gateway's URL; starts one first if `[gateway] config` says so. `say` gets what takes long. Raises GatewayUnreachable,
-    ChildDied, TimeoutError."""
+    stack: AsyncExitStack, settings: GatewaySettings, directory: Path, notify: Notify = print
+) -> tuple[str, Companion | None]:
+    """Return the gateway's URL; start the gateway first if `[gateway] config` names one.
+
+    `notify` reports what takes long. Raise GatewayUnreachable, ChildDied or TimeoutError.
+    """
     if settings.url is not None:
         return settings.url.rstrip("/"), None
     assert settings.config is not None
     url = url_of(settings.config)
     async with httpx.AsyncClient(base_url=url, timeout=5.0) as http:
-        if await _answers(http, any_status=True):
+        if await _responds(http, any_status=True):
             raise GatewayUnreachable(
-                f"something listens at {url} already; to use it, set [gateway] url in place of config"
+                f"something listens at {url} already; to use it, set [gateway] url instead of config"
             )
-        argv = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(settings.config)]
-        env = {"HEADGATE_ADMIN_KEY": settings.key} if settings.key else None
-        process = await LocalProcess.start("gateway", argv, directory / "gateway.log", env)
-        stack.push_async_callback(process.stop, 20.0)
-        await process.ready(lambda: _answers(http), settings.start_s, say)
-    return url, Watched("gateway process", _needed(process))
+        argv = ["gateway.cli", "serve", "--config", str(settings.config)]
+        log, env = directory / "gateway.log", _with_key("HEADGATE_ADMIN_KEY", settings.key)
+        process, companion = await _start(stack, "gateway", argv, log, env, stop_s=20.0)
+        await process.ready(lambda: _responds(http), _GATEWAY_START_S, notify)
+    return url, companion
 
 
-async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -> Watched | None:
-    """Starts the driver that keeps `[rollout] agent` at work, if there is one."""
+async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -> Companion | None:
+    """Start the driver of `[rollout]`, if there is one."""
     rollout = settings.rollout
     if rollout is None:
         return None
-    argv = [
-        sys.executable, "-m", "gateway.cli", "episodes", "run", "--forever",
-        "--gateway", url,
-        "--group-size", str(rollout.group_size),
-        "--spare", str(rollout.spare),
-        "--concurrency", str(rollout.concurrency),
-        "--max-failures", str(rollout.max_failures),
-        "--timeout", str(rollout.timeout_s),
-        "--seed", str(settings.run.seed),
-    ]  # fmt: skip
-    named = {
+    options = {
+        "--gateway": url,
+        "--group-size": rollout.group_size,
+        "--spare": rollout.spare,
+        "--concurrency": rollout.concurrency,
+        "--max-failures": settings.run.max_failed_share,
+        "--timeout": rollout.timeout_s,
+        "--seed": settings.run.seed,
         "--agent": rollout.agent,
         "--tasks": rollout.tasks,
         "--env": rollout.env,
         "--env-args": json.dumps(rollout.env_args) if rollout.env else None,
         "--env-python": rollout.env_python,
         "--limit": rollout.env_tasks,
+        "--order": rollout.order,
+        "--order-state": settings.run.dir / rollout.order_state,
+        "--model": settings.gateway.model,
     }
-    if settings.tasks.order == "difficulty":
-        named |= {"--order": settings.tasks.order, "--order-floor": str(settings.tasks.floor)}
-    named["--order-state"] = settings.run.dir / settings.tasks.state
-    argv += [part for name, value in named.items() if value is not None for part in (name, str(value))]
-    if settings.gateway.model is not None:
-        argv += ["--model", settings.gateway.model]
-    env = {"HEADGATE_ADMIN_KEY": settings.gateway.key} if settings.gateway.key else None
-    process = await LocalProcess.start("rollout", argv, rollout_log(settings), env)
-    stack.push_async_callback(process.stop, 10.0)
-    return Watched("rollout process", _needed(process))
+    argv = ["gateway.cli", "episodes", "run", "--forever"]
+    argv += [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    env = _with_key("HEADGATE_ADMIN_KEY", settings.gateway.key)
+    _, companion = await _start(stack, "rollout", argv, rollout_log(settings), env, stop_s=10.0)
+    return companion
 
 
 async def weights_process(
-    stack: AsyncExitStack, settings: WeightsSettings, weights: Path, say: Say = print
-) -> Watched | None:
-    """Starts the server of published versions, if `[weights] transport` needs it. Raises ChildDied and TimeoutError."""
+    stack: AsyncExitStack, settings: WeightsSettings, weights: Path, notify: Notify = print
+) -> Companion | None:
+    """Start the server of published versions, if `[weights] transport` needs it. Raise ChildDied or TimeoutError."""
     if not settings.serves:
         return None
     host, _, port = settings.listen.rpartition(":")
-    sends = settings.transport == "collective"
-    argv = [
-        *(sys.executable, "-m"),
-        *(["trainer.publish.sender"] if sends else ["gateway.cli", "mirror"]),
-        *("--dir", str(weights), "--host", host, "--port", port),
-        *(["--reached-at", settings.reached_at] if sends else []),
-    ]
+    argv = ["gateway.cli", "mirror"]
+    if settings.transport == "collective":
+        argv = ["trainer.publish.sender", "--engine-facing-host", settings.engine_facing_host]
+    argv += ["--dir", str(weights), "--host", host, "--port", port]
     key = settings.key.get_secret_value() if settings.key else os.environ.get("HEADGATE_WEIGHTS_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    env = {"HEADGATE_WEIGHTS_KEY": key} if key else None
-    process = await LocalProcess.start("weights server", argv, weights.parent / "weights-server.log", env)
-    stack.push_async_callback(process.stop, 5.0)
+    log, env = weights.parent / "weights-server.log", _with_key("HEADGATE_WEIGHTS_KEY", key)
+    process, companion = await _start(stack, "weights server", argv, log, env, stop_s=5.0)
     async with httpx.AsyncClient(base_url=ports.url_of(host, port), headers=headers, timeout=5.0) as http:
-        await process.ready(lambda: _answers(http, path="/versions"), _START_S, say)
-    return Watched("weights server", _needed(process))
+        await process.ready(lambda: _responds(http, path="/versions"), _WEIGHTS_START_S, notify)
+    return companion
+
+
+async def _start(
+    stack: AsyncExitStack,
+    name: str,
+    argv: Sequence[str],
+    log: Path,
+    env: Mapping[str, str] | None,
+    stop_s: float,
+) -> tuple[LocalProcess, Companion]:
+    """Start a Python module as a child that is stopped with the stack, and return it with the task that fails when it ends."""
+    process = await LocalProcess.start(name, [sys.executable, "-m", *argv], log, env)
+    stack.push_async_callback(process.stop, stop_s)
+    return process, Companion(f"{name} process", _fail_when_it_ends(process))
+
+
+def _with_key(name: str, key: str | None) -> dict[str, str] | None:
+    return {name: key} if key else None
 
 
 def rollout_log(settings: Settings) -> Path:
-    """Returns the path of the log of the agents' driver, whose last line says how they fare."""
+    """Return the path of the log of the agents' driver, whose last line is their state."""
     return settings.run.dir / "rollout.log"
 
 
 def url_of(config: Path) -> str:
-    """Where the gateway of a TOML file will listen. Raises ConfigError."""
+    """Return the URL at which the gateway of a TOML file will listen. Raise ConfigError."""
     try:
         server = read_toml(config).get("server", {})
     except Unreadable as error:
         raise ConfigError(f"[gateway] config = {error}") from error
     host, port = server.get("host", "127.0.0.1"), server.get("port", 8000)
     if port == 0:
-        raise ConfigError(f"{config}: [server] port = 0 leaves the trainer no way to find the gateway")
+        raise ConfigError(f"{config}: with [server] port = 0 the trainer cannot find the gateway")
     return ports.url_of(host, port)
 
 
-async def _needed(process: LocalProcess) -> None:
+async def _fail_when_it_ends(process: LocalProcess) -> None:
     await process.wait()
     raise ChildDied(process.exit_report())
 
 
-async def _answers(http: httpx.AsyncClient, any_status: bool = False, path: str = "/readyz") -> bool:
+async def _responds(http: httpx.AsyncClient, any_status: bool = False, path: str = "/readyz") -> bool:
     try:
         response = await http.get(path)
     except httpx.TransportError:

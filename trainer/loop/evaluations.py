@@ -1,8 +1,8 @@
-"""Evaluations beside training: each a process of its own (`trainer.evaluation.child`), at most one at a time.
+"""Evaluations during training: each a process of its own (`trainer.evaluation.child`), at most one at a time.
 
-Its request is written before it begins, its result appears whole at its end, and `metrics.jsonl` gets its line after that. So a
-new start knows what has ended, which is not run again, and what was interrupted. What goes wrong in an evaluation is said, and
-training goes on. Owns the process, and the files under `evaluations` of `[run] dir`.
+Its request is written before it begins, its result appears atomically at its end, and `metrics.jsonl` gets its line after that.
+So a new start knows which evaluations ended, which are not repeated, and which were interrupted. An evaluation that fails is
+reported, and training continues. Owns the process, and the files under `evaluations` of `[run] dir`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.report.metrics import Metrics
 from trainer.settings import Settings
 
 _STOP_S = 10.0
-"""The time in which an evaluation that is ended gives up its episodes."""
+"""Seconds in which an evaluation that is stopped may abandon its episodes."""
 _REQUEST, _RESULT = "request-{:08d}.json", "version-{:08d}.json"
 
 
 class Evaluations:
-    """Evaluates every `[eval] every` steps what the engines run; without that setting, nothing."""
+    """Evaluates the live version every `[eval] every` steps; without that setting, nothing."""
 
     def __init__(
         self,
@@ -36,13 +36,10 @@ class Evaluations:
         url: str,
         feed: Feed,
         metrics: Metrics,
-        tell: Callable[[int, int, Mapping[str, float]], None],
+        send: Callable[[int, int, Mapping[str, float]], None],
     ) -> None:
-        """`url`: the gateway's; `tell`: tells it the figures, by step and version.
-
-        Raises ConfigError where there is no agent to evaluate with.
-        """
-        self._tell = tell
+        """`url`: the gateway's; `send` reports figures to it, by step and version. Raise ConfigError without an agent."""
+        self._send = send
         self.directory = settings.run.dir / "evaluations"
         self._settings = settings.eval
         self._key = settings.gateway.key
@@ -54,15 +51,15 @@ class Evaluations:
         """Versions whose evaluation was begun by this process."""
         self._evaluation: Evaluation | None = None
         if settings.eval.every is not None:
-            self._evaluation = Evaluation.of(settings.eval, settings.rollout, settings.gateway.model)
+            self._evaluation = Evaluation.of(settings)
 
     @property
-    def under_way(self) -> bool:
+    def running(self) -> bool:
         """True while an evaluation runs."""
         return self._running is not None and not self._running.done()
 
     async def resume(self) -> None:
-        """Reports what a killed trainer could not, and begins again what it interrupted if engines still run that version."""
+        """Report what a killed trainer did not, and repeat the evaluation that it interrupted if its version is still live."""
         if self._evaluation is None or not self.directory.exists():
             return
         reported = self._metrics.evaluated_versions()
@@ -74,15 +71,15 @@ class Evaluations:
             elif (await self._feed.status())["newest_version"] == request.version:
                 await self._start(request.version, request.step)
             else:
-                self._metrics.say(
+                self._metrics.notify(
                     f"the evaluation of version {request.version} was interrupted, and engines run a later one"
                 )
                 path.unlink()
 
     async def begin(self, version: int, steps: int, last: bool) -> None:
-        """Begins the evaluation of the trainer's version, if it is due and was not made, and engines have come to that version.
+        """Begin the evaluation of the trainer's version, if it is due, not made yet, and the version is live.
 
-        `last`: nothing comes after this version.
+        `last`: no version follows this one.
         """
         if not self.is_due(steps, last):
             return
@@ -90,9 +87,9 @@ class Evaluations:
             return
         if (await self._feed.status())["newest_version"] != version:
             return
-        if self.under_way:
+        if self.running:
             if not last:
-                self._metrics.say(
+                self._metrics.notify(
                     f"version {version} is not evaluated: the evaluation before it has not ended"
                 )
                 return
@@ -100,26 +97,24 @@ class Evaluations:
         await self._start(version, steps)
 
     def is_due(self, steps: int, last: bool) -> bool:
-        """True if the version after so many steps is to be evaluated, which is once engines run it."""
+        """Return true if the version after `steps` steps is to be evaluated once it is live."""
         if self._evaluation is None:
             return False
-        if steps == 0:
-            return self._settings.at_start
         return last or steps % (self._settings.every or 1) == 0
 
-    async def settle(self) -> None:
-        """Waits until the version that the engines run may change: with `[eval] pinned`, its evaluation has ended then."""
+    async def release_engines(self) -> None:
+        """Wait until engines may load another version: with `[eval] pinned`, until the evaluation has ended."""
         if self._settings.pinned:
             await self.finish()
 
     async def finish(self) -> None:
-        """Waits for the evaluation that is running, if one is."""
+        """Wait for the running evaluation, if there is one."""
         if self._running is not None:
             await asyncio.wait({self._running})
             self._running.result()
 
     async def close(self) -> None:
-        """Ends the evaluation that is running; a new start begins it again."""
+        """Stop the running evaluation; a new start repeats it."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait({self._running})
@@ -145,8 +140,8 @@ class Evaluations:
                 async with asyncio.timeout(limit):
                     status = await process.wait()
                 if status:
-                    said = process.output().strip().splitlines()
-                    why = (said[-1] if said else f"it ended with {status}") + f"; see {log}"
+                    output = process.output().strip().splitlines()
+                    why = (output[-1] if output else f"it ended with {status}") + f"; see {log}"
             finally:
                 await process.stop(_STOP_S)
         except TimeoutError:
@@ -154,7 +149,7 @@ class Evaluations:
         except ChildDied as error:
             why = str(error)
         if why:
-            self._metrics.say(f"the evaluation of version {version} failed, and training goes on: {why}")
+            self._metrics.notify(f"the evaluation of version {version} failed, and training continues: {why}")
             self._request(version).unlink()
             return
         self._report(request)
@@ -162,7 +157,7 @@ class Evaluations:
     def _report(self, request: Request) -> None:
         result = json.loads(self._result(request.version).read_text())
         self._metrics.evaluated(request.version, request.step, result)
-        self._tell(request.step, request.version, scalars(result))
+        self._send(request.step, request.version, scalars(result))
 
     def _request(self, version: int) -> Path:
         return self.directory / _REQUEST.format(version)

@@ -1,7 +1,7 @@
-"""The gateway as the loop sees it: the lease of the buffer that is trained, and requests that outlast a gateway's absence.
+"""The gateway as the loop uses it: the lease of the batch that is trained, and requests that wait for an unavailable gateway.
 
-Owns the lease. Invariants: a buffer is asked for under its newest lease alone; a lease that a restarted gateway forgot is taken
-anew as long as it is of the same buffer, and the cursor goes on, so that no group comes twice and none is left out.
+Owns the lease. Invariants: a batch is requested only under its newest lease; if a restarted gateway forgot the lease, the same
+batch is leased again and the cursor continues, so that no group is received twice and none is missed.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from trainer.errors import LeaseLost, StepTimeout, TrainerError
 T = TypeVar("T")
 
 CONSUMER = "trainer"
-"""The same name after a restart, so that the gateway gives an unfinished lease back to it at once."""
+"""The same name after a restart, so that the gateway grants an unfinished lease again immediately."""
 POLL_S = 20.0
-"""How long one request waits at the gateway for groups or for an update."""
-LOOK_S = 1.0
-"""How long one waits for groups while nodes are lent and there are groups to compute on: then it is asked for the nodes again."""
+"""Seconds that one request waits at the gateway for groups or for an update."""
+RECALL_POLL_S = 1.0
+"""Seconds that one request waits for groups while nodes are lent and groups wait to be computed; then the nodes are requested."""
 RETRY_S = 0.5
 _NOT_FOUND = 404
-_SILENT_S = 2.0
-"""A gateway that does not answer for so long is said to the user, once for each request."""
+_REPORT_AFTER_S = 2.0
+"""A gateway that is unavailable for longer is reported to the user, once for each request."""
 
 
 @contextmanager
-def naming(step: str) -> Iterator[None]:
-    """A refusal in the block says in which step it came. Raises TrainerError."""
+def naming_step(step: str) -> Iterator[None]:
+    """Raise TrainerError, which names the step, if the gateway refuses a request in the block."""
     try:
         yield
     except GatewayRefused as refusal:
@@ -44,108 +44,112 @@ def naming(step: str) -> Iterator[None]:
 
 
 class Feed:
-    """One trained model behind one gateway, which may be away for `answer_s`; then, every method raises StepTimeout.
+    """One trained model behind one gateway.
 
-    Every method raises GatewayRefused for an answer that waiting does not change.
+    Every method raises StepTimeout once the gateway is unavailable for `timeout_s`, and GatewayRefused for a response that
+    waiting does not change.
     """
 
     def __init__(
-        self, client: GatewayClient, model: str | None, answer_s: float, say: Callable[[str], None] = print
+        self,
+        client: GatewayClient,
+        model: str | None,
+        timeout_s: float,
+        notify: Callable[[str], None] = print,
     ) -> None:
-        """`say` tells the user why nothing happens."""
-        self.held: Lease
-        self._say = say
+        """`notify` reports to the user why the trainer waits."""
+        self.current_lease: Lease
+        self._notify = notify
         self._client = client
         self._model = model
-        self._answer_s = answer_s
+        self._timeout_s = timeout_s
         self._leasing = asyncio.Lock()
 
     # Versions
 
     async def status(self) -> dict[str, Any]:
-        """The newest version and the ledger's state."""
-        return await self._ask("check versions", lambda: self._client.status(self._model))
+        """Return the newest version and the ledger's state."""
+        return await self._request("check versions", lambda: self._client.status(self._model))
 
     async def last_failure(self, model: str, reason: str) -> str:
-        """Return what the agent of the newest training episode that ended for a reason reported, and where to read more."""
-        wanted: dict[str, str | int] = {"mode": "train", "model": model, "reason": reason, "limit": 1}
-        rows = await self._ask("look at failed episodes", lambda: self._client.episodes(**wanted))
+        """Return the error of the newest training episode that ended for a reason, and where to read more."""
+        filters: dict[str, str | int] = {"mode": "train", "model": model, "reason": reason, "limit": 1}
+        rows = await self._request("read failed episodes", lambda: self._client.episodes(**filters))
         if not rows:
             return "`gateway episodes list` shows the episodes that are left"
-        said = in_a_line(rows[0]["error"] or "") or reason
-        return f"`gateway episodes why {rows[0]['id']}` shows all of the last error: {said}"
+        error = in_a_line(rows[0]["error"] or "") or reason
+        return f"`gateway episodes why {rows[0]['id']}` shows all of the last error: {error}"
 
-    async def acknowledged(self, buffer: int) -> bool:
-        """True if the gateway has gone on to a later buffer."""
-        return bool((await self.status())["consumed"] > buffer)
+    async def acknowledged(self, batch: int) -> bool:
+        """Return true if the gateway has advanced to a later batch."""
+        return bool((await self.status())["consumed"] > batch)
 
     async def parent(self, version: int) -> int | None:
-        """The version of which a published one was made."""
-        record = await self._ask("check versions", lambda: self._client.weights(version, self._model))
+        """Return the version from which a published one was made."""
+        record = await self._request("check versions", lambda: self._client.weights(version, self._model))
         parent: int | None = record["parent"]
         return parent
 
     async def publish(self, version: int, path: str, source: str | None) -> dict[str, Any]:
-        """Hands a version over, or asks again what became of it; answers after `POLL_S` if its update has not ended.
+        """Publish a version, or request its state again; return the record after `POLL_S` if its update has not ended.
 
-        `source`: the server at which the gateway finds it in place of `path`.
+        `source`: the server from which the gateway fetches it, instead of `path`.
         """
-        place = {"path": path} if source is None else {"url": source}
-        call = partial(self._client.publish, version, wait_s=POLL_S, model=self._model, **place)
-        return await self._ask("publish", call)
+        location = {"path": path} if source is None else {"url": source}
+        call = partial(self._client.publish, version, wait_s=POLL_S, model=self._model, **location)
+        return await self._request("publish", call)
 
     # Batches
 
     async def lease(self) -> Lease:
-        """Takes the next buffer, once nobody else holds it."""
-        self.held = await self._lease()
-        return self.held
+        """Lease the next batch, once no other consumer has it."""
+        self.current_lease = await self._lease()
+        return self.current_lease
 
-    async def groups(self, cursor: int, wait_s: float | None = None) -> LeasedGroups:
-        """The groups of the leased buffer after `cursor`; waits up to `wait_s` (`POLL_S`) for one. Raises LeaseLost."""
-        wait_s = POLL_S if wait_s is None else wait_s
+    async def groups(self, cursor: int, wait_s: float = POLL_S) -> LeasedGroups:
+        """Return the groups of the leased batch after `cursor`; wait up to `wait_s` for one. Raise LeaseLost."""
         return await self._leased(
             "stream",
             partial(self._client.leased_groups, cursor=cursor, wait_s=wait_s, model=self._model),
         )
 
     async def renew(self) -> None:
-        """Renews the lease for ever. Raises LeaseLost."""
+        """Renew the lease until cancelled. Raise LeaseLost."""
         while True:
-            await asyncio.sleep(self.held.deadline_s / 3)
+            await asyncio.sleep(self.current_lease.deadline_s / 3)
             await self._leased("renew the lease", partial(self._client.renew, model=self._model))
 
     async def ack(self, checkpoint: str) -> None:
-        """The leased buffer was trained. Raises LeaseLost."""
-        buffer = self.held.buffer
+        """Acknowledge that the leased batch was trained. Raise LeaseLost."""
+        batch = self.current_lease.buffer
         try:
             await self._leased("ack", lambda lease: self._client.ack(lease, checkpoint, self._model))
         except LeaseLost:
-            # The answer to an ack may be lost after the gateway has gone on to the next buffer.
-            if not await self.acknowledged(buffer):
+            # The response to an ack may be lost after the gateway has advanced to the next batch.
+            if not await self.acknowledged(batch):
                 raise
 
     async def nack(self, reason: str) -> None:
-        """Gives the leased buffer back, which was not trained. Raises LeaseLost."""
+        """Return the leased batch untrained. Raise LeaseLost."""
         await self._leased("give back", partial(self._client.nack, reason=reason, model=self._model))
 
-    async def record(self, buffer: int) -> tuple[Group, ...]:
-        """The groups of a buffer that was trained, in the order in which they came. Raises LeaseLost if they cannot be had.
+    async def record(self, batch: int) -> tuple[Group, ...]:
+        """Return the groups of a batch that was trained, in their original order. Raise LeaseLost if they are unavailable.
 
-        A buffer whose acknowledgement is missing is leased for it, and is acknowledged or trained like any other later on.
+        A batch without acknowledgment is leased for that, and is acknowledged or trained like any other later.
         """
-        if await self.acknowledged(buffer):
-            return await self._ask("replay", lambda: self._client.batch_groups(buffer, self._model))
+        if await self.acknowledged(batch):
+            return await self._request("replay", lambda: self._client.batch_groups(batch, self._model))
         await self.lease()
         fetched = await self.groups(0)
-        if self.held.buffer != buffer or not fetched.complete:
-            raise LeaseLost(f"the gateway has no record of buffer {buffer}")
+        if self.current_lease.buffer != batch or not fetched.complete:
+            raise LeaseLost(f"the gateway has no record of batch {batch}")
         return fetched.groups
 
     async def image(self, name: str) -> bytes | None:
-        """An image's file, by its hash; None if it is not stored any more."""
+        """Return an image's bytes by its hash; None if it is no longer stored."""
         try:
-            return await self._ask("fetch images", lambda: self._client.image(name))
+            return await self._request("fetch images", lambda: self._client.image(name))
         except GatewayRefused as refusal:
             if refusal.status != _NOT_FOUND:
                 raise
@@ -154,55 +158,62 @@ class Feed:
     # Nodes
 
     async def claim(self, node: str) -> float:
-        """Waits until a node is this trainer's; answers for how many seconds it may then say nothing."""
-        deadline = time.monotonic() + self._answer_s
+        """Wait until a node is this trainer's, and return the seconds after which the claim ends unless it is renewed."""
+        deadline = time.monotonic() + self._timeout_s
         while True:
-            answer = await self._ask("claim", lambda: self._client.claim(node, POLL_S, self._model))
-            if answer["role"] == "train":
-                return float(answer["claim_s"])
+            claimed = await self._request("claim", lambda: self._client.claim(node, POLL_S, self._model))
+            if claimed["role"] == "train":
+                return float(claimed["claim_s"])
             if time.monotonic() > deadline:
                 raise StepTimeout(
-                    "claim", self._answer_s, f"node {node} is {answer['role']}: {answer['reason']}"
+                    "claim", self._timeout_s, f"node {node} is {claimed['role']}: {claimed['reason']}"
                 )
 
-    async def release(self, node: str, busy_s: float, load_s: float = 0.0, rest_s: float = 0.0) -> None:
-        """This trainer waits, and has no use for its node; it computed for `busy_s` on the groups of its last batch, once its
-        weights were back after `load_s`, and was busy for `rest_s` with the rest of it."""
-        await self._ask("release", lambda: self._client.release(node, self._model, busy_s, load_s, rest_s))
+    async def release(
+        self, node: str, compute_s: float, load_s: float = 0.0, overhead_s: float = 0.0
+    ) -> None:
+        """Release a node while this trainer waits.
 
-    async def called_back(self, node: str) -> bool:
-        """True if the node is not lent, and will not be until the batch is complete."""
-        return bool((await self._ask("stream", lambda: self._client.node(node)))["near"])
+        `compute_s`: seconds of computation on the groups of the last batch. `load_s`: until its weights were back. `overhead_s`:
+        the rest of the work on that batch.
+        """
+        await self._request(
+            "release", lambda: self._client.release(node, self._model, compute_s, load_s, overhead_s)
+        )
+
+    async def recalled(self, node: str) -> bool:
+        """Return true if the node is not lent, and will not be until the batch is complete."""
+        return bool((await self._request("stream", lambda: self._client.node(node)))["near"])
 
     # Requests to the gateway
 
     async def _lease(self) -> Lease:
         request = partial(self._client.lease, CONSUMER, self._model)
-        return await self._ask("lease", request, retry=(409, 425, 429))
+        return await self._request("lease", request, retry=(409, 425, 429))
 
     async def _leased(self, step: str, call: Callable[[Lease], Awaitable[T]]) -> T:
-        """`call` with the lease, and once more with a new lease of the same buffer, for a gateway that was restarted forgets."""
-        lease = self.held
+        """Make a request with the lease, and once more with a new lease of the same batch: a restarted gateway forgets leases."""
+        lease = self.current_lease
         try:
-            return await self._ask(step, lambda: call(lease))
+            return await self._request(step, lambda: call(lease))
         except GatewayRefused as refusal:
             if refusal.status not in (404, 409):
                 raise
-            await self._lease_again(lease, refusal)
-            return await self._ask(step, lambda: call(self.held))
+            await self._replace_lease(lease, refusal)
+            return await self._request(step, lambda: call(self.current_lease))
 
-    async def _lease_again(self, old: Lease, refusal: GatewayRefused) -> None:
+    async def _replace_lease(self, old: Lease, refusal: GatewayRefused) -> None:
         async with self._leasing:
-            if self.held is not old:
+            if self.current_lease is not old:
                 return
-            fresh = await self._lease()
-            if fresh.buffer != old.buffer:
-                raise LeaseLost(f"the lease of buffer {old.buffer} is gone: {refusal}")
-            self.held = fresh
+            lease = await self._lease()
+            if lease.buffer != old.buffer:
+                raise LeaseLost(f"the lease of batch {old.buffer} ended: {refusal}")
+            self.current_lease = lease
 
-    async def _ask(self, step: str, call: Callable[[], Awaitable[T]], retry: tuple[int, ...] = ()) -> T:
-        """`call`, again and again while the gateway is away (or refuses with a status of `retry`) until `answer_s`."""
-        began, said = time.monotonic(), False
+    async def _request(self, step: str, call: Callable[[], Awaitable[T]], retry: tuple[int, ...] = ()) -> T:
+        """Repeat `call` while the gateway is unavailable, or refuses with a status of `retry`, until `timeout_s`."""
+        began, reported = time.monotonic(), False
         while True:
             try:
                 return await call()
@@ -213,9 +224,9 @@ class Feed:
                     raise
                 reason, pause = str(refusal), refusal.retry_after or RETRY_S
             waited = time.monotonic() - began
-            if waited + pause > self._answer_s:
-                raise StepTimeout(step, self._answer_s, reason)
-            if waited > _SILENT_S and not said:
-                said = True
-                self._say(f"step '{step}' waits for the gateway, up to {self._answer_s:g} s: {reason}")
+            if waited + pause > self._timeout_s:
+                raise StepTimeout(step, self._timeout_s, reason)
+            if waited > _REPORT_AFTER_S and not reported:
+                reported = True
+                self._notify(f"step '{step}' waits for the gateway, up to {self._timeout_s:g} s: {reason}")
             await asyncio.sleep(pause)

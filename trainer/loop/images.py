@@ -1,4 +1,4 @@
-"""Fetches the images of a batch's episodes into the run's folder, where every rank finds them, and says which cannot be had."""
+"""Fetches the images of a batch's episodes into the run's folder, where every rank reads them, and reports unusable ones."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from trainer.loop.feed import Feed
 from trainer.model.vision import VisionInputs
 from trainer.state.images import ImageFiles
 
-_AT_ONCE = 8
+_CONCURRENT = 8
 
 
 class EpisodeImages:
-    """The images of one run. Invariant: an image that is there is not fetched again."""
+    """The images of one run. Invariant: a stored image is not fetched again."""
 
     def __init__(
         self,
         feed: Feed,
         files: ImageFiles,
         vision_inputs: VisionInputs | None,
-        say: Callable[[str], None] = print,
+        notify: Callable[[str], None] = print,
     ) -> None:
-        """`vision_inputs`: the trained model's; None: nothing is fetched. `say` tells the user of images that cannot be had."""
+        """`vision_inputs`: the trained model's; None: nothing is fetched. `notify` reports unusable images to the user."""
         self._feed = feed
         self._files = files
         self._inputs = vision_inputs
-        self._say = say
+        self._notify = notify
         self._lengths: dict[str, int] = {}
         """The number of tokens of each image that was read."""
 
     async def fetch(self, groups: Sequence[Group]) -> frozenset[str]:
-        """Fetches what is not there yet; answers the hashes of images that cannot be had as they were recorded."""
-        inputs, names, turns = self._inputs, names_in(groups), asyncio.Semaphore(_AT_ONCE)
+        """Fetch the images of groups, and return the hashes of those that are not usable as they were recorded."""
+        inputs, names, slots = self._inputs, names_in(groups), asyncio.Semaphore(_CONCURRENT)
         if inputs is None:
             return frozenset()
 
-        async def looked(name: str, tokens: int) -> str | None:
-            async with turns:
-                return await self._wrong(inputs, name, tokens)
+        async def problem_of(name: str, tokens: int) -> str | None:
+            async with slots:
+                return await self._problem(inputs, name, tokens)
 
-        said = await asyncio.gather(*(looked(name, tokens) for name, tokens in names.items()))
-        wrong = {name: why for name, why in zip(names, said, strict=True) if why is not None}
-        for name, why in wrong.items():
-            self._say(f"the image {name} {why}: no token of its episodes is trained")
-        return frozenset(wrong)
+        problems = await asyncio.gather(*(problem_of(name, tokens) for name, tokens in names.items()))
+        unusable = {name: why for name, why in zip(names, problems, strict=True) if why is not None}
+        for name, why in unusable.items():
+            self._notify(f"the image {name} {why}: no token of its episodes is trained")
+        return frozenset(unusable)
 
-    async def _wrong(self, inputs: VisionInputs, name: str, tokens: int) -> str | None:
-        """The reason why an image cannot be given to the model; None if it can."""
+    async def _problem(self, inputs: VisionInputs, name: str, tokens: int) -> str | None:
+        """Return the reason why an image cannot be given to the model; None if it can."""
         if not await asyncio.to_thread(self._files.has, name):
             data = await self._feed.image(name)
             if data is None:
-                return "is not stored by the gateway any more"
+                return "is no longer stored by the gateway"
             await asyncio.to_thread(self._files.write, name, data)
         if name not in self._lengths:
             try:
@@ -65,5 +65,5 @@ class EpisodeImages:
         return None
 
     async def trim(self) -> None:
-        """Removes images that were used longest ago beyond the bound; nothing is computed meanwhile."""
+        """Remove the least recently used images beyond the limit. Nothing may be computed in the meantime."""
         await asyncio.to_thread(self._files.trim)

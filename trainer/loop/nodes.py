@@ -1,8 +1,8 @@
-"""The trainer's nodes: claimed before it computes, released while it waits, so that they sample meanwhile.
+"""The trainer's nodes: claimed before it computes, released while it waits, so that they sample in the meantime.
 
-Owns what is claimed. Invariants: nothing is computed while a node is not held; a node is released once the device's memory is
-free, and held once all is back in it, if weights are offloaded at all (`[gateway] offload`). A trainer without nodes holds all
-that it has.
+Owns the claims. Invariants: nothing is computed while a node is not claimed; if weights are offloaded (`[gateway] offload`), a
+node is released once the device's memory is free, and usable once the weights are back. A trainer without nodes can always
+compute.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from trainer.loop.feed import Feed
-from trainer.loop.threads import in_thread
+from trainer.loop.tasks import in_thread
+from trainer.model.device import device_of
+from trainer.model.offload import Where
+from trainer.rank_trainer import RankTrainer
+from trainer.settings import Settings
 
 
 @dataclass(slots=True)
-class Memory:
-    """How the device's memory is freed for a node that is released, and how long that took last; both block."""
+class DeviceMemory:
+    """How the device's memory is freed for a released node, and how long that took the last time; both functions block."""
 
     free: Callable[[], None]
     fill: Callable[[], None]
@@ -28,10 +33,10 @@ class Memory:
 
 
 class Nodes:
-    """Some nodes behind one gateway; maybe none."""
+    """The nodes of a trainer behind one gateway; possibly none."""
 
-    def __init__(self, feed: Feed, names: Sequence[str], memory: Memory | None = None) -> None:
-        """`memory`: None if it stays as it is."""
+    def __init__(self, feed: Feed, names: Sequence[str], memory: DeviceMemory | None = None) -> None:
+        """`memory`: None if the weights stay on the device."""
         self._feed = feed
         self._names = tuple(names)
         self._claimed = asyncio.Event()
@@ -41,14 +46,14 @@ class Nodes:
             self._claimed.set()
 
     @property
-    def held(self) -> bool:
-        """True if the trainer may compute."""
+    def can_compute(self) -> bool:
+        """True if all nodes are claimed and the weights are on the device."""
         return self._claimed.is_set() and not (self.memory is not None and self.memory.freed)
 
     async def claim(self) -> None:
-        """Waits until every node is the trainer's, and its weights are back.
+        """Wait until every node is claimed and the weights are back.
 
-        Raises StepTimeout, OffloadFailed, and GatewayRefused for a node that cannot be.
+        Raise StepTimeout, OffloadFailed, or GatewayRefused for a node that cannot be claimed.
         """
         if not self._claimed.is_set():
             claimed = await asyncio.gather(*(self._feed.claim(name) for name in self._names))
@@ -59,11 +64,11 @@ class Nodes:
             await in_thread(memory.fill)
             memory.freed, memory.fill_s = False, time.monotonic() - began
 
-    async def release(self, busy_s: float = 0.0, rest_s: float = 0.0) -> None:
-        """The trainer waits; it computed for `busy_s` on the groups of its last batch, and was busy for `rest_s` with the rest of
-        it, to which the time is added in which the memory is freed. Raises OffloadFailed.
+    async def release(self, compute_s: float = 0.0, overhead_s: float = 0.0) -> None:
+        """Release the nodes while the trainer waits. Raise OffloadFailed.
 
-        Also the first thing that the gateway hears of it.
+        `compute_s`: seconds of computation on the groups of the last batch. `overhead_s`: other work on that batch; freeing the
+        memory is added.
         """
         if not self._names:
             return
@@ -71,19 +76,37 @@ class Nodes:
             began = time.monotonic()
             await in_thread(memory.free)
             memory.freed, memory.free_s = True, time.monotonic() - began
-            rest_s += memory.free_s
+            overhead_s += memory.free_s
         self._claimed.clear()
         load_s = memory.fill_s if memory is not None else 0.0
-        await asyncio.gather(*(self._feed.release(name, busy_s, load_s, rest_s) for name in self._names))
+        await asyncio.gather(
+            *(self._feed.release(name, compute_s, load_s, overhead_s) for name in self._names)
+        )
 
-    async def called_back(self) -> bool:
-        """True if the gateway has no other use for any node until the batch is complete."""
-        return all([await self._feed.called_back(name) for name in self._names])
+    async def recalled(self) -> bool:
+        """Return true if the gateway has no other use for any node until the batch is complete."""
+        return all([await self._feed.recalled(name) for name in self._names])
 
-    async def keep(self) -> None:
-        """Says for ever that the nodes that are claimed are needed."""
+    async def renew(self) -> None:
+        """Renew the claims until cancelled."""
         while True:
             await self._claimed.wait()
             await asyncio.sleep(self._claim_s / 3 if self._names else 3600.0)
             if self._claimed.is_set():
                 await asyncio.gather(*(self._feed.claim(name) for name in self._names))
+
+
+def device_memory(settings: Settings, trainer: RankTrainer) -> DeviceMemory | None:
+    """Return how the weights leave the memory of released nodes (`[gateway] offload`); None if they stay."""
+    where = offload_target(settings)
+    if where is None:
+        return None
+    return DeviceMemory(partial(trainer.offload, where, settings.run.dir), trainer.onload)
+
+
+def offload_target(settings: Settings) -> Where | None:
+    """Return where weights are while the nodes are released; None if they stay on the device."""
+    choice = settings.gateway.offload
+    if choice == "auto":
+        return None if device_of(settings) == "cpu" else "host"
+    return None if choice == "none" else choice

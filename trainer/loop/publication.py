@@ -1,9 +1,9 @@
-"""The way of a version from the learner into engines, beside the training of the next batch.
+"""Publishing a version while the next batch is trained.
 
-`begin` copies the weights; a task writes the copy, hands it to the gateway and waits until engines run it. Owns that task.
-Invariants: one version is on its way at a time, and no step is made before it is live, so it is the learner's own version until
-then; its batch may be acknowledged meanwhile, for nobody has seen a version that is not written, and it can be made anew.
-What goes wrong is raised by `finish`, and by `watch` at once.
+`begin` copies the weights; a task writes the copy, publishes it and waits until engines have loaded it. Owns that task.
+Invariants: one version is published at a time, and no step is made before it is live, so until then it is the trainer's current
+version. Its batch may be acknowledged earlier, because a version that is not written was not used and can be made again.
+Errors are raised by `finish`, and by `watch` immediately.
 """
 
 from __future__ import annotations
@@ -20,33 +20,32 @@ from safetensors import SafetensorError
 from gateway.client import GatewayRefused
 from gateway.weights import folders
 from trainer.errors import PublishFailed, StepTimeout, VersionRejected
-from trainer.learner import Learner
 from trainer.loop.checkpoints import Checkpoints
-from trainer.loop.children import Watched
-from trainer.loop.feed import Feed, naming
-from trainer.loop.threads import in_thread
+from trainer.loop.feed import Feed, naming_step
+from trainer.loop.tasks import Companion, in_thread
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.sections.state import WeightsSettings
 
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
-"""The gateway's codes for weights that will never do."""
+"""The gateway's codes for weights that it refuses permanently."""
 
 
 class Publication:
-    """The versions of a run that are brought to engines."""
+    """The versions of a run on their way to engines."""
 
     def __init__(
         self,
         settings: WeightsSettings,
-        learner: Learner,
+        trainer: RankTrainer,
         feed: Feed,
         weights: WeightsDirectory,
         checkpoints: Checkpoints,
     ) -> None:
         self.begun = 0
-        """The newest version that was begun, or was live before."""
+        """The newest version whose publication was begun, or that was live before."""
         self._settings = settings
-        self._learner = learner
+        self._trainer = trainer
         self._feed = feed
         self._weights = weights
         self._checkpoints = checkpoints
@@ -54,29 +53,36 @@ class Publication:
         self._began = asyncio.Event()
 
     async def begin(self) -> None:
-        """Takes a copy of the learner's version, unless it is written, and begins to bring it to engines."""
+        """Copy the trainer's version, unless it is written, and begin to publish it."""
         await self.finish()
-        version, parent = self._learner.version, self._learner.parent
+        version, parent = self._trainer.version, self._trainer.parent
         write = None if self._weights.path(version).exists() else await in_thread(self._snapshot)
         self.begun = version
-        self._task = asyncio.create_task(self._bring(version, parent, write), name=f"version {version}")
+        self._task = asyncio.create_task(
+            self._write_and_publish(version, parent, write), name=f"version {version}"
+        )
         self._began.set()
 
     async def finish(self) -> None:
-        """Waits until engines run the version that was begun. Raises PublishFailed, StepTimeout or TrainerError."""
+        """Wait until the version that was begun is live. Raise PublishFailed, StepTimeout or TrainerError."""
         if self._task is not None:
             await asyncio.wait({self._task})
             self._task.result()
 
+    async def publish(self) -> None:
+        """Publish the trainer's version, and wait until it is live. Raise as `finish`."""
+        await self.begin()
+        await self.finish()
+
     async def close(self) -> None:
-        """Gives up the version that is on its way; waits for the thread that writes."""
+        """Cancel the publication; wait for the thread that writes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def watch(self) -> Watched:
-        """The task that fails as soon as a version cannot be brought to engines."""
-        return Watched("publishing of versions", self._watch())
+    def watch(self) -> Companion:
+        """Return the task that fails as soon as a version cannot be published."""
+        return Companion("publishing of versions", self._watch())
 
     async def _watch(self) -> None:
         while True:
@@ -85,44 +91,53 @@ class Publication:
             await self.finish()
 
     def _snapshot(self) -> Callable[[], Path]:
-        """Returns what writes the version as it is now, whatever becomes of the learner's weights."""
-        learner, adapters = self._learner, None
-        if learner.settings.serves_adapters:
-            adapters, state = learner.policy.adapters, learner.published_adapter()
+        """Return the function that writes the version as it is now, whatever happens to the trainer's weights later."""
+        trainer, adapters = self._trainer, None
+        if trainer.settings.serves_adapters:
+            adapters, state = trainer.policy.adapters, trainer.gather_adapter()
         else:
-            state = learner.published()
-        said = learner.version, learner.parent, learner.model, learner.probe
-        return partial(self._weights.write, *said, state, adapters)
+            state = trainer.gather_weights()
+        return partial(
+            self._weights.write,
+            trainer.version,
+            trainer.parent,
+            trainer.model,
+            trainer.probe,
+            state,
+            adapters,
+        )
 
-    async def _bring(self, version: int, parent: int | None, write: Callable[[], Path] | None) -> None:
+    async def _write_and_publish(
+        self, version: int, parent: int | None, write: Callable[[], Path] | None
+    ) -> None:
         if write is not None:
             try:
                 await in_thread(write)
             except (OSError, SafetensorError) as error:
                 raise PublishFailed(f"version {version} cannot be written: {error}") from error
             write = None  # frees the copy
-        with naming("publish"):
-            await self._live(version)
+        with naming_step("publish"):
+            await self._until_live(version)
         await in_thread(self._weights.prune, self._settings.keep, version, parent)
-        await in_thread(self._learner.prune_checkpoints)
+        await in_thread(self._trainer.prune_checkpoints)
 
-    async def _live(self, version: int) -> None:
-        """Hands a written version over, and waits until the engines run it."""
-        limit = self._settings.publish_s
+    async def _until_live(self, version: int) -> None:
+        """Publish a written version, and wait until it is live."""
+        limit = self._settings.publish_timeout_s
         deadline = time.monotonic() + limit
         record: dict[str, Any] = {"state": "updating"}
         while record["state"] == "updating":
             if time.monotonic() > deadline:
                 raise StepTimeout("publish", limit, f"version {version} is still updating")
             # Publishing the same version again is safe, and continues where a gateway was restarted in the middle.
-            record = await self._offer(version)
+            record = await self._publish(version)
         if record["state"] == "failed":
             raise PublishFailed(
-                f"no engine came to version {version}: {record['why']}; start the trainer again once engines work"
+                f"no engine loaded version {version}: {record['why']}; start the trainer again once engines work"
             )
 
-    async def _offer(self, version: int) -> dict[str, Any]:
-        """The gateway's record of a version. Raises VersionRejected, and leaves a note of it for the next start."""
+    async def _publish(self, version: int) -> dict[str, Any]:
+        """Return the gateway's record of a version. Raise VersionRejected, and leave a note of it for the next start."""
         try:
             path = self._weights.path(version)
             record = await self._feed.publish(version, str(path), self._settings.source)
@@ -139,14 +154,14 @@ class Publication:
         raise self.rejected(why)
 
     def rejected(self, why: str) -> VersionRejected:
-        """Returns the error for a version that the gateway refused, with what to do about it."""
-        version, saved = self._learner.version, self._learner.saved
+        """Return the error for a version that the gateway refused, with what to do about it."""
+        version, saved = self._trainer.version, self._trainer.saved
         if saved is not None and saved.version == version:
-            mine = self._learner.checkpoints / folders.name_of(version)
-            way = (
-                f"its checkpoint {mine} has the same weights: remove that one, and the next start goes on from the one before,"
+            path = self._trainer.checkpoints / folders.name_of(version)
+            remedy = (
+                f"its checkpoint {path} has the same weights: remove it, and the next start continues from the one before,"
                 " without the batches since"
             )
         else:
-            way = "the next start goes on from the newest checkpoint, without the batches since"
-        return VersionRejected(f"version {version} is bad: {why}; engines keep the version before; {way}")
+            remedy = "the next start continues from the newest checkpoint, without the batches since"
+        return VersionRejected(f"version {version} is bad: {why}; engines keep the version before; {remedy}")

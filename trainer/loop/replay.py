@@ -1,12 +1,12 @@
-"""Going on after a kill from a checkpoint that is older than the newest version: the batches since then are trained again.
+"""Recovery from a checkpoint that is older than the newest version: the batches since then are trained again.
 
-Versions are published and batches acknowledged whose effect no checkpoint holds yet. The gateway
-has the record of every batch, and training is a function of checkpoint and batches, so the same learner, given the same groups in
-the same order, must come to the same weights. Whether it did is not believed but compared, bit for bit, with the weights that
-were written last; one acknowledged batch may follow them, whose version nobody has seen. If it did not (another machine, an
-operation that is not deterministic, a record that is gone), the caller begins a new line, as for any old checkpoint.
+Versions are published and batches acknowledged before a checkpoint holds their effect. The gateway has the record of every batch,
+and training is a function of checkpoint and batches, so the same groups in the same order must give the same weights. The result
+is compared, bit by bit, with the weights that were written last; at most one acknowledged batch may follow them, whose version
+was never written. If they differ (another machine, an operation that is not deterministic, a missing record), the caller begins a
+new line, as for any old checkpoint.
 
-Invariant: nothing is published or acknowledged here, and a learner whose replay failed is put back to its checkpoint.
+Invariant: nothing is published or acknowledged here, and a trainer whose replay failed is restored to its checkpoint.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from gateway.client import GatewayRefused
 from gateway.weights import folders
 from gateway.weights.adapter import FACTORS
 from trainer.errors import FeedBroken, LeaseLost
-from trainer.learner import Learner
 from trainer.loop.feed import Feed
 from trainer.loop.images import EpisodeImages
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.state import checkpoint
 
 
-class Impossible(Exception):
-    """Why the learner cannot be brought to the newest version."""
+class ReplayFailed(Exception):
+    """The reason why the trainer cannot reproduce the newest version."""
 
 
 async def replay(
-    learner: Learner,
+    trainer: RankTrainer,
     feed: Feed,
     images: EpisodeImages,
     weights: WeightsDirectory,
@@ -39,40 +39,40 @@ async def replay(
     used: int,
     consumed: int,
 ) -> None:
-    """Brings `learner` from its checkpoint to version `used`, the newest that was written, and on to `consumed`, the one that the
-    acknowledged batches make.
+    """Train from the checkpoint to version `used`, the newest that was written, and on to `consumed`.
 
-    `published` is the newest that the gateway knows. Raises Impossible with the reason, and leaves the learner as it was.
+    `consumed` is the version that the acknowledged batches make, `published` the newest that the gateway knows. Raise
+    ReplayFailed with the reason, and leave the trainer as it was.
     """
-    first, last = learner.version, max(used, consumed)
+    first, last = trainer.version, max(used, consumed)
     try:
-        await _check_line(learner, feed, weights, published, used)
-        for buffer in range(first, last):
-            groups = await feed.record(buffer)
+        await _check_line(trainer, feed, weights, published, used)
+        for batch in range(first, last):
+            groups = await feed.record(batch)
             missing = await images.fetch(groups)
-            await asyncio.to_thread(learner.train, groups, missing)
-            if learner.version == used and not await asyncio.to_thread(
-                _is_published, learner, weights.path(used)
+            await asyncio.to_thread(trainer.train, groups, missing)
+            if trainer.version == used and not await asyncio.to_thread(
+                _is_published, trainer, weights.path(used)
             ):
-                raise Impossible(_other_weights(learner.settings.run.deterministic))
+                raise ReplayFailed(_differing_weights(trainer.settings.run.deterministic))
     except (GatewayRefused, LeaseLost, FeedBroken, OSError) as error:
-        await _put_back(learner, first)
-        raise Impossible(f"the batches since then cannot be trained again: {error}") from error
-    except Impossible:
-        await _put_back(learner, first)
+        await _restore(trainer, first)
+        raise ReplayFailed(f"the batches since then cannot be trained again: {error}") from error
+    except ReplayFailed:
+        await _restore(trainer, first)
         raise
 
 
 def outcome(first: int, used: int, consumed: int) -> str:
-    """Says in a few words what a replay from version `first` has come to."""
-    told = [f"give the weights of version {used} to the bit"] if used > first else []
+    """Return the result of a replay from version `first` in a few words."""
+    results = [f"give the weights of version {used} bit by bit"] if used > first else []
     if consumed > used:
-        told.append(f"make version {consumed}, which was not written")
-    return " and ".join(told)
+        results.append(f"make version {consumed}, which was not written")
+    return " and ".join(results)
 
 
 def left_out(version: int, consumed: int) -> str:
-    """Says which acknowledged batches a line leaves out that goes on from a version; empty if none."""
+    """Return which acknowledged batches a new line from `version` leaves out, in words; empty if none."""
     if consumed <= version:
         return ""
     batches = f"batch {version}" if consumed == version + 1 else f"batches {version} to {consumed - 1}"
@@ -80,34 +80,34 @@ def left_out(version: int, consumed: int) -> str:
 
 
 async def _check_line(
-    learner: Learner, feed: Feed, weights: WeightsDirectory, published: int, used: int
+    trainer: RankTrainer, feed: Feed, weights: WeightsDirectory, published: int, used: int
 ) -> None:
-    """Refuses what a kill between two checkpoints cannot have left behind: a checkpoint was removed, or the line was left."""
-    saved = learner.saved
-    if saved is None or checkpoint.was_removed(learner.checkpoints, saved.version):
-        raise Impossible("a checkpoint after it is missing")
+    """Raise ReplayFailed if more happened than a kill between two checkpoints: a removed checkpoint, or another line."""
+    saved = trainer.saved
+    if saved is None or checkpoint.was_removed(trainer.checkpoints, saved.version):
+        raise ReplayFailed("a checkpoint after it is missing")
     for version in range(saved.version + 1, used + 1):
         if (why := weights.rejected(version)) is not None:
-            raise Impossible(f"version {version} was rejected ({why})")
+            raise ReplayFailed(f"version {version} was rejected ({why})")
         parent = await feed.parent(version) if version <= published else weights.parent(version)
         if parent != version - 1:
-            raise Impossible(f"version {version} was made of version {parent}")
+            raise ReplayFailed(f"version {version} was made from version {parent}")
 
 
-def _is_published(learner: Learner, version: Path) -> bool:
-    """True if a version has the learner's weights bit for bit."""
-    if learner.settings.serves_adapters:
-        return model.holds(version, learner.published_adapter(), FACTORS)
-    return model.holds(version, model.as_stored(learner.model, learner.published()))
+def _is_published(trainer: RankTrainer, version: Path) -> bool:
+    """Return true if a written version has the trainer's weights bit by bit."""
+    if trainer.settings.serves_adapters:
+        return model.holds(version, trainer.gather_adapter(), FACTORS)
+    return model.holds(version, model.as_stored(trainer.model, trainer.gather_weights()))
 
 
-def _other_weights(deterministic: bool) -> str:
-    said = "training the recorded batches again gave other weights than were published"
+def _differing_weights(deterministic: bool) -> str:
+    message = "training the recorded batches again gave other weights than were published"
     if deterministic:
-        return f"{said}, so the settings, the machine or PyTorch are not what they were"
-    return f"{said} ([run] deterministic = true would avoid it)"
+        return f"{message}, so the settings, the machine or PyTorch have changed"
+    return f"{message} ([run] deterministic = true would avoid it)"
 
 
-async def _put_back(learner: Learner, version: int) -> None:
-    if learner.version != version:
-        await asyncio.to_thread(learner.restore, learner.checkpoints / folders.name_of(version))
+async def _restore(trainer: RankTrainer, version: int) -> None:
+    if trainer.version != version:
+        await asyncio.to_thread(trainer.restore, trainer.checkpoints / folders.name_of(version))

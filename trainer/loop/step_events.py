@@ -1,4 +1,4 @@
-"""Tells the gateway of each step and evaluation, for its console. Training neither waits for that nor fails by it."""
+"""Reports each step and evaluation to the gateway, for its console. Training neither waits for that nor fails by it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Self
 from gateway.client import GatewayClient
 from trainer.settings import Settings
 
-_KEPT = 64
-"""Steps that wait to be told; of more the oldest are left out."""
-_LAST_S = 5.0
-"""How long the end of a run waits for what is still to be told."""
+_MAX_WAITING = 64
+"""Steps that wait to be sent; beyond it the oldest are dropped."""
+_FINISH_S = 5.0
+"""Seconds that the end of a run waits for steps that are not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,58 +26,61 @@ class _Step:
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """The names of a run: one for people, and its folder."""
+    """The names of a run: the displayed one, and its folder."""
 
     name: str
     folder: str
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
-        """`[report] name`, or the end of the path of `[run] dir`: its own name is mostly `trainer`."""
+        """Return `[report] name`, or the last two parts of `[run] dir`, whose own name is mostly `trainer`."""
         folder = settings.run.dir.resolve()
         return cls(settings.report.name or "/".join(folder.parts[-2:]), str(folder))
 
 
 class StepEvents:
-    """The steps of one run, told in order by a task that ends when there is nothing left."""
+    """The steps of one run, sent in order by a task that ends when none is left."""
 
     def __init__(
-        self, client: GatewayClient, model: str | None, say: Callable[[str], None], run: RunName
+        self, client: GatewayClient, model: str | None, notify: Callable[[str], None], run: RunName
     ) -> None:
-        """`say`: for people; called once, however many steps cannot be told."""
+        """`notify` is called once for the user, however many steps cannot be sent."""
         self._run = run
         self._client = client
         self._model = model
-        self._say = say
-        self._waiting: deque[_Step] = deque(maxlen=_KEPT)
-        self._telling: asyncio.Task[None] | None = None
+        self._notify = notify
+        self._waiting: deque[_Step] = deque(maxlen=_MAX_WAITING)
+        self._sending: asyncio.Task[None] | None = None
         self._failed = False
 
-    def tell(self, step: int, version: int, figures: Mapping[str, float]) -> None:
-        """A step was done, and made this version; its figures are finite."""
+    def send(self, step: int, version: int, figures: Mapping[str, float]) -> None:
+        """Queue the finite figures of a step that made a version."""
         self._waiting.append(_Step(step, version, figures))
-        if self._telling is None or self._telling.done():
-            self._telling = asyncio.create_task(self._tell_all(), name="tell-steps")
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send_all(), name="send-steps")
 
     async def finish(self) -> None:
-        """Waits for what is still to be told, but not for long."""
-        if self._telling is not None:
-            await asyncio.wait({self._telling}, timeout=_LAST_S)
+        """Wait up to 5 s for queued steps, then stop."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending}, timeout=_FINISH_S)
         await self.close()
 
     async def close(self) -> None:
-        """Tells nothing more."""
-        if self._telling is not None:
-            self._telling.cancel()
-            await asyncio.wait({self._telling})
+        """Stop sending."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.wait({self._sending})
 
-    async def _tell_all(self) -> None:
+    async def _send_all(self) -> None:
         while self._waiting:
             step = self._waiting.popleft()
             try:
-                told = step.number, step.figures, step.version, self._model
-                await self._client.post_step(*told, self._run.name, self._run.folder)
+                await self._client.post_step(
+                    step.number, step.figures, step.version, self._model, self._run.name, self._run.folder
+                )
             except Exception as error:
                 if not self._failed:
-                    self._say(f"step {step.number} is not among the gateway's events (said once): {error!r}")
+                    self._notify(
+                        f"step {step.number} is not among the gateway's events (reported once): {error!r}"
+                    )
                 self._failed = True

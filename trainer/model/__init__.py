@@ -1,1 +1,1 @@
-"""The model: loading, saving, and what it says of tokens."""
+"""The model: loading, saving, and log-probabilities of tokens."""

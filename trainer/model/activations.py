@@ -18,14 +18,14 @@ Keep = Callable[[], AbstractContextManager[Any]]
 
 
 def on_host() -> AbstractContextManager[Any]:
-    """Autograd keeps tensors in the host's memory, pinned where there is an accelerator, until the backward pass wants them."""
+    """Keep autograd's tensors in the host's memory until the backward pass; pinned if there is an accelerator."""
     return save_on_cpu(pin_memory=True)
 
 
 def checkpoint_layers(layers: Sequence[nn.Module], every: int, keep: Keep = nullcontext) -> None:
-    """Makes layers 0, `every`, 2 x `every`, ... keep only their inputs; `every` = 0 changes none. Before they are sharded.
+    """Make layers 0, `every`, 2 x `every`, ... keep only their inputs; `every` = 0 changes none. Before they are sharded.
 
-    `keep` says where the inputs are. Gradients stay the same to the bit. Raises ConfigError if there are no layers.
+    `keep` stores the inputs. Gradients stay the same bit by bit. Raise ConfigError if there are no layers.
     """
     if every == 0:
         return

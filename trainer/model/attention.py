@@ -1,6 +1,6 @@
-"""Attention over a forest of token spans: one function that any Hugging Face decoder calls in place of its own.
+"""Attention over a forest of token spans: one function that any Hugging Face decoder calls instead of its own.
 
-`trainer.model.forest` knows which token sees which. Windows, soft caps and sinks are honoured as the layer or the model's mask
+`trainer.model.forest` knows which token sees which. Windows, soft caps and sinks are honored as the layer or the model's mask
 gives them; what else a mask may hold raises NotBySpans. `attend` chooses the way: FlexAttention where it is compiled (GPUs), else
 `trainer.model.block_attention`. Owns the entry `NAME` of transformers' two registries.
 """
@@ -39,13 +39,13 @@ class Exchange(Protocol):
     size: int
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """(1, heads, own tokens, width) to (1, own heads, tokens, width)."""
+        """Exchange (1, heads, own tokens, width) for (1, own heads, tokens, width)."""
 
     def to_tokens(self, x: Tensor) -> Tensor:
-        """(1, own heads, tokens, width) to (1, heads, own tokens, width)."""
+        """Exchange (1, own heads, tokens, width) for (1, heads, own tokens, width)."""
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over the ranks, from which all go on alike: the gradient of each is that of its own part."""
+        """Return the sum over the ranks, from which all continue alike: the gradient of each is that of its own part."""
 
 
 class Holder:
@@ -62,7 +62,7 @@ class Holder:
 def install(model: Any, exchange: Exchange | None = None) -> Holder:
     """Make a model attend by spans. A forward pass needs a forest in the holder, `attention_mask=None` and one row.
 
-    With an exchange, a pass is given this rank's run of the tokens alone. A pass raises NotBySpans where the model asks for more.
+    With an exchange, a pass receives only this rank's run of the tokens. A pass raises NotBySpans if the model requires more.
     """
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _window_mask)
@@ -76,7 +76,7 @@ def install(model: Any, exchange: Exchange | None = None) -> Holder:
 def _window_mask(
     *_: Any, config: Any, q_length: int, local_size: int | None = None, use_vmap: bool = False, **__: Any
 ) -> Tensor | None:
-    """The forest is the mask, but for a window, which some models (Qwen2-MoE, PhiMoE) put into their mask alone.
+    """Return the forest is the mask, but for a window, which some models (Qwen2-MoE, PhiMoE) put into their mask alone.
 
     That is returned as a mask whose every number is the window: int64, shape (1, 1, tokens, tokens), one number in memory.
     """
@@ -94,7 +94,7 @@ def _window_mask(
 
 
 def _window_of(mask: Tensor, module: Any) -> int:
-    """Return what `_window_mask` put into a mask. Raises NotBySpans for any other mask."""
+    """Return what `_window_mask` put into a mask. Raise NotBySpans for any other mask."""
     if mask.dtype != torch.int64:
         raise _refused(module.config, "makes a mask of its own")
     return int(mask[0, 0, 0, 0])
@@ -103,7 +103,7 @@ def _window_of(mask: Tensor, module: Any) -> int:
 def _refused(config: Any, what: str) -> NotBySpans:
     return NotBySpans(
         f'[model] attention = "spans": {config.model_type} {what}; set attention = "rows": every path is then computed'
-        " apart, by the model's own attention"
+        " separately, by the model's own attention"
     )
 
 
@@ -120,7 +120,7 @@ def _attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The interface of transformers: (1, heads, tokens, size) in, (1, tokens, heads, size) out, contiguous."""
+    """Return the interface of transformers: (1, heads, tokens, size) in, (1, tokens, heads, size) out, contiguous."""
     forest = module.spans.forest
     assert forest is not None
     if key.shape[2] != query.shape[2]:
@@ -172,7 +172,7 @@ def attend(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: S
 
 
 def by_blocks(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
-    """`attend` on any device, in PyTorch alone."""
+    """Compute `attend` on any device, in PyTorch."""
     scale = query.shape[3] ** -0.5 if scoring.scale is None else scoring.scale
     found, sums = attend_by_blocks(forest, query, key, value, scale, scoring.window, scoring.softcap)
     return found if scoring.sinks is None else _with_sinks(found, sums, scoring.sinks)
@@ -181,7 +181,7 @@ def by_blocks(forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring
 def by_flex(
     forest: Forest, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring, backend: str | None = None
 ) -> Tensor:
-    """`attend` by FlexAttention; on the CPU without gradient and uncompiled, unless `backend` compiles it."""
+    """Compute `attend` by FlexAttention; on the CPU without gradient and uncompiled, unless `backend` compiles it."""
     softcap = scoring.softcap
 
     def capped(score: Tensor, *_: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ are more graphs than the 8 at which torch stops."""
 
 @cache
 def _compiled(backend: str) -> Any:
-    """FlexAttention without compilation has no kernel, and materialises all scores: what cannot be compiled whole raises."""
+    """Compile FlexAttention, which materializes all scores without compilation. Raise if it cannot be compiled whole."""
     return torch.compile(flex_attention, dynamic=True, fullgraph=True, backend=backend)
 
 

@@ -56,12 +56,12 @@ class _Tiles:
         self._window, self._scale, self._softcap = window, scale, softcap
 
     def of(self, query: int, heads: int) -> Iterator[Tensor]:
-        """Yield the blocks of keys that a block of queries sees, as many at a time as fit; its own come first.
+        """Yield the blocks of keys that a block of queries sees, in portions that fit; its own come first.
 
         So the greatest score is finite from the first tile on: every token sees itself.
         """
-        seen = self._some[query].nonzero()[:, 0].flip(0)
-        yield from seen.split(max(1, SCORES // (heads * BLOCK * BLOCK)))
+        visible = self._some[query].nonzero()[:, 0].flip(0)
+        yield from visible.split(max(1, SCORES // (heads * BLOCK * BLOCK)))
 
     def scores(self, query: int, keys: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the scores of a tile, as powers of 2, and, with a soft cap, the derivative of their cap.
@@ -78,8 +78,8 @@ class _Tiles:
         if not bool(self._whole[query, keys].all()):
             within = torch.arange(BLOCK, device=keys.device)
             tokens = (keys[:, None] * BLOCK + within).flatten()
-            seen = self._padded.sees((query * BLOCK + within)[:, None], tokens, self._window)
-            scores.add_(scores.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf))
+            visible = self._padded.sees((query * BLOCK + within)[:, None], tokens, self._window)
+            scores.add_(scores.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf))
         return scores, slope
 
     def gradients(self, scores: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

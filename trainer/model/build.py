@@ -18,14 +18,14 @@ from trainer.sections.model import ModelSettings
 
 
 class Reference(Protocol):
-    """The initial weights, by what they say of tokens."""
+    """The initial weights, by their log-probabilities."""
 
     @property
-    def shares(self) -> bool:
+    def shares_prefixes(self) -> bool:
         """True if it can compute a common prefix of rows once."""
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
-        """Log-probability of each trained token, without gradient."""
+        """Return the log-probability of each trained token, without gradient."""
 
 
 class Unadapted:
@@ -35,12 +35,12 @@ class Unadapted:
         self._policy = policy
 
     @property
-    def shares(self) -> bool:
+    def shares_prefixes(self) -> bool:
         """True if it can compute a common prefix of rows once."""
-        return self._policy.shares
+        return self._policy.shares_prefixes
 
     def logprobs(self, micro: MicroBatch) -> Tensor:
-        """Log-probability of each trained token, without gradient."""
+        """Return the log-probability of each trained token, without gradient."""
         with self._policy.computing("initial"):
             return self._policy.logprobs(micro)
 
@@ -48,15 +48,15 @@ class Unadapted:
 def trained(
     wanted: ModelSettings, ranks: Ranks, seed: int, vision_inputs: VisionInputs | None = None
 ) -> Policy:
-    """The initial weights, once they agree with the model's own forward pass in float32, ready to be trained. Collective.
+    """Return the initial weights, once they agree with the model's own forward pass in float32, ready to be trained. Collective.
 
-    All of them are trained, in float32, or adapters beside them; but see `[model] vision`. `seed`: of the adapters.
-    `vision_inputs`: of a vision model. Raises ConfigError.
+    All of them are trained, in float32, or adapters in addition to them; see also `[model] vision`. `seed`: of the adapters.
+    `vision_inputs`: of a vision model. Raise ConfigError.
     """
     if vision_inputs is not None and wanted.attention != "rows":
         raise ConfigError(
-            f"[model] path = {str(wanted.path)!r}: this model takes images, and positions of images have three dimensions, which"
-            ' only its own attention knows: set [model] attention = "rows"; every path is then computed apart'
+            f"[model] path = {str(wanted.path)!r}: this model accepts images, whose positions have three dimensions, which only"
+            ' its own attention supports: set [model] attention = "rows"; every path is then computed separately'
         )
     stored: pretrained.Dtype = "float32" if wanted.lora is None else wanted.dtype
     mixed = wanted.dtype != "float32"
@@ -72,12 +72,12 @@ def trained(
     policy = _empty(wanted, ranks, stored, compute, vision_inputs, adapted=True)
     parallel.move(checked, policy, policy.base_of)
     if policy.adapters is not None:
-        policy.adapters.initialise(ranks.device, seed)
+        policy.adapters.initialize(ranks.device, seed)
     return policy
 
 
 def reference(wanted: ModelSettings, ranks: Ranks, policy: Policy) -> Reference:
-    """The initial weights of a policy that is trained, in memory of their own only if all of its weights change. Collective."""
+    """Return the initial weights of a trained policy, in separate memory only if all of its weights change. Collective."""
     if policy.adapters is not None:
         return Unadapted(policy)
     compute = None if wanted.dtype == "float32" else pretrained.DTYPES[wanted.dtype]
@@ -96,18 +96,18 @@ def _empty(
     *,
     adapted: bool = False,
 ) -> Policy:
-    """A policy without its weights, spread over the ranks."""
+    """Return a policy without its weights, spread over the ranks."""
     model, adapters = loading.empty(wanted.path, pretrained.DTYPES[dtype]), None
     rope.pin(model, wanted.max_model_len)
     vision.freeze(model, wanted.vision)
     ranks.divide(model)
     if adapted and wanted.lora is not None:
-        # Seconds to import, for runs with adapters alone.
+        # Takes seconds to import, which only runs with adapters need.
         from trainer.model import lora
 
         masters, published = pretrained.DTYPES["float32"], pretrained.DTYPES[wanted.dtype]
         adapters = lora.adapt(model, wanted.lora, wanted.path, masters, published)
-    policy = Policy(model, wanted.attention, ranks.exchange, adapters, vision_inputs)
+    policy = Policy(model, wanted.attention, ranks.context_exchange, adapters, vision_inputs)
     keep = activations.on_host if wanted.activation_offload else nullcontext
     activations.checkpoint_layers(policy.layers, wanted.activation_checkpointing, keep)
     ranks.shard(policy, policy.layers, compute, passes=("plain",))

@@ -21,17 +21,17 @@ class ContextExchange:
         self.size = dist.get_world_size(group)
 
     def to_heads(self, x: Tensor) -> Tensor:
-        """(1, heads, own tokens, width) to (1, own heads, tokens, width)."""
+        """Exchange (1, heads, own tokens, width) for (1, own heads, tokens, width)."""
         found: Tensor = _Swap.apply(x, 1, 2, self._group)
         return found
 
     def to_tokens(self, x: Tensor) -> Tensor:
-        """(1, own heads, tokens, width) to (1, heads, own tokens, width)."""
+        """Exchange (1, own heads, tokens, width) for (1, heads, own tokens, width)."""
         found: Tensor = _Swap.apply(x, 2, 1, self._group)
         return found
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over the ranks; its gradient is each rank's own."""
+        """Return the sum over the ranks; its gradient is each rank's own."""
         found: Tensor = _Total.apply(x, self._group)
         return found
 
@@ -41,7 +41,7 @@ class _Swap(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, x: Tensor, cut: int, join: int, group: Any) -> Tensor:
-        context.said = cut, join, group
+        context.arguments = cut, join, group
         sent = torch.stack(x.chunk(dist.get_world_size(group), cut))
         got = torch.empty_like(sent)
         dist.all_to_all_single(got, sent, group=group)
@@ -49,12 +49,12 @@ class _Swap(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        cut, join, group = context.said
+        cut, join, group = context.arguments
         return _Swap.apply(gradient, join, cut, group), None, None, None
 
 
 class _Total(torch.autograd.Function):
-    """A sum over ranks that all go on with alike, so that the gradient of each rank's part is that of the sum."""
+    """A sum over ranks that all continue with alike, so that the gradient of each rank's part is that of the sum."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, group: Any) -> Tensor:

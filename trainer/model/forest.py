@@ -67,7 +67,7 @@ class Forest:
             some &= nearest[:, None] - farthest < window
             whole &= farthest[:, None] - nearest < window
         if len(self) % size:
-            # What lies behind the last token is seen by none.
+            # No token sees what lies behind the last token.
             whole[-1] = False
         return Blocks(some, whole)
 
@@ -88,8 +88,8 @@ class Forest:
 
 
 def _sees(positions: Tensor, ends: Tensor, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    seen = (keys <= queries) & (queries < ends[keys])
-    return seen if window is None else seen & (positions[queries] - positions[keys] < window)
+    visible = (keys <= queries) & (queries < ends[keys])
+    return visible if window is None else visible & (positions[queries] - positions[keys] < window)
 
 
 def _extremes(numbers: Tensor, size: int) -> tuple[Tensor, Tensor]:

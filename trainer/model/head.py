@@ -21,7 +21,7 @@ LOGITS = 2**27
 
 
 def loss_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision in which losses are computed: float32, or that of the weights if it is greater."""
+    """Return the precision in which losses are computed: float32, or that of the weights if it is greater."""
     return torch.promote_types(dtype, torch.float32)
 
 

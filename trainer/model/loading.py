@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints as models whose weights come in after they are spread over ranks, so that no rank holds them all.
+"""Hugging Face checkpoints as models whose weights are read after they are spread over ranks, so that no rank holds them all.
 
 `empty` builds a model without memory, `fill` reads what this rank has of each tensor. Names and forms of stored tensors are
 transformers' affair: its renaming, fusion of experts and ties are used as `from_pretrained` does. Owns no state.
@@ -37,15 +37,15 @@ _MANY = 5
 
 
 def empty(path: Path, dtype: torch.dtype) -> Any:
-    """The model of a checkpoint on the meta device, in evaluation mode (dropout off, which a policy's ratio needs).
+    """Return the model of a checkpoint on the meta device, in evaluation mode (dropout off, which a policy's ratio needs).
 
-    Tied weights are tied; `precision` says which tensors are in float32 whatever `dtype` is. Raise ConfigError if `path` holds no
+    Tied weights are tied; `precision` keeps some tensors in float32 whatever `dtype` is. Raise ConfigError if `path` holds no
     checkpoint of a causal language model.
     """
     if not path.is_dir():
-        raise _refused(path, "there is no such folder; a relative path is taken from the current one")
+        raise _refused(path, "the folder does not exist; a relative path is resolved from the current folder")
     if not (path / "config.json").is_file():
-        raise _refused(path, "there is no checkpoint: this folder has no config.json")
+        raise _refused(path, "the folder is not a checkpoint: it has no config.json")
     try:
         config = AutoConfig.from_pretrained(str(path), local_files_only=True)
         if (quantized := getattr(config, "quantization_config", None)) is not None:
@@ -74,9 +74,9 @@ def kind_of(config: Any) -> Any:
 
 
 def fill(model: Any, path: Path, device: str, ranks: Ranks | None = None) -> None:
-    """Gives a model that `empty` made its weights and buffers on `device`; of a sharded weight, this rank's part is read.
+    """Give a model that `empty` made its weights and buffers on `device`; of a sharded weight, this rank's part is read.
 
-    Collective, with `ranks`. Raises ConfigError if tensors are missing, of another shape, or such as the model has no place for.
+    Collective, with `ranks`. Raise ConfigError if tensors are missing, of another shape, or such as the model has no place for.
     Tensors of modules that the model does not have at all, such as a draft head's, are left out.
     """
     with ExitStack() as files, _quiet():
@@ -86,7 +86,7 @@ def fill(model: Any, path: Path, device: str, ranks: Ranks | None = None) -> Non
             parallel.own(model)
         except (OSError, ValueError, SafetensorError) as error:
             raise _unusable(path, error) from error
-    found = wrong if ranks is None else [each for part in ranks.of_all(wrong) for each in part]
+    found = wrong if ranks is None else [each for part in ranks.all_gather(wrong) for each in part]
     if unique := sorted(set(found)):
         more = f" and {len(unique) - _MANY} more" if len(unique) > _MANY else ""
         raise _refused(
@@ -95,21 +95,21 @@ def fill(model: Any, path: Path, device: str, ranks: Ranks | None = None) -> Non
 
 
 def _slices(path: Path, files: ExitStack) -> dict[str, Any]:
-    """The stored tensors by name, as views of files, of which nothing is read yet."""
+    """Return the stored tensors by name, as views of files, of which nothing is read yet."""
     names = [SAFE_WEIGHTS_NAME]
     if (index := path / SAFE_WEIGHTS_INDEX_NAME).is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     found: dict[str, Any] = {}
     for name in names:
         if not (path / name).is_file():
-            raise OSError(f"there is no {name}; its weights are needed as safetensors")
+            raise OSError(f"{name} does not exist; its weights are needed as safetensors")
         file = files.enter_context(safe_open(path / name, framework="pt"))
         found |= {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (no mapping)
     return found
 
 
 def _put(model: Any, path: Path, stored: Mapping[str, Any], device: str) -> list[str]:
-    """Fills weights and buffers; answers what does not fit, tensor by tensor."""
+    """Fill weights and buffers; return what does not fit, tensor by tensor."""
     shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     tied = set(model.all_tied_weights_keys)
     dtype = next(model.parameters()).dtype
@@ -143,7 +143,7 @@ def _put(model: Any, path: Path, stored: Mapping[str, Any], device: str) -> list
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars, which would break the live table, and no report beside the error."""
+    """Disable progress bars, which would break the live table, and reports in addition to the error."""
     logging.disable_progress_bar()
     before = logging.get_verbosity()
     logging.set_verbosity_error()

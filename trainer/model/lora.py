@@ -1,4 +1,4 @@
-"""LoRA: frozen weights, and beside each chosen matrix the trained product of two thin ones, `alpha / rank * B A`.
+"""LoRA: frozen weights, and for each chosen matrix the trained product of two thin ones, `alpha / rank * B A`.
 
 Source: Hu et al., "LoRA" (2021). peft puts the adapters in and computes the pass that is trained. Owns the factors' names and
 initial values. Invariants: no weight of the base ever changes; `merged` is the one formula of the weights as published, by which
@@ -63,7 +63,7 @@ class Adapters:
 
     @contextmanager
     def computing(self, weights: Weights) -> Iterator[None]:
-        """Within the block, passes without gradient compute by the initial weights, or by those that are published."""
+        """Make passes without gradient in the block compute by the initial weights, or by the published ones."""
         before, self._weights = self._weights, weights
         try:
             yield
@@ -71,8 +71,8 @@ class Adapters:
             self._weights = before
 
     @torch.no_grad()
-    def initialise(self, device: str, seed: int) -> None:
-        """Makes the factors on `device`: A uniform as peft has it, the same on any number of ranks, and B zero."""
+    def initialize(self, device: str, seed: int) -> None:
+        """Make the factors on `device`: A uniform as peft has it, the same on any number of ranks, and B zero."""
         generator = torch.Generator().manual_seed(seed)
         for layer in self._layers.values():
             for module in (layer.lora_A[_NAME], layer.lora_B[_NAME]):
@@ -83,12 +83,12 @@ class Adapters:
             parallel.put(a, value)
 
     def base_of(self, module: nn.Module) -> nn.Module:
-        """The module that has the weights which `module` had before it was adapted."""
+        """Return the module that has the weights which `module` had before it was adapted."""
         base: nn.Module = module.base_layer if isinstance(module, Linear) else module
         return base
 
     def published(self) -> State:
-        """The merged weights by the names that they have without adapters; each is made when it is called for. Collective."""
+        """Return the merged weights by their names without adapters; each is made when it is called. Collective."""
         found: State = {}
         own = {id(factor) for layer in self._layers.values() for factor in _factors(layer)}
         for name, tensor in self._model.state_dict(keep_vars=True).items():
@@ -118,7 +118,7 @@ class Adapters:
         return kept / whole if whole else math.nan
 
     def factors(self) -> State:
-        """The trained weights alone, by peft's names. Collective where they are made whole."""
+        """Return the trained weights alone, by peft's names. Collective where they are made whole."""
         return {
             f"base_model.model.{name.replace(f'.{_NAME}', '')}": weight
             for name, weight in self._model.named_parameters()
@@ -126,7 +126,7 @@ class Adapters:
         }
 
     def save(self, directory: Path, factors: Mapping[str, Tensor]) -> None:
-        """Writes adapters alone as peft reads them: `adapter_config.json` and `adapter_model.safetensors`.
+        """Write adapters alone as peft reads them: `adapter_config.json` and `adapter_model.safetensors`.
 
         `factors`: whole, by peft's names.
         """
@@ -138,9 +138,9 @@ class Adapters:
 def adapt(
     model: Any, settings: LoraSettings, path: Path, masters: torch.dtype, dtype: torch.dtype
 ) -> Adapters:
-    """Freezes a model's weights and puts adapters beside those that are chosen, on the meta device and in precision `masters`.
+    """Freeze a model's weights and add adapters to the chosen layers, on the meta device and in precision `masters`.
 
-    `path`: the model's checkpoint. Raises ConfigError if the targets are not there, or are no matrices of their own.
+    `path`: the model's checkpoint. Raise ConfigError if the targets are not there, or are no matrices of their own.
     """
     _check_names(model, settings)
     config = LoraConfig(
@@ -186,12 +186,12 @@ def _by_full_names(model: nn.Module, config: LoraConfig, names: Sequence[str]) -
 
 
 def _is_taken_for_experts(model: nn.Module, config: LoraConfig, end: str) -> bool:
-    asked = replace(config, target_modules=[end])
+    converted = replace(config, target_modules=[end])
     try:
-        convert_peft_config_for_transformers(asked, model, None)
+        convert_peft_config_for_transformers(converted, model, None)
     except ValueError:  # such a layer was one of several that are one tensor now
         return True
-    return end not in asked.target_modules
+    return end not in converted.target_modules
 
 
 def merged(
@@ -217,18 +217,18 @@ def _added(
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
-    """A and B."""
+    """Return a and B."""
     return layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
 
 
 def _adaptable(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """The modules by name, without those that text alone never passes."""
+    """Return the modules by name, without those that text alone never passes."""
     without = {module for part in vision.towers(model).values() for module in part.modules()}
     return ((name, module) for name, module in model.named_modules() if module not in without)
 
 
 def _linear(model: Any) -> list[str]:
-    """The last names of all linear layers but the output head."""
+    """Return the last names of all linear layers but the output head."""
     head = model.get_output_embeddings()
     return sorted(
         {
@@ -240,7 +240,7 @@ def _linear(model: Any) -> list[str]:
 
 
 def _check_names(model: Any, settings: LoraSettings) -> None:
-    """Raises ConfigError for a target that no module has: peft leaves it out silently where another one is there."""
+    """Raise ConfigError for a target that no module has: peft leaves it out silently if another one exists."""
     if settings.targets == "all-linear":
         return
     names = [name for name, _ in _adaptable(model)]
@@ -248,17 +248,17 @@ def _check_names(model: Any, settings: LoraSettings) -> None:
         each for each in settings.targets if not any(f".{name}".endswith(f".{each}") for name in names)
     ]
     if missing:
-        there = f"the linear layers are {', '.join(_linear(model))}"
-        raise _refused(settings, f"the model has no layer {' and no layer '.join(missing)}; {there}")
+        existing = f"the linear layers are {', '.join(_linear(model))}"
+        raise _refused(settings, f"the model has no layer {' and no layer '.join(missing)}; {existing}")
 
 
 def _tied(model: nn.Module) -> list[nn.Parameter]:
-    """The weights that several modules have."""
-    seen: dict[int, int] = {}
+    """Return the weights that several modules have."""
+    count: dict[int, int] = {}
     weights = [weight for _, weight in model.named_parameters(remove_duplicate=False)]
     for weight in weights:
-        seen[id(weight)] = seen.get(id(weight), 0) + 1
-    return [weight for weight in weights if seen[id(weight)] > 1]
+        count[id(weight)] = count.get(id(weight), 0) + 1
+    return [weight for weight in weights if count[id(weight)] > 1]
 
 
 def _refused(settings: LoraSettings, why: str) -> ConfigError:

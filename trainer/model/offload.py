@@ -1,9 +1,9 @@
-"""Tensors of a rank that leave its device for a while, so that another process has the memory, and come back to the bit.
+"""Moves tensors of a rank off its device for a while, so that another process can use the memory, and back bit by bit.
 
-Whole storages leave, and not tensors: shards, views and ties stay what they are, and whoever holds a tensor holds it afterwards.
-While they are away they have no memory at all, and nothing may touch them (`Learner.policy` sees to that).
-Invariants: no memory is freed before every rank has all of its bytes in their other place; what is on disk is in a file without
-a name, which is gone with the process however it ends, and is read by nobody but this process.
+Whole storages leave, and not tensors: shards, views and ties stay what they are, and references to tensors remain valid.
+Moved tensors have no memory, and may not be used (`RankTrainer.policy` checks that).
+Invariants: no memory is freed before every rank has copied all of its bytes; on disk they are in a file without a name, which
+ends with the process and which no other process can read.
 """
 
 from __future__ import annotations
@@ -26,84 +26,84 @@ SLAB = 64 * 2**20
 """Bytes of one piece of the host's memory. A power of two, to which pinned memory is rounded up."""
 
 
-class Place(Protocol):
+class OffloadTarget(Protocol):
     """Bytes in the order in which they were written."""
 
     def write(self, data: Tensor) -> None:
-        """Takes a storage's bytes."""
+        """Append a storage's bytes."""
 
     def read(self, data: Tensor) -> None:
-        """Gives them back, in the same order."""
+        """Read the next bytes into a storage, in the order of `write`."""
 
     def rewind(self) -> None:
-        """Whatever was written is there, and reading begins."""
+        """Finish writing, and start to read from the beginning."""
 
     def clear(self) -> None:
-        """Forgets the bytes."""
+        """Discard the bytes."""
 
 
 class Offload:
-    """The tensors of one rank that are away, or none."""
+    """The moved tensors of one rank, if any."""
 
     def __init__(self, where: Where, ranks: Ranks, directory: Path) -> None:
         """`directory`: where `disk` has its file."""
         self._ranks = ranks
         self._host_too = where == "disk" or not ranks.device.startswith("cuda")
-        self._place: Place = Disk(directory, ranks.device) if where == "disk" else Host(ranks.device)
-        self._away: list[tuple[UntypedStorage, int]] = []
+        self._target: OffloadTarget = Disk(directory, ranks.device) if where == "disk" else Host(ranks.device)
+        self._moved: list[tuple[UntypedStorage, int]] = []
 
     def out(self, tensors: Iterable[Tensor]) -> None:
-        """Copies what tensors hold to their other place, and frees it. Collective.
+        """Copy the tensors' bytes to the target, and free their memory. Collective.
 
-        Raises OffloadFailed on every rank if one of them cannot; the tensors are then as they were.
+        Raise OffloadFailed on every rank if one of them cannot; the tensors are then as they were.
         """
         leaving = list(self._storages(tensors))
         self._agree("leave", lambda: self._copy(leaving))
-        self._away = [(storage, storage.nbytes()) for storage in leaving]
+        self._moved = [(storage, storage.nbytes()) for storage in leaving]
         for storage in leaving:
             storage.resize_(0)
         give_back(self._ranks.device)
 
     def back(self) -> None:
-        """Fills the tensors again. Collective. Raises OffloadFailed, and what they hold is then undefined."""
-        self._agree("come back", self._fill)
-        self._place.clear()
-        self._away = []
+        """Fill the tensors again. Collective. Raise OffloadFailed, and what they hold is then undefined."""
+        self._agree("return", self._fill)
+        self._target.clear()
+        self._moved = []
 
     def _copy(self, leaving: list[UntypedStorage]) -> None:
         for storage in leaving:
-            self._place.write(_bytes(storage))
-        self._place.rewind()
+            self._target.write(_bytes(storage))
+        self._target.rewind()
         _wait(self._ranks.device)
 
     def _fill(self) -> None:
-        for storage, size in self._away:
+        for storage, size in self._moved:
             storage.resize_(size)
-            self._place.read(_bytes(storage))
+            self._target.read(_bytes(storage))
         _wait(self._ranks.device)
 
     def _agree(self, what: str, work: Callable[[], None]) -> None:
-        """Does this rank's part, and raises on every rank if one of them failed."""
+        """Do this rank's part. Raise OffloadFailed on every rank if one of them failed."""
         why = ""
         try:
             work()
         except (OSError, RuntimeError) as error:  # the disk or the memory is full
             why = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
-        if whys := [each for each in self._ranks.of_all(why) if each]:
+        if whys := [each for each in self._ranks.all_gather(why) if each]:
             raise OffloadFailed(
                 f"weights and moments cannot {what} ([gateway] offload): {'; '.join(whys)}; make room there, or choose another"
-                " place; the next start goes on from the newest checkpoint"
+                " target; the next start continues from the newest checkpoint"
             )
 
     def _storages(self, tensors: Iterable[Tensor]) -> Iterator[UntypedStorage]:
-        """Each storage once, if it has bytes and is in memory that is to be freed."""
-        seen: set[int] = set()
+        """Yield each storage once, if it has bytes and is in memory that is to be freed."""
+        visited: set[int] = set()
         for tensor in tensors:
             local = parallel.local(tensor)
             storage = local.untyped_storage()
-            wanted = storage.nbytes() and (self._host_too or local.is_cuda)
-            if wanted and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
+            leaves = storage.nbytes() and (self._host_too or local.is_cuda)
+            if leaves and storage.data_ptr() not in visited:
+                visited.add(storage.data_ptr())
                 yield storage
 
 
@@ -116,35 +116,35 @@ class Host:
         self._at = 0
 
     def write(self, data: Tensor) -> None:
-        """Copies do not wait for one another."""
-        for mine, theirs in self._parts(data):
-            mine.copy_(theirs, non_blocking=True)
+        """Append without waiting for the copy."""
+        for own, theirs in self._parts(data):
+            own.copy_(theirs, non_blocking=True)
 
     def read(self, data: Tensor) -> None:
-        """Likewise."""
-        for mine, theirs in self._parts(data):
-            theirs.copy_(mine, non_blocking=True)
+        """Read without waiting for the copy."""
+        for own, theirs in self._parts(data):
+            theirs.copy_(own, non_blocking=True)
 
     def rewind(self) -> None:
-        """Reading begins."""
+        """Start to read from the beginning."""
         self._at = 0
 
     def clear(self) -> None:
-        """Forgets the bytes."""
+        """Discard the bytes."""
         self._at = 0
         if not self._pinned:
             self._slabs = []
 
     def _parts(self, data: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pieces of the slabs, from where it is, and the pieces of `data` that belong to them."""
-        done = 0
-        while done < len(data):
+        """Yield pieces of the slabs from the current position, and the pieces of `data` that belong to them."""
+        moved = 0
+        while moved < len(data):
             slab, start = divmod(self._at, SLAB)
             if slab == len(self._slabs):
                 self._slabs.append(torch.empty(SLAB, dtype=torch.uint8, pin_memory=self._pinned))
-            size = min(SLAB - start, len(data) - done)
-            yield self._slabs[slab][start : start + size], data[done : done + size]
-            self._at, done = self._at + size, done + size
+            size = min(SLAB - start, len(data) - moved)
+            yield self._slabs[slab][start : start + size], data[moved : moved + size]
+            self._at, moved = self._at + size, moved + size
 
 
 class Disk:
@@ -157,7 +157,7 @@ class Disk:
         self._slab: Tensor | None = None
 
     def write(self, data: Tensor) -> None:
-        """Writes all of it."""
+        """Write all of it."""
         if self._file is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=self._directory, buffering=0)  # noqa: SIM115 (until `clear`)
@@ -168,7 +168,7 @@ class Disk:
                 left = left[self._file.write(left) :]
 
     def read(self, data: Tensor) -> None:
-        """Raises OSError if bytes are missing."""
+        """Raise OSError if bytes are missing."""
         assert self._file is not None
         for part in data.split(SLAB):
             slab = self._through(len(part))
@@ -180,13 +180,13 @@ class Disk:
             part.copy_(slab)
 
     def rewind(self) -> None:
-        """Reading begins."""
+        """Start to read from the beginning."""
         if self._file is not None:
             self._file.seek(0)
         self._slab = None
 
     def clear(self) -> None:
-        """Removes the file."""
+        """Remove the file."""
         if self._file is not None:
             self._file.close()
         self._file, self._slab = None, None
@@ -198,7 +198,7 @@ class Disk:
 
 
 def _bytes(storage: UntypedStorage) -> Tensor:
-    """All of a storage, as a vector of bytes."""
+    """Return all of a storage, as a vector of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
@@ -208,7 +208,7 @@ def _wait(device: str) -> None:
 
 
 def give_back(device: str) -> None:
-    """Returns freed memory to the accelerator's driver, or to the system, where other processes find it."""
+    """Return freed memory to the accelerator's driver, or to the system, for other processes."""
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
     elif (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # glibc keeps what is freed

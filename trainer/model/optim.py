@@ -2,7 +2,7 @@
 
 AdamW alone is one `torch.optim.Optimizer`; with Muon there are two, which `Optimizer` steps as one. Offloaded, each weight has
 one of its own, so that the moments of one weight at a time are on the device. Invariants: settings of today act, whatever the
-state was made with, for the state holds moments alone; a step is the same to the bit with and without offload.
+state was made with, for the state holds moments alone; a step is the same bit by bit with and without offload.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Optimizer:
         return [group for part in self.parts for group in part.param_groups]
 
     def step(self) -> None:
-        """Changes the weights by their gradients."""
+        """Change the weights by their gradients."""
         for part in self.parts:
             with self._at_hand(part):
                 part.step()
 
     @contextmanager
     def _at_hand(self, part: torch.optim.Optimizer) -> Iterator[None]:
-        """Holds a part's moments where its weights are."""
+        """Hold a part's moments where its weights are."""
         if not self._offload:
             yield
             return
@@ -56,27 +56,27 @@ class Optimizer:
             part.state[weight] = _copied(entry, "cpu")
 
     def zero_grad(self) -> None:
-        """Forgets the gradients."""
+        """Discard the gradients."""
         for part in self.parts:
             part.zero_grad()
 
     def moments(self) -> Moments:
-        """The state of the optimizer by parameter; empty before the first step."""
+        """Return the state of the optimizer by parameter; empty before the first step."""
         return {
             name: {key: value for key, value in part.state[weight].items() if isinstance(value, Tensor)}
             for name, part, weight in self._weights()
             if weight in part.state
         }
 
-    def take_moments(self, moments: Moments) -> None:
-        """Puts moments in the place of those that are there; they belong to the optimizer from then on."""
+    def set_moments(self, moments: Moments) -> None:
+        """Replace the moments; the optimizer owns the given ones from then on."""
         for name, part, weight in self._weights():
             part.state.pop(weight, None)
             if name in moments:
                 part.state[weight] = dict(moments[name])
 
     def empty_moments(self) -> Moments:
-        """Moments of the kinds and shapes that a first step would make, all zero: what a checkpoint is read into."""
+        """Return zero moments of the kinds and shapes that a first step makes, into which a checkpoint is read."""
         found: Moments = {}
         for name, part, weight in self._weights():
             found[name] = _empty(part, weight)
@@ -103,7 +103,7 @@ def _empty(part: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
 
 
 def _copied(entry: Mapping[str, Any], device: torch.device | str) -> dict[str, Any]:
-    """One weight's moments in memory of their own on a device; shards stay shards."""
+    """Return a copy of one weight's moments on a device; shards stay shards."""
     return {
         key: value.to(device, copy=True) if isinstance(value, Tensor) else value
         for key, value in entry.items()
@@ -111,7 +111,7 @@ def _copied(entry: Mapping[str, Any], device: torch.device | str) -> dict[str, A
 
 
 def create(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
-    """The optimizer of those weights of `model` that are trained."""
+    """Return the optimizer of those weights of `model` that are trained."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     inner = muon_weights(model) if settings.type == "muon" else []
     chosen = set(inner)
@@ -125,14 +125,14 @@ def create(model: nn.Module, settings: OptimizerSettings) -> Optimizer:
 
 
 def _cut(weights: list[nn.Parameter], settings: OptimizerSettings) -> list[list[nn.Parameter]]:
-    """The weights that are stepped together."""
+    """Return the weights that are stepped together."""
     if settings.offload == "host":
         return [[weight] for weight in weights]
     return [weights] if weights else []
 
 
 def muon_weights(model: nn.Module) -> list[nn.Parameter]:
-    """The trained weights that Muon is for: matrices that are no embedding and no output head."""
+    """Return the trained weights that Muon is for: matrices other than embeddings and the output head."""
     outer = _embeddings(model)
     return [
         weight
@@ -146,30 +146,23 @@ def _muon(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.opt
         weights,
         lr=settings.lr,
         weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
         adjust_lr_fn="match_rms_adamw",
     )
 
 
 def _adamw(weights: list[nn.Parameter], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    decayed = [weight for weight in weights if settings.decayed == "all" or weight.ndim > 1]
-    chosen = set(decayed)
-    free = [weight for weight in weights if weight not in chosen]
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": free, "weight_decay": 0.0},
-    ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        weights,
         lr=settings.lr,
         betas=settings.betas,
         eps=settings.eps,
+        weight_decay=settings.weight_decay,
         fused=True,
     )
 
 
 def _embeddings(model: nn.Module) -> set[nn.Parameter]:
-    """The weights of the input and output embeddings, which Muon is not for."""
+    """Return the weights of the input and output embeddings, which Muon is not for."""
     tables = {
         weight
         for module in model.modules()
@@ -181,7 +174,7 @@ def _embeddings(model: nn.Module) -> set[nn.Parameter]:
 
 
 def lr_at(step: int, settings: OptimizerSettings, total_steps: int) -> float:
-    """The learning rate of a step, counted from 0, of a run of `total_steps`.
+    """Return the learning rate of a step, counted from 0, of a run of `total_steps`.
 
     It rises evenly over the warm-up, and then stays or falls; at and after `total_steps` it has its final value.
     """
@@ -190,12 +183,12 @@ def lr_at(step: int, settings: OptimizerSettings, total_steps: int) -> float:
     if settings.schedule == "constant":
         return settings.lr
     rest = max(1, total_steps - settings.warmup_steps)
-    done = min(1.0, (step - settings.warmup_steps) / rest)
-    left = 1.0 - done if settings.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
+    progress = min(1.0, (step - settings.warmup_steps) / rest)
+    left = 1.0 - progress if settings.schedule == "linear" else (1.0 + math.cos(math.pi * progress)) / 2
     return settings.lr * (settings.final_lr_share + (1.0 - settings.final_lr_share) * left)
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Sets the learning rate of the next step."""
+    """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -1,4 +1,4 @@
-"""The policy: a Hugging Face causal language model and what it says of the tokens of a micro-batch.
+"""The policy: a Hugging Face causal language model and its log-probabilities of the tokens of a micro-batch.
 
 One module from tokens to log-probabilities, so that sharding sees one forward pass. Nothing here is written for an architecture:
 `trainer.model.start_check` compares it with the model's plain forward pass.
@@ -29,25 +29,25 @@ Weights = Literal["initial", "merged"]
 
 
 class Adapters(Protocol):
-    """Weights that are trained beside others that are not (`trainer.model.lora`)."""
+    """Weights that are trained in addition to frozen ones (`trainer.model.lora`)."""
 
     def computing(self, weights: Weights) -> AbstractContextManager[None]:
-        """Within the block, passes without gradient compute by other weights than the trained ones."""
+        """Make passes without gradient in the block compute by other weights than the trained ones."""
 
-    def initialise(self, device: str, seed: int) -> None:
-        """Makes the trained weights."""
+    def initialize(self, device: str, seed: int) -> None:
+        """Make the trained weights."""
 
     def base_of(self, module: nn.Module) -> nn.Module:
-        """The module that has the weights which `module` had before it was adapted."""
+        """Return the module that has the weights which `module` had before it was adapted."""
 
     def published(self) -> State:
-        """The weights as engines know them. Collective."""
+        """Return the weights as engines know them. Collective."""
 
     def factors(self) -> State:
-        """The trained weights alone, by peft's names."""
+        """Return only the trained weights, by peft's names."""
 
     def save(self, directory: Path, factors: Mapping[str, Tensor]) -> None:
-        """Writes whole factors as peft reads them."""
+        """Write whole factors as peft reads them."""
 
 
 class Policy(nn.Module):
@@ -56,18 +56,19 @@ class Policy(nn.Module):
     def __init__(
         self,
         model: Any,
-        way: Attention = "spans",
+        attention_kind: Attention = "spans",
         exchange: Exchange | None = None,
         adapters: Adapters | None = None,
         vision_inputs: VisionInputs | None = None,
     ) -> None:
-        """`exchange`: the ranks that share each micro-batch, which has to be by spans. `vision_inputs`: of a vision model, which
-        has to be by rows. Raises ConfigError."""
+        """`exchange`: the ranks that share each micro-batch, which requires spans. `vision_inputs`: of a vision model, which
+        requires rows. Raise ConfigError.
+        """
         super().__init__()
         self.adapters = adapters
         """Those of `model`; None if all of its weights are trained."""
         self.model = model
-        self.way: Attention = way
+        self.attention_kind: Attention = attention_kind
         self.vision_inputs = vision_inputs
         self._head = head.head_of(model)
         self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
@@ -75,12 +76,12 @@ class Policy(nn.Module):
         self._exchange = exchange
         if exchange is not None:
             self._check_exchange(exchange)
-        self._holder = attention.install(model, exchange) if way == "spans" else None
+        self._holder = attention.install(model, exchange) if attention_kind == "spans" else None
 
     @property
-    def shares(self) -> bool:
+    def shares_prefixes(self) -> bool:
         """True if it can compute a common prefix of rows once."""
-        return self.way == "spans"
+        return self.attention_kind == "spans"
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -102,23 +103,23 @@ class Policy(nn.Module):
     def forward(
         self, micro: MicroBatch, with_entropy: bool = True, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of each trained token, both of shape (trained,), in nats; see `head.token_logprobs`.
+        """Return log-probability and entropy of each trained token, both of shape (trained,), in nats; see `head.token_logprobs`.
 
         Within `at_work`, if a backward pass follows.
         """
         if self._exchange is None:
-            return self._said(self._hidden(micro), micro, slice(None), 0, with_entropy, entropy_grad)
+            return self._scores(self._hidden(micro), micro, slice(None), 0, with_entropy, entropy_grad)
         micro = _padded(micro, self._exchange.size)
         own = len(micro) // self._exchange.size
         start = own * self._exchange.rank
-        mine = ((micro.context >= start) & (micro.context < start + own)).nonzero()[:, 0]
+        own_tokens = ((micro.context >= start) & (micro.context < start + own)).nonzero()[:, 0]
         hidden = self._decode(micro.ids[start : start + own], micro.positions[start : start + own])
-        parts = self._said(hidden, micro, mine, start, with_entropy, entropy_grad)
-        every = (part.new_zeros(len(micro.at)).index_put((mine,), part) for part in parts)
+        parts = self._scores(hidden, micro, own_tokens, start, with_entropy, entropy_grad)
+        every = (part.new_zeros(len(micro.at)).index_put((own_tokens,), part) for part in parts)
         logprobs, entropy = (self._exchange.total(part) for part in every)
         return logprobs, entropy
 
-    def _said(
+    def _scores(
         self,
         hidden: Tensor,
         micro: MicroBatch,
@@ -127,7 +128,7 @@ class Policy(nn.Module):
         with_entropy: bool,
         entropy_grad: bool,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of some trained tokens; `hidden` begins with token `start`."""
+        """Return log-probability and entropy of some trained tokens; `hidden` begins with token `start`."""
         return head.token_logprobs(
             self._head,
             hidden[micro.context[which] - start],
@@ -140,17 +141,17 @@ class Policy(nn.Module):
 
     def _check_exchange(self, exchange: Exchange) -> None:
         heads = self.model.config.get_text_config().num_attention_heads
-        if self.way != "spans" or heads % exchange.size:
+        if self.attention_kind != "spans" or heads % exchange.size:
             why = (
                 f"its {heads} attention heads cannot be divided by it"
-                if self.shares
+                if self.shares_prefixes
                 else 'it needs attention = "spans"'
             )
             raise ConfigError(f"[parallel] context = {exchange.size}: {why}")
 
     @contextmanager
     def at_work(self, micro: MicroBatch) -> Iterator[None]:
-        """Holds the micro-batch's spans for its forward and backward pass (which may compute layers again)."""
+        """Hold the micro-batch's spans for its forward and backward pass (which may compute layers again)."""
         if self._holder is None:
             yield
             return
@@ -164,31 +165,31 @@ class Policy(nn.Module):
 
     @contextmanager
     def computing(self, weights: Weights) -> Iterator[None]:
-        """Within the block, passes without gradient compute by the initial weights, or by those that are published."""
+        """Make passes without gradient in the block compute by the initial weights, or by the published ones."""
         with nullcontext() if self.adapters is None else self.adapters.computing(weights):
             yield
 
     def published(self) -> State:
-        """The weights as engines know them, by name. Collective."""
+        """Return the weights as engines know them, by name. Collective."""
         if self.adapters is not None:
             return self.adapters.published()
         return dict(self.model.state_dict(keep_vars=True))
 
     def base_of(self, module: nn.Module) -> nn.Module:
-        """The module that has the weights which a checkpoint has for `module`."""
+        """Return the module that has the weights which a checkpoint has for `module`."""
         return module if self.adapters is None else self.adapters.base_of(module)
 
     @torch.no_grad()
     def logprobs(self, micro: MicroBatch) -> Tensor:
-        """Log-probability of each trained token, without gradient."""
+        """Return the log-probability of each trained token, without gradient."""
         micro = micro.to(str(self.device), self.dtype)
         with self.at_work(micro):
             found: Tensor = self(micro, with_entropy=False)[0]
             return found
 
     def _hidden(self, micro: MicroBatch) -> Tensor:
-        """The last hidden state of every token, shape (tokens, width)."""
-        if self.shares:
+        """Return the last hidden state of every token, shape (tokens, width)."""
+        if self.shares_prefixes:
             return self._decode(micro.ids, micro.positions)
         starts = [*(micro.positions == 0).nonzero()[:, 0].tolist(), len(micro)]
         rows = itertools.pairwise(starts)
@@ -198,7 +199,7 @@ class Policy(nn.Module):
         return torch.cat(found) + 0.0 * sum(idle) if idle else torch.cat(found)
 
     def _row(self, micro: MicroBatch, start: int, stop: int) -> Tensor:
-        """The last hidden states of one row of a micro-batch."""
+        """Return the last hidden states of one row of a micro-batch."""
         images = [image.hash for image in micro.images if start <= image.offset < stop]
         if not images:
             return self._decode(micro.ids[start:stop], micro.positions[start:stop])
@@ -215,12 +216,12 @@ class Policy(nn.Module):
     @torch.no_grad()
     def plain(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Return log-probabilities of each row's tokens but the first, shape (length - 1,), by the model's own forward pass."""
-        if self.shares:
+        if self.shares_prefixes:
             self.model.set_attn_implementation(self._own)
         try:
             return [self._plain(row.to(self.device)) for row in rows]
         finally:
-            if self.shares:
+            if self.shares_prefixes:
                 self.model.set_attn_implementation(attention.NAME)
 
     def _plain(self, ids: Tensor) -> Tensor:
@@ -229,7 +230,7 @@ class Policy(nn.Module):
 
 
 def _padded(micro: MicroBatch, ranks: int) -> MicroBatch:
-    """A micro-batch whose tokens are a multiple of `ranks`; those that are added see themselves alone."""
+    """Return a micro-batch whose tokens are a multiple of `ranks`; added tokens see only themselves."""
     more = -len(micro) % ranks
     zeros, ends = micro.ids.new_zeros(more), len(micro) + 1 + torch.arange(more, device=micro.ends.device)
     return replace(

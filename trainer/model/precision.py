@@ -29,7 +29,7 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 
 
 def kept(model: Any, path: Path, dtype: torch.dtype, names: Mapping[str, Any]) -> frozenset[str]:
-    """Return those of `names`, a model's tensors as transformers names them, that stay in float32 beside others in `dtype`.
+    """Return those of `names`, a model's tensors as transformers names them, that stay in float32 while others are in `dtype`.
 
     `path`: the checkpoint that the model was made of. Raise ValueError if it cannot be read.
     """

@@ -31,16 +31,16 @@ _HEAD = "lm_head.weight"
 
 
 def load(path: Path, dtype: Dtype = "float32", device: str = "cpu") -> Any:
-    """A Hugging Face checkpoint as a model of this process alone, in evaluation mode. Raises ConfigError if it cannot be used."""
+    """Return a Hugging Face checkpoint as a model of this process, in evaluation mode. Raise ConfigError."""
     model = loading.empty(path, DTYPES[dtype])
     loading.fill(model, path, device)
     return model
 
 
 def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Writes config and one `model.safetensors`, and copies what else engines need from the folder `companions`.
+    """Write config and one `model.safetensors`, and copy what else engines need from the folder `companions`.
 
-    `state` is written in place of the model's own, which may be spread over ranks, or of another precision.
+    `state` is written instead of the model's own, which may be spread over ranks, or of another precision.
     """
     directory.mkdir(parents=True, exist_ok=True)
     # Its own, for transformers empties it while it writes.
@@ -54,7 +54,7 @@ def save(model: Any, directory: Path, companions: Path, state: Mapping[str, Tens
 
 
 def as_stored(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A model's state by the names and in the forms in which `save` writes it: those of the checkpoint that it was made of."""
+    """Return a model's state by the names and in the forms of its checkpoint, in which `save` writes it."""
     found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
     return found
 
@@ -69,30 +69,29 @@ def _bulk(state: Mapping[str, Tensor]) -> torch.dtype:
 
 
 def _say_dtype(config: Path, dtype: torch.dtype) -> None:
-    """Names the precision of the weights, by which engines choose theirs."""
+    """Name the precision of the weights, by which engines choose theirs."""
     values = json.loads(config.read_text())
     if values.get("dtype") != (name := str(dtype).removeprefix("torch.")):
         config.write_text(json.dumps(values | {"dtype": name}, indent=2) + "\n")
 
 
-def holds(directory: Path, mine: Mapping[str, Tensor], name: str = "model.safetensors") -> bool:
-    """True if the file `name` of `directory` has the state `mine`, as it is stored, bit for bit. Raises OSError if it cannot be
-    read."""
+def holds(directory: Path, own: Mapping[str, Tensor], name: str = "model.safetensors") -> bool:
+    """Return true if the file `name` of `directory` has the state `own` bit by bit. Raise OSError if it cannot be read."""
     try:
         with safe_open(directory / name, framework="pt") as file:
             names = set(file.keys())
             # Tied weights are stored once.
-            stored = {mine[name].data_ptr() for name in names & mine.keys()}
-            whole = names <= mine.keys() and all(tensor.data_ptr() in stored for tensor in mine.values())
-            return whole and all(_same_bits(file.get_tensor(name), mine[name].cpu()) for name in names)
+            stored = {own[name].data_ptr() for name in names & own.keys()}
+            whole = names <= own.keys() and all(tensor.data_ptr() in stored for tensor in own.values())
+            return whole and all(_same_bits(file.get_tensor(name), own[name].cpu()) for name in names)
     except SafetensorError as error:
         raise OSError(f"{directory}: {error}") from error
 
 
 def untrained(base: Path, directory: Path) -> list[str]:
-    """Tensors of a checkpoint that the model class knows nothing of, such as a draft head's, so that `save` left them out.
+    """Return the tensors of a checkpoint that the model class does not have, such as a draft head's, so that `save` omits them.
 
-    A tied output head is no such tensor: it is the embedding.
+    A tied output head does not count: it is the embedding.
     """
     left_out = _names(base) - _names(directory)
     return sorted(name for name in left_out if not name.endswith(_HEAD))

@@ -1,6 +1,6 @@
-"""The probe of a version: a few token sequences by which its weights can be told from its parent's.
+"""The probe of a version: a few token sequences that distinguish its weights from its parent's.
 
-Pure but for the model that is asked. Log-probabilities are float32, in nats, at temperature 1.
+Pure except for the model's passes. Log-probabilities are float32, in nats, at temperature 1.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ Logprobs = Sequence[tuple[float, ...]]
 
 
 def logprobs(policy: Policy, sequences: Sequences, *, merged: bool = True) -> list[tuple[float, ...]]:
-    """The log-probabilities of every token but the first of each sequence, under the policy's weights as engines compute by them.
+    """Return the log-probabilities of every token but the first of each sequence, by the weights that engines load.
 
-    `merged`: adapters are published as a part of the weights that they are beside.
+    `merged`: adapters are published merged into the weights.
     """
     if not sequences:
         return []
-    micro = lay_out([row_of_tokens(sequence) for sequence in sequences], share=policy.shares)
+    micro = lay_out(
+        [row_of_tokens(sequence) for sequence in sequences], share_prefixes=policy.shares_prefixes
+    )
     with policy.computing("merged") if merged else nullcontext():
         values = policy.logprobs(micro).cpu().split([len(sequence) - 1 for sequence in sequences])
     return [tuple(row.tolist()) for row in values]
@@ -35,7 +37,7 @@ def logprobs(policy: Policy, sequences: Sequences, *, merged: bool = True) -> li
 def noise(policy: Policy, chosen: Probe | None, *, merged: bool = True) -> float:
     """Return the mean gap (nats) between a probe's log-probabilities and those of a pass over each of its sequences alone.
 
-    It is the rounding of the arithmetic: below a few times that gap nothing tells two versions apart.
+    It is the rounding of the arithmetic: below a few times that gap two versions cannot be distinguished.
     """
     if chosen is None:
         return 0.0
@@ -49,7 +51,7 @@ def noise(policy: Policy, chosen: Probe | None, *, merged: bool = True) -> float
 
 
 def choose(sequences: Sequences, new: Logprobs, parent: Logprobs) -> Probe | None:
-    """The `SEQUENCES` on which two versions differ most (mean absolute difference); None without sequences."""
+    """Return the `SEQUENCES` on which two versions differ most (mean absolute difference); None without sequences."""
     if not sequences:
         return None
 

@@ -23,7 +23,7 @@ _LONG, _DYNAMIC = "longrope", "dynamic"
 def pin(model: Any, max_model_len: int | None) -> None:
     """Make a model's positions those of an engine that takes rows of `max_model_len` tokens; most models have no others.
 
-    The weights may be on the meta device still. Raises ConfigError if the length is needed and None, or longer than the engine's
+    The weights may be on the meta device still. Raise ConfigError if the length is needed and None, or longer than the engine's
     table of positions.
     """
     fixed = pinned(model.config, max_model_len)
@@ -38,7 +38,7 @@ def pin(model: Any, max_model_len: int | None) -> None:
 def pinned(whole: Any, max_model_len: int | None) -> Any:
     """Return a model's config without positions that depend on a row's length; itself, if it has none.
 
-    Raises ConfigError as `pin` does.
+    Raise ConfigError as `pin` does.
     """
     config = whole.get_text_config()
     kinds = {kind for _, each in _parts(config) if (kind := _kind(each)) is not None}
@@ -63,7 +63,7 @@ def pinned(whole: Any, max_model_len: int | None) -> Any:
 
 
 def _parts(config: Any) -> list[tuple[str | None, dict[str, Any]]]:
-    """The rotary parameters by the type of layer that has them; of None, all layers have them."""
+    """Return the rotary parameters by the type of layer that has them; of None, all layers have them."""
     found = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in found:
         return [(None, found)]
@@ -71,7 +71,7 @@ def _parts(config: Any) -> list[tuple[str | None, dict[str, Any]]]:
 
 
 def _kind(parameters: dict[str, Any]) -> str | None:
-    """The type, of those that depend on a row's length. With `alpha` (Hunyuan), dynamic NTK does not."""
+    """Return the type, of those that depend on a row's length. With `alpha` (Hunyuan), dynamic NTK does not."""
     kind = parameters.get("rope_type")
     return kind if kind == _LONG or (kind == _DYNAMIC and not parameters.get("alpha")) else None
 
@@ -98,7 +98,7 @@ def _fix_dynamic(parameters: dict[str, Any], config: Any, _: int) -> None:
 
 
 def _pin(module: Any, config: Any) -> None:
-    """Gives one rotary module a config whose positions do not depend on lengths, and what it made of its own config."""
+    """Give one rotary module a config whose positions do not depend on lengths, and what it made of its own config."""
     module.config = config
     for name, parameters in _parts(config):
         kind = parameters["rope_type"]

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
-from trainer.memory import Shapes, Weights
+from trainer.memory_plan import Shapes, Weights
 from trainer.model import activations, loading, optim, rope, vision
 from trainer.model.policy import Policy
 from trainer.sections.model import ModelSettings
@@ -26,9 +26,9 @@ _NAME = "headgate_shapes"
 
 
 def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_grad: bool = False) -> Shapes:
-    """Shapes of the model at `[model] path`, of which `config.json` is enough, and of a pass over `tokens` trained tokens.
+    """Return the shapes of a model, from its `config.json`, and of a pass over `tokens` trained tokens.
 
-    `dtype` is the precision of the pass. Raises ConfigError if the architecture does not run without values.
+    `dtype` is the precision of the pass. Raise ConfigError if the architecture does not run without values.
     """
     model = loading.empty(wanted.path, dtype)
     rope.pin(model, wanted.max_model_len)
@@ -64,14 +64,14 @@ def measure(wanted: ModelSettings, tokens: int, dtype: torch.dtype, *, entropy_g
 
 
 def _count(weights: Iterable[nn.Parameter]) -> Weights:
-    """Counts weights, each once."""
+    """Count weights, each once."""
     unique = {id(weight): weight for weight in weights}.values()
     trained = sum(weight.numel() for weight in unique if weight.requires_grad)
     return Weights(trained, sum(weight.numel() for weight in unique) - trained)
 
 
 def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[str, int]:
-    """Bytes that live at the end of the decoder, and the most of them in each part of a pass."""
+    """Return the bytes that live at the end of the decoder, and the most of them in each part of a pass."""
     AttentionInterface.register(_NAME, _attention)
     policy.model.set_attn_implementation(_NAME)
     found: dict[str, int] = {}
@@ -103,7 +103,7 @@ def _pass(policy: Policy, live: Live, tokens: int, entropy_grad: bool) -> dict[s
 
 
 def _micro_batch(tokens: int) -> MicroBatch:
-    """One row on the meta device, all of whose tokens but the first are trained."""
+    """Return one row on the meta device, of which all tokens but the first are trained."""
     ids = torch.zeros(tokens, dtype=torch.int64, device="meta")
     whole, real = ids[1:], torch.zeros(tokens - 1, device="meta")
     figures = dict.fromkeys(("recorded", "temperature", "advantages", "weights"), real)
@@ -123,15 +123,15 @@ class Live(TorchDispatchMode):
         self.on_host = 0
         """Bytes of what autograd kept within `host`."""
         self._peak = 0
-        self._seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self._counted = {tensor.untyped_storage()._cdata for tensor in known}
 
     def restart(self) -> int:
-        """Answers the most bytes since the last time."""
+        """Return the most bytes since the last time."""
         peak, self._peak = self._peak, self.now
         return peak
 
     def host(self) -> AbstractContextManager[Any]:
-        """Autograd keeps tensors elsewhere, for they go from here until the backward pass wants them."""
+        """Count autograd's tensors as moved off the device until the backward pass."""
 
         def pack(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
             self.on_host += tensor.nbytes
@@ -152,15 +152,15 @@ class Live(TorchDispatchMode):
 
     def _see(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._seen:
+        if key in self._counted:
             return
-        self._seen.add(key)
+        self._counted.add(key)
         self.now += size
         self._peak = max(self._peak, self.now)
         weakref.finalize(storage, self._gone, key, size)
 
     def _gone(self, key: int, size: int) -> None:
-        self._seen.discard(key)
+        self._counted.discard(key)
         self.now -= size
 
 

@@ -32,7 +32,7 @@ from trainer.model.parallel import Ranks, local
 StorageError = dcp.CheckpointException
 """Raised on every rank if one of them cannot write or read its shards."""
 _PIECE = 2**24
-"""Bytes that are written, read and hashed at once."""
+"""Bytes that are written, read and hashed in one piece."""
 _THREADS = 4
 """Threads that hash."""
 _KINDS = {
@@ -63,8 +63,8 @@ class HostCopy:
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a copy of `tensors`; the one before is gone."""
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return a copy of `tensors`; it replaces the one before."""
         self._kept = {name: self._copied(name, tensor) for name, tensor in tensors.items()}
         return dict(self._kept)
 
@@ -89,7 +89,9 @@ def write(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> tuple
     """
     writer = _Writer(directory)
     with _silence():
-        dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.talk, no_dist=ranks.size == 1)
+        dcp.save(
+            dict(tensors), storage_writer=writer, process_group=ranks.object_group, no_dist=ranks.size == 1
+        )
     return writer.files
 
 
@@ -107,7 +109,9 @@ def read(directory: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Fill tensors with what `write` wrote of that name, by however many ranks. Collective. Raise StorageError."""
     reader = dcp.HuggingFaceStorageReader(str(directory))
     with _silence():
-        dcp.load(dict(tensors), storage_reader=reader, process_group=ranks.talk, no_dist=ranks.size == 1)
+        dcp.load(
+            dict(tensors), storage_reader=reader, process_group=ranks.object_group, no_dist=ranks.size == 1
+        )
 
 
 def damage(directory: Path, files: Sequence[File], ranks: Ranks) -> str:
@@ -116,20 +120,20 @@ def damage(directory: Path, files: Sequence[File], ranks: Ranks) -> str:
     Every rank reads its share of them, whole.
     """
     own = (_damage(directory, file) for file in files[ranks.rank :: ranks.size])
-    found = [each for each in ranks.of_all(next(filter(None, own), "")) if each]
+    found = [each for each in ranks.all_gather(next(filter(None, own), "")) if each]
     names = {file.name for file in files}
-    if not found and ranks.leads:
+    if not found and ranks.is_rank_zero:
         found = [
             f"{path.name} is not one of its files" for path in directory.iterdir() if path.name not in names
         ]
-    return str(ranks.from_first(found[0] if found else ""))
+    return str(ranks.broadcast(found[0] if found else ""))
 
 
 def _damage(directory: Path, file: File) -> str:
     try:
         size = (directory / file.name).stat().st_size
         if size != file.size:
-            return f"{file.name} has {size} bytes in place of {file.size}"
+            return f"{file.name} has {size} bytes instead of {file.size}"
         if _digest(directory / file.name) != file.blake3:
             return f"{file.name} has other bytes than were written (its BLAKE3 differs)"
     except FileNotFoundError:
@@ -157,18 +161,18 @@ class _Writer(dcp.HuggingFaceStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part of the plan. Raise OSError."""
-        done: Future[list[WriteResult]] = Future()
+        result: Future[list[WriteResult]] = Future()
         if not plan.items:
-            done.set_result([])
-            return done
+            result.set_result([])
+            return result
         path = self._directory / f"shard-{plan.storage_data['shard_index']:05d}.safetensors"
         with path.open("xb") as file:
             written = _write(file, path.name, plan.items, planner)
-        done.set_result([WriteResult(item.index, _bytes_of(item), written) for item in plan.items])
-        return done
+        result.set_result([WriteResult(item.index, _bytes_of(item), written) for item in plan.items])
+        return result
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Take the files of all ranks; called on the first alone."""
+        """Store the files of all ranks; called only on rank 0."""
         files = {each.storage_data.name: each.storage_data for part in results for each in part}
         self.files = tuple(files[name] for name in sorted(files))
 
@@ -247,7 +251,7 @@ def _bytes_of(item: WriteItem) -> int:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Ignore torch's warning that one rank alone may be a mistake."""
+    """Ignore torch's warning that a single rank may be a mistake."""
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", message="torch.distributed is disabled, unavailable or uninitialized"

@@ -39,7 +39,7 @@ Path = tuple[str | int, ...]
 
 
 def small(kind: type[Any], config: Any) -> Any:
-    """Return a config with the same kinds of layers and small sizes, for models of class `kind`. Raises ValueError."""
+    """Return a config with the same kinds of layers and small sizes, for models of class `kind`. Raise ValueError."""
     values = config.to_dict()
     text = _text(config, values)
     for name, part in values.items():
@@ -105,7 +105,7 @@ def _made(config: Any, values: dict[str, Any]) -> Any:
 
 
 def _text(config: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """The part of a config's values that the language model is made of."""
+    """Return the part of a config's values that the language model is made of."""
     own = config.get_text_config()
     names = (name for name in values if name.endswith("config") and getattr(config, name, None) is own)
     name = next(names, None)
@@ -113,7 +113,7 @@ def _text(config: Any, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _narrow(text: dict[str, Any], config: Any) -> None:
-    """Makes a language model narrow. A head keeps its size, by which rotary factors are counted."""
+    """Make a language model narrow. A head keeps its size, by which rotary factors are counted."""
     heads = getattr(config, "num_attention_heads", _HEADS)
     share = _HEADS / (max(heads) if isinstance(heads, list) else heads)
     experts = _fewest_experts(text)
@@ -137,14 +137,14 @@ def _each(value: Any, change: Any) -> Any:
 
 
 def _fewest_experts(text: dict[str, Any]) -> int:
-    """Enough for a choice in each group that the router may choose, of which the scores of two count."""
+    """Return enough experts for a choice in each group of the router, of which the scores of two count."""
     chosen = max([2, *(n for key, n in text.items() if _CHOSEN.fullmatch(key) and isinstance(n, int))])
     groups, taken = text.get("n_group") or 1, text.get("topk_group") or 1
     return max(2, -(-2 * chosen // taken)) * groups
 
 
 def _set_depth(values: dict[str, Any], layers: int) -> None:
-    """Cuts layers, and what a config lists for each of them."""
+    """Cut layers, and what a config lists for each of them."""
     depth = _depth(values)
     for key, value in values.items():
         if key in _DEPTH:
@@ -158,7 +158,7 @@ def _depth(values: dict[str, Any]) -> int:
 
 
 def _shallow(kind: type[Any], config: Any) -> Any:
-    """The config of the first layers, among which is one of each kind; all of them if a shorter model has other kinds."""
+    """Return the config of the first layers, among which is one of each kind; all of them if a shorter model has other kinds."""
     whole = _kinds(_build(kind, config))
     layers = max((whole.index(each) + 1 for each in set(whole)), default=0)
     if not 0 < layers < len(whole):
@@ -173,7 +173,7 @@ def _shallow(kind: type[Any], config: Any) -> Any:
 
 
 def _kinds(model: Any) -> list[Any]:
-    """What distinguishes each layer: its modules, their shapes, and the plain values that they hold."""
+    """Return what distinguishes each layer: its modules, their shapes, and the plain values that they hold."""
     lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
     return [tuple(_module(*each) for each in layer.named_modules()) for layer in next(lists, [])]
 

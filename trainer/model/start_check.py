@@ -52,7 +52,7 @@ class SmallCopy:
     def difference(self, attention: Attention) -> str | None:
         """Return how the copy differs from its own forward pass with this attention; None if it does not.
 
-        Raises what its own forward pass does.
+        Raise what its own forward pass does.
         """
         policy = Policy(small_copy.build(self.kind, self.config, torch.float32), attention)
         return difference(policy, _LONG, _noise)
@@ -70,8 +70,8 @@ def check(policy: Policy, max_model_len: int | None = None) -> None:
         return
     try:
         copy = SmallCopy.of(type(policy.model), config)
-        found = copy.difference(policy.way)
-        works = found is not None and policy.shares and copy.difference("rows") is None
+        found = copy.difference(policy.attention_kind)
+        works = found is not None and policy.shares_prefixes and copy.difference("rows") is None
     except _ERRORS as error:
         _check_real(policy, why, max((value for _, value in late), default=0), error)
         return
@@ -98,16 +98,15 @@ def difference(
 ) -> str | None:
     """Return how a policy differs from its model's own forward pass on rows of up to `longest` tokens; None if it does not.
 
-    `noise`: how exact the model's own log-probabilities are, in nats; asked where they differ.
+    `noise`: how exact the model's own log-probabilities are, in nats; called if they differ.
     """
     rows = _rows(policy, longest)
     ids = [torch.tensor(row.ids.tolist()) for row in rows]
     theirs = torch.cat(policy.plain(ids))
     try:
         gap = max(
-            float((torch.cat([policy.logprobs(lay_out(part, share=policy.shares)) for part in parts]) - theirs).abs().max())
-            for parts in ([rows], [rows[:1], rows[1:]])
-        )  # fmt: skip
+            float((_logprobs(policy, parts) - theirs).abs().max()) for parts in ([rows], [rows[:1], rows[1:]])
+        )
     except _ERRORS as error:
         # A reason ends where the way out begins, which is tried here.
         text = _first_line(error).partition("; set attention")[0]
@@ -117,8 +116,14 @@ def difference(
     return f"log-probabilities differ from the model's own by {gap:.2g} nats"
 
 
+def _logprobs(policy: Policy, parts: Sequence[Sequence[Row]]) -> Tensor:
+    """Return the policy's log-probabilities of rows that are packed in some parts."""
+    micros = (lay_out(part, share_prefixes=policy.shares_prefixes) for part in parts)
+    return torch.cat([policy.logprobs(micro) for micro in micros])
+
+
 def _noise(policy: Policy, ids: Sequence[Tensor], theirs: Tensor) -> float:
-    """What one rounding of each weight changes of a small copy's log-probabilities, in nats. Changes the weights."""
+    """Return what one rounding of each weight changes of a small copy's log-probabilities, in nats. Changes the weights."""
     generator = torch.Generator().manual_seed(2)
     for weight in policy.model.parameters():
         up = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
@@ -127,7 +132,7 @@ def _noise(policy: Policy, ids: Sequence[Tensor], theirs: Tensor) -> float:
 
 
 def _rows(policy: Policy, longest: int) -> list[Row]:
-    """Four rows, three of which share beginnings of different lengths; all tokens are trained."""
+    """Return four rows, of which three share prefixes of different lengths; all tokens are trained."""
     config = policy.model.config.get_text_config()
     n = min(longest, getattr(config, "max_position_embeddings", None) or longest)
     numbers = torch.randperm(
@@ -145,11 +150,9 @@ def _first_line(error: Exception) -> str:
 def _refused(policy: Policy, why: str, *, works: bool) -> ConfigError:
     name = type(policy.model).__name__
     if works:
-        way = (
-            'set [model] attention = "rows": every path is then computed apart, by the model\'s own attention'
-        )
+        remedy = 'set [model] attention = "rows": every path is then computed separately, by the model\'s own attention'
     else:
-        way = "this architecture cannot be trained here (docs/models-matrix.md has those that can)"
+        remedy = "this architecture cannot be trained here (docs/topics/models-matrix.md has those that can)"
     return ConfigError(
-        f"[model] path: {name} does not work with the trainer's attention and head: {why}; {way}"
+        f"[model] path: {name} does not work with the trainer's attention and head: {why}; {remedy}"
     )

@@ -1,6 +1,6 @@
 """Tensor parallelism: ranks that share each matrix product of a layer, by the plan that transformers has for its architecture.
 
-A part of `parallel`. Every weight becomes a DTensor: split over the ranks where the plan says so, else whole on each (embedding,
+A part of `parallel`. Every weight becomes a DTensor: split over the ranks by the plan, else whole on each (embedding,
 norms, head). Attention then sees this rank's heads alone, and all else what a single rank sees. Owns no state.
 """
 
@@ -51,7 +51,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 def divide(model: Any, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
-    """Divides the weights of a Hugging Face model, which may be on the meta device, over a mesh of one dimension. Collective."""
+    """Divide the weights of a Hugging Face model, which may be on the meta device, over a mesh of one dimension. Collective."""
     tied = list(_tied(model))
     styles = {
         name: _style(model, name, plan)
@@ -64,7 +64,7 @@ def divide(model: Any, plan: Mapping[str, str], mesh: DeviceMesh) -> None:
 
 
 def plan_of(model: Any, ranks: int) -> Mapping[str, str]:
-    """How to divide a model: styles by the names of modules in its decoder. Raises ConfigError, alike on every rank."""
+    """Return how to divide a model: styles by the names of modules in its decoder. Raise ConfigError, alike on every rank."""
     config, name = model.config.get_text_config(), type(model).__name__
     plan = config.base_model_tp_plan
     if vision.towers(model):
@@ -83,7 +83,7 @@ def plan_of(model: Any, ranks: int) -> Mapping[str, str]:
 
 
 def _style(model: Any, name: str, plan: Mapping[str, str]) -> ParallelStyle:
-    """How a module is divided, by its name in the whole model."""
+    """Return how a module is divided, by its name in the whole model."""
     decoder = f"{model.base_model_prefix}."
     inner = name.removeprefix(decoder)
     found = [style for pattern, style in plan.items() if fnmatchcase(inner, pattern)]
@@ -91,12 +91,12 @@ def _style(model: Any, name: str, plan: Mapping[str, str]) -> ParallelStyle:
 
 
 def _tied(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Modules whose `weight` is that of an earlier one, with that one."""
-    seen: dict[int, nn.Module] = {}
+    """Return modules whose `weight` is that of an earlier one, with that one."""
+    first_of: dict[int, nn.Module] = {}
     for module in model.modules():
         weight = module._parameters.get("weight")
-        if weight is not None and seen.setdefault(id(weight), module) is not module:
-            yield module, seen[id(weight)]
+        if weight is not None and first_of.setdefault(id(weight), module) is not module:
+            yield module, first_of[id(weight)]
 
 
 def _refused(ranks: int, why: str) -> ConfigError:

@@ -38,11 +38,11 @@ class VisionInputs:
 
     @classmethod
     def of(cls, path: Path, read: Callable[[str], bytes]) -> VisionInputs | None:
-        """The inputs of the checkpoint `path`; None if its model is not of the family or cannot be loaded. Raises ConfigError."""
+        """Return the inputs of a checkpoint; None if its model accepts no images or cannot be loaded. Raise ConfigError."""
         try:
             config = AutoConfig.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError):
-            return None  # whoever loads the model says why
+            return None  # loading the model reports why
         if config.model_type not in MODELS:
             return None
         try:
@@ -53,12 +53,12 @@ class VisionInputs:
         return cls(processor, read, config.image_token_id, config.vision_config.spatial_merge_size)
 
     def tokens(self, name: str) -> int:
-        """The number of tokens that stand for an image. Raises ValueError if it is no image that can be read."""
+        """Return the number of tokens that stand for an image. Raise ValueError if it cannot be read as an image."""
         _, grid = self._patches(name)
         return int(grid.prod()) // self._merge**2
 
     def hidden(self, model: Any, ids: Tensor, names: Sequence[str]) -> Tensor:
-        """The last hidden states of one path, shape (tokens, width). `names`: the hashes of its images, in order."""
+        """Return the last hidden states of one path, shape (tokens, width). `names`: the hashes of its images, in order."""
         patches, grids = zip(*map(self._patches, names), strict=True)
         found: Tensor = model.base_model(
             input_ids=ids[None],
@@ -70,7 +70,7 @@ class VisionInputs:
         return found
 
     def _processed(self, name: str) -> tuple[Tensor, Tensor]:
-        """An image's patches, shape (patches, numbers), and how many there are by time, height and width, shape (1, 3)."""
+        """Return an image's patches, shape (patches, numbers), and how many there are by time, height and width, shape (1, 3)."""
         # For runs with images alone.
         from PIL import Image
 
@@ -84,7 +84,7 @@ class VisionInputs:
 
 
 def freeze(model: Any, how: Literal["frozen", "trained"]) -> None:
-    """Leave what a model sees and hears with as it is, unless it is trained."""
+    """Freeze a model's vision and audio towers, unless they are trained."""
     if how == "frozen":
         for part in towers(model).values():
             part.requires_grad_(False)

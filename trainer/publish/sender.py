@@ -1,10 +1,10 @@
 """`python -m trainer.publish.sender`: the server of published versions that also sends them to engines by collective operations.
 
-    POST /versions/7/send {"backend": "auto", "workers": 1, "timeout_s": 60}   answers how to join, and an "id"
-    GET  /sends/ID                                                            waits, and answers {"state": "sent"} or why not
+    POST /versions/7/send {"backend": "auto", "workers": 1, "timeout_s": 60}   returns how to join, and an "id"
+    GET  /sends/ID                                                            waits, and returns {"state": "sent"} or why not
 
-beside the routes of `gateway.weights.server`. It is a process of its own, so that no transfer holds the trainer up and no peer
-that dies in the middle of one ends it. Each transfer has a group and a port of its own.
+in addition to the routes of `gateway.weights.server`. It is a separate process, so that no transfer delays the trainer and no
+peer that dies in the middle of one ends it. Each transfer has a group and a port of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Sends:
         """Threads for transfers alone: each waits for its peers, and none may wait for another's end."""
 
     def add_to(self, app: web.Application) -> None:
-        """Adds the routes, before the application starts."""
+        """Add the routes, before the application starts."""
         app.router.add_post(r"/versions/{version:\d+}/send", self._send)
         app.router.add_get(r"/sends/{id:\d+}", self._wait)
 
@@ -56,9 +56,9 @@ class Sends:
         version = int(request.match_info["version"])
         folder = self._mirror.versions().get(version)
         if folder is None:
-            raise NotFound(f"there is no version {version} here", code="no_version")
+            raise NotFound(f"version {version} is not on this server", code="no_version")
         if sum(not task.done() for task in self._running.values()) >= _AT_ONCE:
-            raise GatewayError(f"{_AT_ONCE} transfers run already: ask again", code="busy")
+            raise GatewayError(f"{_AT_ONCE} transfers run already: try again later", code="busy")
         try:
             manifest = json.loads(await asyncio.to_thread((folder / MANIFEST).read_bytes))
             plan = plan_of(manifest["files"])
@@ -78,7 +78,7 @@ class Sends:
     async def _wait(self, request: web.Request) -> web.Response:
         task = self._running.get(request.match_info["id"])
         if task is None:
-            raise NotFound("there is no such transfer: this server was restarted", code="no_transfer")
+            raise NotFound("the transfer is unknown: this server was restarted", code="no_transfer")
         await asyncio.wait({task})
         error = task.exception()
         return web.json_response({"state": "failed", "why": str(error)} if error else {"state": "sent"})
@@ -102,7 +102,7 @@ def _parsed(body: bytes) -> tuple[str, int, float]:
 
 
 def create_sender(mirror: Mirror, key: str | None, host: str) -> web.Application:
-    """The server of a mirror that is open. `host`: the address of this machine by which engines reach it."""
+    """Return the server of a mirror that is open. `host`: the address of this machine by which engines reach it."""
     app = create_server(mirror, key)
     Sends(mirror, host).add_to(app)
     return app
@@ -113,7 +113,7 @@ async def _serve(options: argparse.Namespace, key: str | None) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Mirror(options.dir, key) as mirror:
-        runner = web.AppRunner(create_sender(mirror, key, options.reached_at), access_log=None)
+        runner = web.AppRunner(create_sender(mirror, key, options.engine_facing_host), access_log=None)
         await runner.setup()
         try:
             await web.TCPSite(runner, options.host, options.port).start()
@@ -123,18 +123,20 @@ async def _serve(options: argparse.Namespace, key: str | None) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Serves until a signal comes."""
+    """Serve until a signal arrives."""
     parser = argparse.ArgumentParser(prog="python -m trainer.publish.sender", description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="the directory of versions")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--reached-at", required=True, help="this machine's address, as engines reach it")
+    parser.add_argument(
+        "--engine-facing-host", required=True, help="this machine's address, as engines reach it"
+    )
     options = parser.parse_args(args)
     key = os.environ.get("HEADGATE_WEIGHTS_KEY") or None
     if key is None and not _is_loopback(options.host):
-        parser.error("everybody who reaches --host could read the weights: set HEADGATE_WEIGHTS_KEY")
+        parser.error("any client that reaches --host could read the weights: set HEADGATE_WEIGHTS_KEY")
     asyncio.run(_serve(options, key))
-    # a thread may still wait for a peer that is gone; its deadline is nobody's concern any more
+    # a thread may still wait for a lost peer; its deadline does not matter any more
     sys.stdout.flush()
     os._exit(0)
 

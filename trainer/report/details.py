@@ -1,4 +1,4 @@
-"""The details of a step that are written beside its figures: samples of its episodes, and a table of its tokens."""
+"""The details of a step that are written in addition to its figures: samples of its episodes, and a table of its tokens."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from trainer.report.files import samples_file, tokens_file
 from trainer.report.samples import Decode
 from trainer.settings import Settings
 
+_SAMPLED_EPISODES = 4
+"""The best and the worst episode of each of two groups."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")
 
 
 class Details:
-    """The writer of one run's; `[report] samples_every` and `tokens_every` say of which steps."""
+    """Writes the details of a run's steps, by `[report] samples_every` and `tokens_every`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def wanted(self, step: int) -> DetailChoice:
-        """The parts of a step's batch that are kept for the report; steps are counted from 1."""
+    def choice_of(self, step: int) -> DetailChoice:
+        """Return the parts of a step's batch that are kept for the report; steps are counted from 1."""
         report = self._settings.report
-        groups = (report.samples_episodes + 1) // 2 if _is_due(step, report.samples_every) else 0
+        groups = _SAMPLED_EPISODES // 2 if _is_due(step, report.samples_every) else 0
         return DetailChoice(groups, _is_due(step, report.tokens_every))
 
     def write(self, step: int, batch: Batch) -> None:
-        """Writes the kept parts of a step's batch, each file at once. Blocks; raises OSError."""
+        """Write the kept parts of a step's batch, each file atomically. Blocks. Raise OSError."""
         details, directory = batch.details, self._settings.run.dir
         if details.choice.groups:
-            found = samples.samples_of(details, self._settings.report.samples_episodes, self._decode)
+            found = samples.samples_of(details, _SAMPLED_EPISODES, self._decode)
             samples.write(samples_file(directory, step), found)
         if details.choice.tokens:
-            said = {"step": step, "buffer": batch.version, "version": batch.version + 1}
-            tokens.write(tokens_file(directory, step), tokens.token_table(details), said)
+            metadata = {"step": step, "buffer": batch.version, "version": batch.version + 1}
+            tokens.write(tokens_file(directory, step), tokens.token_table(details), metadata)
 
     @cached_property
     def _decode(self) -> Decode:
-        """By the tokenizer beside the model; without one, a text is its token ids."""
+        """The model's tokenizer; without one, a text is its token ids."""
         path = self._settings.model.path
         if not any((path / name).exists() for name in _TOKENIZERS):
             return lambda ids: " ".join(map(str, ids))

@@ -8,22 +8,22 @@ from pathlib import Path
 
 
 def samples_file(directory: Path, step: int) -> Path:
-    """The file of a step's sample of episodes, under `[run] dir`."""
+    """Return the path of a step's sample of episodes, under `[run] dir`."""
     return directory / "samples" / f"step-{step:06d}.jsonl"
 
 
 def tokens_file(directory: Path, step: int) -> Path:
-    """The file of a step's per-token figures, under `[run] dir`."""
+    """Return the path of a step's per-token figures, under `[run] dir`."""
     return directory / "tokens" / f"step-{step:06d}.parquet"
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """A path to write to; what was written appears as `path` at the end of the block, and not at all if it fails."""
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; the file appears as `path` at the end of the block, and not if the block fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        yield aside
-        aside.replace(path)
+        yield temporary
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

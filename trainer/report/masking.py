@@ -11,7 +11,7 @@ _MOST = 0.5
 
 
 def masked_warning(measured: Mapping[str, float]) -> tuple[str, str] | None:
-    """The reason and the text of a warning about a batch's metrics; None if there is nothing to warn of.
+    """Return the reason and the text of a warning about a batch's metrics; None if there is nothing to warn of.
 
     A batch is warned of if no token of it is trained, or if truncated distributions mask most of them.
     """

@@ -1,11 +1,14 @@
-"""A sample of a batch's episodes as text: one row for each call, what it was asked, what it answered and what that earned."""
+"""A sample of a batch's episodes as text: a row for each call with prompt, reply and reward, as JSON lines and as Markdown."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +16,16 @@ from gateway.types import Episode, Group, Node
 from trainer.data import credit
 from trainer.data.details import BatchDetails, Judged
 from trainer.data.tree import Credit, untrained
-from trainer.report.files import whole
+from trainer.errors import ConfigError
+from trainer.report.files import atomic_file
 
 LONGEST = 20_000
 """Characters of a prompt or a reply; the middle of a longer one is left out."""
+EXCERPT = 300
+"""Characters of the last reply in a row of an episode."""
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Decode = Callable[[Sequence[int]], str]
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,7 @@ class Sample:
     task_id: str
     episode_id: str
     turn: int
-    """The calls of an episode are counted from 1, in the order in which they ended."""
+    """The number of the call in its episode, from 1, in the order in which calls ended."""
     prompt: str
     """The part of the call's prompt after the last call on its path."""
     reply: str
@@ -37,15 +45,15 @@ class Sample:
     call_reward: float | None
     advantage: float
     versions: str
-    """Those that sampled it, such as `3` or `2-3`."""
+    """The versions that sampled it, such as `3` or `2-3`."""
     finish_reason: str
     mask_reason: str
-    """The reasons why tokens are not trained, each with their number; empty if all are trained."""
+    """The reasons why tokens are not trained, each with the number of tokens; empty if all are trained."""
     tokens: int
 
 
 def samples_of(details: BatchDetails, episodes: int, decode: Decode) -> list[Sample]:
-    """The calls of up to so many episodes: the best and the worst of each group."""
+    """Return the calls of at most `episodes` episodes: the best and the worst of each group."""
     found: list[Sample] = []
     for judged in details.sample():
         for episode, given in _ends(judged)[: max(0, episodes)]:
@@ -70,7 +78,7 @@ def _calls(group: Group, episode: Episode, given: Credit, decode: Decode) -> Ite
             task_id=group.task_id,
             episode_id=episode.episode_id,
             turn=turn,
-            prompt=_short(decode(_asked(node, nodes))),
+            prompt=_short(decode(_prompt_ids(node, nodes))),
             reply=_short(decode(node.ids.tolist())),
             reward=episode.reward,
             call_reward=node.reward,
@@ -84,8 +92,8 @@ def _calls(group: Group, episode: Episode, given: Credit, decode: Decode) -> Ite
         )
 
 
-def _asked(node: Node, nodes: Mapping[int, Node]) -> list[int]:
-    """The tokens between a call and the call before it on its path."""
+def _prompt_ids(node: Node, nodes: Mapping[int, Node]) -> list[int]:
+    """Return the tokens between a call and the call before it on its path."""
     ids: list[int] = []
     while node.parent >= 0 and not (parent := nodes[node.parent]).sampled:
         ids = parent.ids[: node.at].tolist() + ids
@@ -101,6 +109,91 @@ def _short(text: str) -> str:
 
 
 def write(path: Path, samples: Sequence[Sample]) -> None:
-    """Writes samples as JSON lines, at once."""
-    with whole(path) as aside:
-        aside.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
+    """Write samples as JSON lines, atomically."""
+    with atomic_file(path) as temporary:
+        temporary.write_text("".join(json.dumps(asdict(sample)) + "\n" for sample in samples))
+
+
+def episodes_of(calls: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return a row for each episode, from the rows of its calls (`Sample`), which must be adjacent."""
+    return [_episode(list(of_one)) for _, of_one in groupby(calls, key=lambda call: call["episode_id"])]
+
+
+def _episode(calls: list[Row]) -> dict[str, Any]:
+    last, reasons = calls[-1], [call["mask_reason"] for call in calls if call["mask_reason"]]
+    return {
+        "task_id": last["task_id"],
+        "group_id": last["group_id"],
+        "episode_id": last["episode_id"],
+        "reward": last["reward"],
+        "reason": "; ".join(dict.fromkeys(reasons)) or "trained",
+        "versions": _version_range([call["versions"] for call in calls]),
+        "calls": len(calls),
+        "tokens": sum(call["tokens"] for call in calls),
+        "finish_reason": last["finish_reason"],
+        "text": _excerpt(last["reply"]),
+    }
+
+
+def _version_range(spans: Sequence[str]) -> str:
+    """Return the oldest and the newest version, such as `2-4`."""
+    numbers = [int(number) for span in spans for number in span.split("-") if number]
+    return "-".join(str(number) for number in dict.fromkeys((min(numbers), max(numbers)))) if numbers else ""
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= EXCERPT else f"{text[: EXCERPT - 4]} ..."
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def newest(directory: Path, step: int | None = None) -> Path:
+    """Return the file of a step under `[run] dir`, or of the newest step that has one. Raise ConfigError, which lists them."""
+    files = sorted((directory / "samples").glob("step-*.jsonl"))
+    chosen = [file for file in files if step is None or int(file.stem.removeprefix("step-")) == step]
+    if not chosen:
+        steps = ", ".join(file.stem.removeprefix("step-").lstrip("0") for file in files)
+        existing = f"steps with samples: {steps}" if files else "[report] samples_every = 10 writes them"
+        which = "any step" if step is None else f"step {step}"
+        raise ConfigError(f"{directory}: no samples of {which}; {existing}")
+    return chosen[-1]
+
+
+def as_markdown(rows: Sequence[Row]) -> str:
+    """Return rows as Markdown without control characters; fences are longer than any in the text."""
+    return "\n".join(_row_as_markdown(row) for row in rows)
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Return rows of equal columns as a Markdown table; line breaks and control characters become spaces."""
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return _UNPRINTABLE.sub(" ", text).replace("\n", " ").replace("|", "\\|")
+
+
+def _row_as_markdown(row: Row) -> str:
+    call = "" if row["call_reward"] is None else f", of the call {row['call_reward']:g}"
+    facts = [
+        f"reward {row['reward']:g}{call}",
+        f"advantage {row['advantage']:+.3f}",
+        f"{row['tokens']} tokens of version {row['versions']}",
+        *([row["finish_reason"]] if row["finish_reason"] else []),
+        *([f"not trained: {row['mask_reason']}"] if row["mask_reason"] else []),
+    ]
+    title = (
+        f"## Episode {row['episode_id']}, call {row['turn']} (task {row['task_id']}, group {row['group_id']})"
+    )
+    parts = [title, "; ".join(facts), "Prompt:", _fenced(row["prompt"]), "Reply:", _fenced(row["reply"])]
+    return _UNPRINTABLE.sub("", "\n\n".join(parts)) + "\n"
+
+
+def _fenced(text: str) -> str:
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"

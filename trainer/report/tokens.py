@@ -1,4 +1,4 @@
-"""The tokens of a batch as a table: what the step was given of each, and what it computed of it.
+"""The tokens of a batch as a table: the step's inputs and results for each.
 
 One row for each sampled token, in the order of groups, episodes, nodes and tokens. Pure, but for `write`.
 """
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from gateway.types import Episode, Node
 from trainer.data.details import BatchDetails, Figures
 from trainer.data.tree import Credit, untrained
-from trainer.report.files import whole
+from trainer.report.files import atomic_file
 
 EQUAL_REWARDS = "equal_rewards"
 """The reason for which tokens of a group without gradient are not trained."""
@@ -41,27 +41,27 @@ class _Table:
     rows: int = 0
 
     def add(self, n: int, **values: npt.NDArray[Any]) -> None:
-        """Adds n rows."""
+        """Add n rows."""
         for name, value in values.items():
             self.columns.setdefault(name, []).append(value)
         self.rows += n
 
     def code(self, column: str, word: str) -> int:
-        """The code of a word; 0 for the empty one, which is null."""
+        """Return the code of a word; 0 for the empty one, which is null."""
         return self.words[column].setdefault(word, len(self.words[column]))
 
     def joined(self, name: str, dtype: Any) -> npt.NDArray[Any]:
-        """A column as one array."""
+        """Return a column as one array."""
         return np.concatenate([np.empty(0, dtype), *self.columns.get(name, [])])
 
-    def spelt(self, name: str, codes: npt.NDArray[Any]) -> pa.DictionaryArray:
-        """The words of a column."""
+    def words_of(self, name: str, codes: npt.NDArray[Any]) -> pa.DictionaryArray:
+        """Return the words of a column."""
         words = pa.array([*self.words[name]], pa.string())
         return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes == 0), words)
 
 
 def token_table(details: BatchDetails) -> pa.Table:
-    """The table of a batch of which everything was kept (`DetailChoice.tokens`).
+    """Return the table of a batch of which everything was kept (`DetailChoice.tokens`).
 
     Columns: `group_id`, `episode_id`, `call_id`, `node`, `position` (tokens before it on its path), `token`, `version` (that
     sampled it), `recorded_logprob` (nats), `advantage`, `mask_reason` (null: trained). Of tokens that the loss saw, else null:
@@ -81,20 +81,20 @@ def token_table(details: BatchDetails) -> pa.Table:
     reasons[computed["masked"]] = table.code("mask_reason", RATIO)
     recorded = table.joined("recorded_logprob", np.float32)
     values = {
-        **{name: table.spelt(name, table.joined(name, np.int32)) for name in _WORDS[:3]},
+        **{name: table.words_of(name, table.joined(name, np.int32)) for name in _WORDS[:3]},
         **{name: pa.array(table.joined(name, np.int32)) for name in ("node", "position", "token", "version")},
         "recorded_logprob": pa.array(recorded),
         "advantage": pa.array(computed["advantage"]),
         **{name: pa.array(computed[name], mask=~there) for name in _COMPUTED},
         "mismatch": pa.array(computed["logprob"] - recorded, mask=~there),
         "clipped": pa.array(computed["clipped"], mask=~there),
-        "mask_reason": table.spelt("mask_reason", reasons),
+        "mask_reason": table.words_of("mask_reason", reasons),
     }
     return pa.table(values)
 
 
 def _sampled(episode: Episode) -> Iterator[tuple[Node, int]]:
-    """The sampled nodes of an episode, each with the tokens before it on its path."""
+    """Yield the sampled nodes of an episode, each with the tokens before it on its path."""
     depths: dict[int, int] = {}
     for node in episode.nodes:
         depths[node.index] = depths.get(node.parent, 0) + node.at
@@ -121,7 +121,7 @@ def _add(table: _Table, node: Node, depth: int, group: str, episode: str, credit
 
 
 def _computed(table: _Table, figures: Sequence[Figures]) -> dict[str, npt.NDArray[Any]]:
-    """The computed figures of each row's token; `there` is true where there are some. Advantages are those that were used."""
+    """Return the computed figures of each row's token; `there` is true if it has some. Advantages are the used ones."""
     dtype = figures[0].logprobs.dtype if figures else np.dtype(np.float32)
     found: dict[str, npt.NDArray[Any]] = {name: np.zeros(table.rows, dtype) for name in _COMPUTED}
     found |= {name: np.zeros(table.rows, np.bool_) for name in ("clipped", "masked", "there")}
@@ -144,9 +144,9 @@ def _computed(table: _Table, figures: Sequence[Figures]) -> dict[str, npt.NDArra
     return found
 
 
-def write(path: Path, table: pa.Table, said: dict[str, int]) -> None:
-    """Writes the table as Parquet, at once; `said` goes into the file's metadata under the key `headgate`."""
-    with whole(path) as aside:
+def write(path: Path, table: pa.Table, metadata: dict[str, int]) -> None:
+    """Write the table as Parquet, atomically, with `metadata` under the key `headgate` of the file's metadata."""
+    with atomic_file(path) as temporary:
         pq.write_table(
-            table.replace_schema_metadata({"headgate": json.dumps(said)}), aside, compression="zstd"
+            table.replace_schema_metadata({"headgate": json.dumps(metadata)}), temporary, compression="zstd"
         )

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 
 def _names_a_function(value: str) -> str:
     if not re.fullmatch(r"[\w./-]+:\w+", value):
-        raise ValueError(f"{value!r} is no agent: module:function or path/to/file.py:function is needed")
+        raise ValueError(f"{value!r} is not an agent: module:function or path/to/file.py:function is needed")
     return value
 
 

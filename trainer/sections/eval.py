@@ -1,11 +1,10 @@
-"""`[eval]`: evaluation on tasks that are not trained, by `trainer eval` and beside training."""
+"""`[eval]`: evaluation on tasks that are not trained, by `trainer eval` and during training."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from scheduler.configuration import Seconds, Section
 from trainer.sections.base import Agent
@@ -14,45 +13,33 @@ SAMPLES = 1024
 
 
 class EvalSettings(Section):
-    """`[eval]`: evaluation on tasks that are not trained, by `trainer eval` and beside training."""
+    """`[eval]`: evaluation on tasks that are not trained, by `trainer eval` and during training."""
 
     tasks: tuple[Path, ...] = ()
-    """Files of JSON lines, one task each; every file has its own row of figures. With `[rollout] env`, what the environment
-    holds out if absent."""
+    """Files of JSON lines, one task each; every file has its own row of figures. Without files, `[rollout] env` is evaluated on
+    its held-out tasks."""
     env_tasks: int = Field(200, ge=1)
-    """At most so many of the tasks that an environment holds out."""
+    """The most held-out tasks of an environment to evaluate."""
     every: int | None = Field(None, ge=1, le=10_000_000)
-    """Steps from one evaluation during training to the next, the last step's version included; without it, there is none."""
-    at_start: bool = True
-    """During training: the initial weights are evaluated too."""
+    """Steps from one evaluation during training to the next; the initial and the last version are evaluated too. Without it,
+    training evaluates nothing."""
     agent: Agent | None = None
     """`module:function` or `file.py:function`; `[rollout] agent` if absent."""
     samples: int = Field(1, ge=1, le=SAMPLES)
-    """Episodes of each task."""
-    k: tuple[Annotated[int, Field(ge=1, le=SAMPLES)], ...] = ()
-    """The k of pass@k and best@k, none above `samples`; if absent, `samples` and the powers of two below it."""
+    """Episodes of each task. pass@k and best@k are reported for this number and the powers of two below it."""
     solved: float = 1.0
-    """The reward from which on an episode has solved its task, for pass@k."""
+    """The least reward that solves a task, for pass@k."""
     temperature: float | None = Field(None, ge=0, le=2)
-    """The temperature of all calls; 0 is greedy. As the agent asks, if absent."""
+    """The temperature of all calls; 0 is greedy. If absent, each call keeps its own."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """The top-p of all calls. As the agent asks, if absent."""
-    concurrency: int | None = Field(None, ge=1, le=65_536)
-    """Episodes at once; `[rollout] concurrency` if absent."""
+    """The top-p of all calls. If absent, each call keeps its own."""
     pinned: bool = True
-    """During training: the next version is published only when the evaluation of this one has ended, so that one version samples
-    all of it. Without, training waits for nothing, and the results say which versions sampled the episodes."""
+    """During training: publish the next version only when the evaluation of this one has ended, so that one version samples all
+    of it. With `false` training does not wait, and the results count the episodes by version."""
     timeout_s: Seconds = 3600.0
-    """During training: an evaluation that takes longer is given up, which is said."""
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        if any(k > self.samples for k in self.k):
-            raise ValueError(f"`k` has a number above `samples` ({self.samples})")
-        return self
+    """During training: an evaluation that takes longer is canceled and reported."""
 
     @property
     def ks(self) -> tuple[int, ...]:
         """The k of pass@k and best@k."""
-        powers = (2**i for i in range(self.samples.bit_length()))
-        return tuple(sorted({*(self.k or powers), *(() if self.k else (self.samples,))}))
+        return tuple(sorted({self.samples, *(2**i for i in range(self.samples.bit_length()))}))

@@ -13,12 +13,12 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 class LoraSettings(Section):
-    """`[model.lora]`: adapters are trained, beside weights that stay as they are."""
+    """`[model.lora]`: train adapters; the model's own weights stay frozen."""
 
     rank: int = Field(16, ge=1, le=1024)
-    """The rank of each adapter's product; more learns more, and takes more memory."""
+    """The rank of each adapter's product; a higher rank can learn more and takes more memory."""
     alpha: float = Field(32.0, gt=0, le=65_536)
-    """The product counts alpha / rank times."""
+    """The product is scaled by alpha / rank."""
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
     """The layers with adapters: all linear ones but the output head, or those of these names, such as `["q_proj", "v_proj"]`."""
 
@@ -36,22 +36,22 @@ class ModelSettings(Section):
     path: Path
     """A Hugging Face checkpoint: version 0, and the reference of a KL term."""
     dtype: Dtype = "float32"
-    """The type of the weights while they are computed with; `bfloat16` keeps float32 masters and moments beside them."""
+    """The dtype of a pass; with `bfloat16`, master weights and moments stay in float32."""
     attention: Literal["spans", "rows"] = "spans"
-    """`spans`: packed without padding, a prefix that rows share computed once. `rows`: every row apart, by the model's own
-    attention; slower, for architectures that do not attend by spans, which the start says."""
+    """`spans`: rows are packed without padding, and a shared prefix is computed once. `rows`: every row is computed separately,
+    by the model's own attention; slower, for architectures that the start refuses with `spans`."""
     max_model_len: int | None = Field(None, ge=16)
-    """The longest row that engines take, in tokens: `max_model_len` of `[models.NAME]` in the gateway's file. Needed for models
+    """The longest row that engines accept, in tokens: `max_model_len` of `[models.NAME]` in the gateway's file. Needed for models
     whose positions depend on it (LongRoPE, dynamic NTK); compared with the gateway's at the start."""
     activation_checkpointing: Annotated[int, Field(ge=0)] = 0
-    """Layers that compute their activations again in the backward pass instead of keeping them: 0 none, 1 all (least memory,
-    one more forward pass), k every k-th."""
+    """Layers that recompute their activations in the backward pass: 0 none, 1 all (least memory, one more forward pass), k every
+    k-th."""
     activation_offload: bool = False
-    """The inputs that those layers keep wait for the backward pass in the host's memory; needs `activation_checkpointing`."""
+    """Keep the inputs of those layers in the host's memory until the backward pass; needs `activation_checkpointing`."""
     lora: LoraSettings | None = None
-    """Adapters to be trained in place of all weights; none without the table."""
+    """Adapters to be trained instead of all weights; without the table, none."""
     vision: Literal["frozen", "trained"] = "frozen"
-    """Whether the vision tower is trained with the rest or stays as it is."""
+    """Whether the vision tower is trained with the rest or stays frozen."""
 
     @property
     def adapters(self) -> dict[str, Any] | None:
@@ -66,6 +66,6 @@ class ModelSettings(Section):
             )
         if self.lora is not None and self.vision == "trained":
             raise ValueError(
-                '`vision = "trained"` has no adapters: `[model.lora]` leaves the vision tower as it is'
+                '`vision = "trained"` trains no adapters: `[model.lora]` leaves the vision tower frozen'
             )
         return self

@@ -15,28 +15,27 @@ class SftRunSettings(RunSettings):
     """`[run]` of `trainer sft`."""
 
     steps: int = Field(10_000_000, ge=1, le=10_000_000)
-    """The run is over after so many steps, if its epochs are not before."""
+    """The run ends after this many steps, or after its epochs, whichever is first."""
 
 
 class SftSettings(Section):
-    """`[sft]`: what is learnt, and how often."""
+    """`[sft]`: what is learned, and how often."""
 
     data: Annotated[tuple[Path, ...], Field(min_length=1)]
-    """`.jsonl` files of conversations (`messages`, perhaps `tools`, as in OpenAI's fine-tuning files), of which what the
-    assistant says is learnt; and `.parquet` files of recorded episodes (`gateway export`), of which what was sampled is."""
+    """`.jsonl` files of conversations (`messages`, optionally `tools`, as in OpenAI's fine-tuning files), of which the
+    assistant's messages are learned; and `.parquet` files of recorded episodes (`gateway export`), of which the sampled tokens
+    are."""
     min_reward: float | None = None
-    """The least reward of a recorded episode that is learnt; all, if absent."""
+    """The least reward of a recorded episode that is learned; all if absent."""
     epochs: int = Field(1, ge=1, le=10_000)
     """Passes over the data, each in another order."""
-    examples: int = Field(32, ge=1, le=1_000_000)
+    batch_size: int = Field(32, ge=1, le=1_000_000)
     """Conversations and episodes of one step."""
-    held_out: float = Field(0.0, ge=0, lt=1)
-    """The share of the data that is not learnt; their loss is measured, before the first step too."""
-    held_out_every: int | None = Field(None, ge=1)
-    """Steps from one measurement to the next; at the end of every epoch, if absent."""
+    held_out_share: float = Field(0.0, ge=0, lt=1)
+    """The share of the data that is not learned; its loss is measured before the first step and after every epoch."""
     max_tokens: int | None = Field(None, ge=2)
-    """Conversations and episodes with a longer path are left out, which is said; none, if absent."""
-    template: dict[str, Any] = Field(default_factory=dict)
+    """Conversations and episodes with a longer path are left out and reported; none if absent."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the chat template, such as `{ enable_thinking = false }`."""
 
     @model_validator(mode="after")

@@ -1,10 +1,10 @@
-"""Checkpoints: all that a trainer needs to go on as if it had never stopped, on any number of ranks.
+"""Checkpoints: all that a trainer needs to continue as if it had never stopped, on any number of ranks.
 
 Owns `DIR/v000007`: `tensors/*.safetensors` (weights, moments and random number state, every rank its shards) and `state.json`
-(`record`: what it is of, and the hashes of those files). Formats 1 and 2, without hashes, are read too.
-Invariants: a directory of that name is whole (it was written aside by all ranks, fsynced and renamed by the first, and is renamed
-before it is removed) and never written again; the newest that became whole is noted, so that one that was removed is missed;
-every byte is compared with its hash before any is used; nothing is ever unpickled.
+(`record`: its metadata, and the hashes of those files).
+Invariants: a directory of that name is whole (all ranks wrote it under another name, rank 0 synced and renamed it, and it is
+renamed before it is removed) and never written again; the newest whole one is noted, so that its removal is noticed; every byte
+is compared with its hash before any is used; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from trainer.errors import CheckpointDamaged, CheckpointError, VersionReused
 from trainer.model import parallel, shards
 from trainer.model.optim import Moments, Optimizer
 from trainer.model.parallel import Ranks
-from trainer.state import faults, first_format, record, terms
-from trainer.state.directory import Aside
+from trainer.state import faults, record, terms
+from trainer.state.directory import AtomicDirectory
 from trainer.state.record import CheckpointMeta, Record
 from trainer.state.terms import Terms
 
@@ -35,8 +35,8 @@ __all__ = [
     "load",
     "newest_first",
     "prune",
+    "rename_damaged",
     "save",
-    "set_aside",
     "tensors_of",
     "was_removed",
 ]
@@ -45,7 +45,7 @@ _WEIGHT, _MOMENT, _RNG = "weight/", "moment/", "rng"
 _CUDA_RNG = "cuda_rng"
 _NOTE = re.compile(r"\.(v\d{6,})\.whole")
 DAMAGED = ".damaged"
-"""The suffix of a damaged checkpoint that a run went on without."""
+"""The suffix of a damaged checkpoint without which a run continued."""
 
 
 def tensors_of(model: Any, optimizer: Optimizer, ranks: Ranks) -> dict[str, Tensor]:
@@ -61,32 +61,32 @@ def save(directory: Path, meta: CheckpointMeta, tensors: Mapping[str, Tensor], r
     """
     target, needed = directory / folders.name_of(meta.version), shards.size_of(tensors)
     with faults.writing(target, needed), ranks.within("checkpoint"), ExitStack() as stack:
-        if not ranks.leads:
-            if isinstance(begun := ranks.from_first(), str):
+        if not ranks.is_rank_zero:
+            if isinstance(begun := ranks.broadcast(), str):
                 raise CheckpointError(begun)
             shards.write(begun, tensors, ranks)
             return target
-        aside = stack.enter_context(_begun(target, needed, ranks))
-        record.write(aside, meta, shards.write(ranks.from_first(aside / "tensors"), tensors, ranks))
+        temporary = stack.enter_context(_begun(target, needed, ranks))
+        record.write(temporary, meta, shards.write(ranks.broadcast(temporary / "tensors"), tensors, ranks))
     _note(target)
     return target
 
 
 @contextmanager
 def _begun(target: Path, needed: int, ranks: Ranks) -> Iterator[Path]:
-    """Yield a directory to fill as the first rank; if there can be none, the other ranks hear why."""
+    """Yield a directory to fill as rank 0; if it cannot be made, send the reason to the other ranks."""
     with ExitStack() as stack:
         try:
             faults.check_space(target, needed)
-            aside = stack.enter_context(Aside(target))
+            temporary = stack.enter_context(AtomicDirectory(target))
         except (OSError, VersionReused) as error:
-            ranks.from_first(faults.unwritable(target, error, needed))
+            ranks.broadcast(faults.unwritable(target, error, needed))
             raise
-        yield aside
+        yield temporary
 
 
 def _note(target: Path) -> None:
-    """Note that a checkpoint is the newest that is whole, in place of the note before. Raise CheckpointError."""
+    """Note that a checkpoint is the newest whole one, and remove the previous note. Raise CheckpointError."""
     note = target.with_name(f".{target.name}.whole")
     with faults.writing(note):
         note.touch()
@@ -113,33 +113,26 @@ def load(directory: Path, model: Any, optimizer: Optimizer, ranks: Ranks, wanted
     it is of other settings or another model, or cannot be read.
     """
     found = _checked(directory, ranks, wanted)
-    with faults.reading(directory, whole=found.files is not None), ranks.within("checkpoint"):
-        if found.format == 1:
-            first_format.load(directory, model, optimizer, wanted.dtype)
-        else:
-            _load_tensors(directory, model, optimizer, ranks)
+    with faults.reading(directory, whole=True), ranks.within("checkpoint"):
+        _load_tensors(directory, model, optimizer, ranks)
     return found.meta
 
 
 def _checked(directory: Path, ranks: Ranks, wanted: Terms) -> Record:
-    """Return what the first rank reads of a checkpoint, once it fits and its files have their hashes. Collective."""
+    """Return the record that rank 0 reads, once it fits and its files have their hashes. Collective."""
     found: Record | CheckpointError | None = None
-    if ranks.leads:
+    if ranks.is_rank_zero:
         try:
             with faults.reading(directory):
                 found = record.read(directory)
-            if found.format > record.FORMAT:
-                raise CheckpointError(
-                    f"{directory}: format {found.format}, this build reads 1 to {record.FORMAT}"
-                )
             terms.check(directory, found.meta, wanted)
         except CheckpointError as error:
             found = error
-    found = ranks.from_first(found)
+    found = ranks.broadcast(found)
     if isinstance(found, CheckpointError):
         raise found
     assert found is not None
-    if found.files is not None and (why := shards.damage(directory / "tensors", found.files, ranks)):
+    if why := shards.damage(directory / "tensors", found.files, ranks):
         raise CheckpointDamaged(f"{directory} is damaged: {why}")
     return found
 
@@ -156,13 +149,13 @@ def _load_tensors(directory: Path, model: Any, optimizer: Optimizer, ranks: Rank
     moments: Moments = {
         name: entry
         for name, entry in optimizer.empty_moments().items()
-        # Moments of another optimizer's kind are of no use; a weight that never had a gradient has none.
+        # Moments of another kind of optimizer are not used; a weight that never had a gradient has none.
         if all(f"{_MOMENT}{name}/{key}" in stored for key in entry)
     }
     random = {name: tensor for name, tensor in _random_state(ranks).items() if name in stored}
     tensors = {_WEIGHT + name: weights[name] for name in found}
     shards.read(directory / "tensors", {**tensors, **_flat(moments), **random}, ranks)
-    optimizer.take_moments(moments)
+    optimizer.set_moments(moments)
     torch.set_rng_state(random[_RNG])
     if _CUDA_RNG in random:
         torch.cuda.set_rng_state(random[_CUDA_RNG])
@@ -175,7 +168,7 @@ def _flat(moments: Moments) -> dict[str, Tensor]:
 
 
 def _random_state(ranks: Ranks) -> dict[str, Tensor]:
-    """The first rank's, for nothing in a step draws numbers of a rank's own."""
+    """Return the random state of rank 0, because no step draws other numbers on another rank."""
     found = {_RNG: torch.get_rng_state()}
     return found | {_CUDA_RNG: torch.cuda.get_rng_state()} if ranks.device.startswith("cuda") else found
 
@@ -186,8 +179,8 @@ def newest_first(directory: Path) -> list[Path]:
         return [*reversed(folders.versions_in(directory).values())]
 
 
-def set_aside(damaged: Path) -> Path:
-    """Rename a damaged checkpoint, so that none of its version is there; return the new path. Raise CheckpointError."""
+def rename_damaged(damaged: Path) -> Path:
+    """Rename a damaged checkpoint, so that its version has none; return the new path. Raise CheckpointError."""
     target = damaged.with_name(damaged.name + DAMAGED)
     with faults.writing(target):
         if target.exists():
@@ -199,7 +192,7 @@ def set_aside(damaged: Path) -> Path:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints; one may be written meanwhile. Raise CheckpointError."""
+    """Remove all but the newest `keep` checkpoints; one may be written in the meantime. Raise CheckpointError."""
     with faults.writing(directory):
         folders.sweep(directory)
         folders.prune(directory, keep)

@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all: `Aside` is the one way in which the trainer writes a checkpoint or a version."""
+"""Directories that appear whole or not at all: the trainer writes checkpoints and versions only so."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from processes.lock import LockHeld, lock
 from trainer.errors import ConfigError, VersionReused
 from trainer.state import faults
 
-_ASIDE = re.compile(r"\..+\.tmp-(\d+)")
+_TEMPORARY = re.compile(r"\..+\.tmp-(\d+)")
 
 
-class Aside:
+class AtomicDirectory:
     """A directory that appears whole or not at all: filled under another name, fsynced, renamed at the end of the block.
 
     Raises VersionReused if there is one of the name. What an earlier process left half-written under the name is removed.
@@ -27,7 +27,7 @@ class Aside:
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self._aside = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+        self._temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
 
     def __enter__(self) -> Path:
         if self.target.exists():
@@ -35,23 +35,23 @@ class Aside:
         self.target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in self.target.parent.glob(f".{self.target.name}.tmp-*"):
             shutil.rmtree(leftover)
-        self._aside.mkdir()
-        return self._aside
+        self._temporary.mkdir()
+        return self._temporary
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         if kind is not None:
-            shutil.rmtree(self._aside, ignore_errors=True)
+            shutil.rmtree(self._temporary, ignore_errors=True)
             return
-        for path in (*sorted(p for p in self._aside.rglob("*")), self._aside):
+        for path in (*sorted(p for p in self._temporary.rglob("*")), self._temporary):
             sync(path)
-        self._aside.rename(self.target)
+        self._temporary.rename(self.target)
         sync(self.target.parent)
 
 
 @contextmanager
-def alone(directory: Path) -> Iterator[None]:
+def exclusive(directory: Path) -> Iterator[None]:
     """Keep a run's folder from other trainers for a block. Raise ConfigError if another one has it."""
     with ExitStack() as stack:
         try:
@@ -66,18 +66,18 @@ def alone(directory: Path) -> Iterator[None]:
 def sweep(directory: Path) -> None:
     """Remove what earlier processes left half-written or half-removed in `directory`, where this process writes nothing now.
 
-    What another process that lives writes stays. Raise CheckpointError if it cannot be removed.
+    The files of another running process stay. Raise CheckpointError if it cannot be removed.
     """
     with faults.writing(directory):
         folders.sweep(directory)
         for leftover in directory.glob(".*"):
-            aside = _ASIDE.fullmatch(leftover.name)
-            if aside and not _is_another(int(aside[1])):
+            match = _TEMPORARY.fullmatch(leftover.name)
+            if match and not _is_another(int(match[1])):
                 shutil.rmtree(leftover)
 
 
 def _is_another(process: int) -> bool:
-    """True if a process lives, and is not this one: in a container, a restarted process gets its old number again."""
+    """Return true if a process lives, and is not this one: in a container, a restarted process gets its old number again."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

@@ -15,7 +15,7 @@ from trainer.model.shards import StorageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""Errors that say nothing of the bytes on the disk."""
+"""Errors that do not depend on the bytes on the disk."""
 _ANY = (
     OSError,
     ValueError,
@@ -80,7 +80,7 @@ def _full(directory: Path, needed: int) -> str:
         return f"the disk of {directory} is full, {free}: make room, and start again"
     return (
         f"the disk of {directory} is full, a checkpoint takes {needed / GB:.3g} GB and {free}: make room, lower [checkpoint] keep"
-        " or move [run] dir to a larger disk, and start again, which goes on from the newest checkpoint"
+        " or move [run] dir to a larger disk, and start again, which continues from the newest checkpoint"
     )
 
 

@@ -1,6 +1,6 @@
 """The images of a run's episodes as files by their hash, in a folder that all ranks share.
 
-Owns `[run] dir/images`. Invariants: a file's name is the SHA-256 of its bytes; a file that is there is whole.
+Owns `[run] dir/images`. Invariants: a file's name is the SHA-256 of its bytes; an existing file is whole.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from pathlib import Path
 
 from trainer.errors import FeedBroken
 
+IMAGE_CACHE_BYTES = 4 * 2**30
+
 
 class ImageFiles:
     """The files that were fetched in a run."""
@@ -22,7 +24,7 @@ class ImageFiles:
         self._limit = limit
 
     def has(self, name: str) -> bool:
-        """True if a file is there, which is from now on the one that was used last."""
+        """Return true if a file exists, and mark it as the most recently used."""
         try:
             os.utime(self._directory / name)
         except FileNotFoundError:
@@ -30,20 +32,20 @@ class ImageFiles:
         return True
 
     def read(self, name: str) -> bytes:
-        """A file's bytes. Raises OSError if it is not there."""
+        """Return a file's bytes. Raise OSError if it does not exist."""
         return (self._directory / name).read_bytes()
 
     def write(self, name: str, data: bytes) -> None:
-        """Keeps a file. Raises FeedBroken if its hash is another."""
+        """Store a file. Raise FeedBroken if it has another hash."""
         if (own := hashlib.sha256(data).hexdigest()) != name:
-            raise FeedBroken(f"what the gateway gave as the image {name} has the hash {own}")
+            raise FeedBroken(f"the gateway's image {name} has the hash {own}")
         self._directory.mkdir(parents=True, exist_ok=True)
-        aside = self._directory / f".{name}"
-        aside.write_bytes(data)
-        aside.rename(self._directory / name)
+        temporary = self._directory / f".{name}"
+        temporary.write_bytes(data)
+        temporary.rename(self._directory / name)
 
     def trim(self, needed: Collection[str] = ()) -> None:
-        """Removes the files that were used longest ago, until the others are within the limit; those `needed` stay."""
+        """Remove the files that were used longest ago, until the others are within the limit; those `needed` stay."""
         if not self._directory.is_dir():
             return
         files = [(path.stat(), path) for path in self._directory.iterdir()]

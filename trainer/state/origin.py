@@ -1,4 +1,4 @@
-"""Which model a run began with: its config and a fingerprint of its weights, which a checkpoint of adapters rests on.
+"""Which model a run began with: its config and a fingerprint of its weights, on which a checkpoint of adapters depends.
 
 The fingerprint is a BLAKE3 over name, precision, shape and the middle 64 KiB of every tensor: other weights are seen, be they of
 the same shapes; a change of a tensor outside of its middle is not, such as a flipped bit. Owns no state.
@@ -19,7 +19,7 @@ from blake3 import blake3
 
 _PIECE = 2**16
 _NO_MATTER = {"_name_or_path", "transformers_version", "dtype", "torch_dtype", "use_cache"}
-"""Keys of a config that say nothing of what is computed: `[model] dtype` says in which precision."""
+"""Keys of a config that do not change what is computed; `[model] dtype` sets the precision."""
 _INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _MANY = 3
 """Changes that an error names."""

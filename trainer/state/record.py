@@ -1,6 +1,6 @@
-"""`state.json` of a checkpoint: what it is of, and the sizes and hashes of its other files.
+"""`state.json` of a checkpoint: its metadata, and the sizes and hashes of its other files.
 
-Invariant of format 3: its own BLAKE3, over all other keys as canonical JSON, is in it. Formats 1 and 2, from before, have none.
+Invariant: its own BLAKE3, over all other keys as canonical JSON, is in it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from blake3 import blake3
 
 from gateway.types import Probe
-from trainer.errors import CheckpointDamaged
+from trainer.errors import CheckpointDamaged, CheckpointError
 from trainer.model.shards import File
 from trainer.state.origin import Origin
 
@@ -28,28 +28,27 @@ class CheckpointMeta:
 
     version: int
     parent: int | None
-    """The version that this one was made of; None for the initial weights."""
+    """The version from which this one was made; None for the initial weights."""
     steps: int
     """Optimizer steps since the initial weights. Fewer than the version once a run went back to an older checkpoint."""
     probe: Probe | None
-    groups: tuple[str, ...] | None = ()
-    """The sorted ids of the groups that the last step was trained on; None in a checkpoint that was written without them."""
-    dtype: str | None = None
-    """`[model] dtype` of the run; None in a checkpoint of format 1, whose weights are of that precision."""
-    adapters: Mapping[str, Any] | None = None
-    """`[model.lora]` of the run, whose adapters alone are in the checkpoint; None if all weights are."""
-    origin: Origin | None = None
-    """The model that the run began with; None in a checkpoint that was written without it."""
+    groups: tuple[str, ...]
+    """The sorted ids of the groups that the last step was trained on."""
+    dtype: str
+    """`[model] dtype` of the run."""
+    adapters: Mapping[str, Any] | None
+    """`[model.lora]` of the run, if the checkpoint has only its adapters; None if it has all weights."""
+    origin: Origin | None
+    """The model that the run began with; None on other ranks than 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All of a `state.json`."""
+    """The contents of a `state.json`."""
 
-    format: int
     meta: CheckpointMeta
-    files: tuple[File, ...] | None
-    """The files of tensors; None in a checkpoint that was written without their hashes."""
+    files: tuple[File, ...]
+    """The files of tensors, with their hashes."""
 
 
 def write(directory: Path, meta: CheckpointMeta, files: Sequence[File]) -> None:
@@ -70,13 +69,14 @@ def write(directory: Path, meta: CheckpointMeta, files: Sequence[File]) -> None:
 
 
 def read(directory: Path) -> Record:
-    """Return what `write` wrote. Raise CheckpointDamaged if it did not, or OSError."""
+    """Return what `write` wrote. Raise CheckpointDamaged, CheckpointError for another format, or OSError."""
     if not (directory / _NAME).is_file():
         raise CheckpointDamaged(f"{directory} is damaged: {_NAME} is missing")
     try:
         state = json.loads((directory / _NAME).read_bytes())
-        own = state.pop(_OWN, None)
-        if (own is not None or state["format"] >= FORMAT) and own != _digest(state):
+        if int(state["format"]) != FORMAT:
+            raise CheckpointError(f"{directory}: format {state['format']}, this build reads {FORMAT}")
+        if state.pop(_OWN, None) != _digest(state):
             raise CheckpointDamaged(
                 f"{directory} is damaged: {_NAME} has other bytes than were written (its BLAKE3 differs)"
             )
@@ -90,20 +90,14 @@ def _digest(state: Mapping[str, Any]) -> str:
 
 
 def _record(state: dict[str, Any]) -> Record:
-    version = int(state["version"])
-    # A checkpoint without a parent was written when every version's parent was the one before.
-    parent = state.get("parent", version - 1 if version else None)
     meta = CheckpointMeta(
-        version,
-        None if parent is None else int(parent),
-        int(state["step"]),
-        Probe.from_json(state["probe"]) if state["probe"] else None,
-        tuple(state["groups"]) if state.get("groups") is not None else None,
-        state.get("dtype"),
-        state.get("lora"),
-        Origin(**state["origin"]) if state.get("origin") else None,
+        version=int(state["version"]),
+        parent=None if state["parent"] is None else int(state["parent"]),
+        steps=int(state["step"]),
+        probe=Probe.from_json(state["probe"]) if state["probe"] else None,
+        groups=tuple(state["groups"]),
+        dtype=str(state["dtype"]),
+        adapters=state["lora"],
+        origin=Origin(**state["origin"]) if state["origin"] else None,
     )
-    files = state.get("files")
-    return Record(
-        int(state["format"]), meta, None if files is None else tuple(File(**each) for each in files)
-    )
+    return Record(meta, tuple(File(**each) for each in state["files"]))

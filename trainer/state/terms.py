@@ -1,4 +1,4 @@
-"""What may not change between the lives of a run: whether a checkpoint is of the settings and the model of today. Pure."""
+"""What may not change between starts of a run: whether a checkpoint fits today's settings and model. Pure."""
 
 from __future__ import annotations
 
@@ -14,55 +14,51 @@ from trainer.errors import CheckpointError
 from trainer.state.origin import Origin
 from trainer.state.record import CheckpointMeta
 
-_WAY = "put it back, or begin a new run in another [run] dir"
+_REMEDY = "change it back, or begin a new run in another [run] dir"
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings and the model of today."""
+    """The settings and the model of this start."""
 
     dtype: str
     """`[model] dtype`."""
     adapters: Mapping[str, Any] | None
     """`[model.lora]`, or None."""
     origin: Origin | None
-    """The model of `[model] path`; None on other ranks than the first, which alone compares it."""
-    rests: str = ""
-    """What of this run is not in its checkpoints and comes from `[model] path` at each start; empty if nothing."""
+    """The model of `[model] path`; None on other ranks than 0, which compares it."""
+    depends: str = ""
+    """What of this run is not in its checkpoints but read from `[model] path` at each start; empty if nothing."""
 
 
 def check(directory: Path, meta: CheckpointMeta, terms: Terms) -> None:
-    """Raise CheckpointError, which names the setting, if a checkpoint is of others."""
+    """Raise CheckpointError, which names the setting, if a checkpoint was made with others."""
     _check_adapters(directory, meta.adapters, terms.adapters)
-    if meta.dtype is not None:
-        check_dtype(directory, meta.dtype, terms.dtype)
+    if meta.dtype != terms.dtype:
+        raise CheckpointError(
+            f"{directory} was trained in {meta.dtype}, and [model] dtype is {terms.dtype}; {_REMEDY}"
+        )
     if meta.origin is None or terms.origin is None:
         return
     if changes := meta.origin.changes(terms.origin):
         raise CheckpointError(
-            f"{directory} is of another model than [model] path: in config.json {changes}; {_WAY}"
+            f"{directory} is of another model than [model] path: in config.json {changes}; {_REMEDY}"
         )
-    if terms.rests and meta.origin.weights != terms.origin.weights:
+    if terms.depends and meta.origin.weights != terms.origin.weights:
         raise CheckpointError(
-            f"{directory} began with other weights than those of [model] path, on which {terms.rests} rests; {_WAY}"
+            f"{directory} began with other weights than those of [model] path, on which {terms.depends} depends; {_REMEDY}"
         )
 
 
-def check_shapes(directory: Path, stored: Mapping[str, torch.Size], mine: Mapping[str, Tensor]) -> None:
+def check_shapes(directory: Path, stored: Mapping[str, torch.Size], own: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError, which names the setting, if a checkpoint's tensors are those of another model."""
     for name, shape in stored.items():
-        if name not in mine or mine[name].shape != shape:
-            now = list(mine[name].shape) if name in mine else "absent"
+        if name not in own or own[name].shape != shape:
+            now = list(own[name].shape) if name in own else "absent"
             raise CheckpointError(
                 f"{directory} is of another model than [model] path: {name} has shape {list(shape)} in the checkpoint"
-                f" and is {now} in the model; {_WAY}"
+                f" and is {now} in the model; {_REMEDY}"
             )
-
-
-def check_dtype(directory: Path, trained: str, now: str) -> None:
-    """Raise CheckpointError if a checkpoint is of another `[model] dtype`."""
-    if trained != now:
-        raise CheckpointError(f"{directory} was trained in {trained}, and [model] dtype is {now}; {_WAY}")
 
 
 def _check_adapters(
@@ -72,11 +68,11 @@ def _check_adapters(
         if trained is not now:
             one, other = ("without", "with") if trained is None else ("with", "without")
             raise CheckpointError(
-                f"{directory} was trained {one} [model.lora], and now is {other} it; {_WAY}"
+                f"{directory} was trained {one} [model.lora], and now is {other} it; {_REMEDY}"
             )
         return
     for key, value in now.items():
         if trained.get(key) != value:
             raise CheckpointError(
-                f"{directory} was trained with [model.lora] {key} = {trained.get(key)!r}, and now it is {value!r}; {_WAY}"
+                f"{directory} was trained with [model.lora] {key} = {trained.get(key)!r}, and now it is {value!r}; {_REMEDY}"
             )

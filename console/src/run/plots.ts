@@ -1,4 +1,4 @@
-// Which figures the run's charts show, and how figures are made of others. Names are those of metrics.jsonl (docs/signals.md).
+// Which figures the run's charts show, and how figures are made of others. Names are those of metrics.jsonl (docs/guide/console.md).
 import type { Column, Steps } from "./steps";
 
 export interface Curve {

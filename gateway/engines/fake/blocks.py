@@ -19,7 +19,7 @@ class Block:
 
     Without `digits` they come by position. With `digits` = (A, B), the tokens A to B - 1 are the digits of all versions, block
     after block, and the next digit is one more than that of the last token; any other token counts as the last digit. Real
-    weights from tests/proof/models.py do the same, down to their log-probabilities.
+    weights from tests/faults/weights.py do the same, down to their log-probabilities.
     """
 
     first: int

@@ -129,7 +129,7 @@ def test_its_request_for_a_summary_is_a_branch_of_what_it_sums_up(
 
 def script(name: str) -> str:
     """The agent, as its page has it."""
-    (found,) = [fence for fence in fences(ROOT / "docs" / "agents" / f"{name}.md") if fence.title]
+    (found,) = [fence for fence in fences(ROOT / "docs" / "guide" / "agents" / f"{name}.md") if fence.title]
     return found.body
 
 

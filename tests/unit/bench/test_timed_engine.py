@@ -17,7 +17,7 @@ from gateway.settings import Settings
 from scheduler.policies.placement import Choice, Engines
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived
-from tests.machines.virtual import Clock, VirtualLoop
+from tests.faults.virtual.clock import Clock, VirtualLoop
 
 COSTS = Costs(EngineModel(0.0, 0.25, 0.125, 0.25), 0.01)
 """A step takes half a second up to two calls."""

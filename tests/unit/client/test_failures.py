@@ -64,7 +64,7 @@ def test_a_run_is_stopped_by_a_share_of_its_last_episodes_and_not_by_its_first_f
     for _ in range(LEAST - 1):
         share.add("boom")
     with pytest.raises(
-        RunStopped, match=r"20 of the last 20 episodes failed, and max_failures is 0\.5; .*: boom"
+        RunStopped, match=r"20 of the last 20 episodes failed; .*max_failed_share.* \(0\.5\); .*: boom"
     ):
         share.add("boom")
     half = FailureRate(0.5, 8)
@@ -272,7 +272,8 @@ async def test_the_command_ends_with_one_sentence_when_its_agent_always_fails(
     assert (status, out) == (1, "")
     last = err.splitlines()[-1]
     assert last.startswith(
-        "stopped, because 20 of the last 20 episodes failed, and max_failures is 0.5; the last error: "
+        "stopped, because 20 of the last 20 episodes failed; the limit is --max-failures of the driver,"
+        " or [run] max_failed_share of the trainer (0.5); the last error: "
     )
     assert last.endswith("ended with 1: ValueError: boom")
     assert err.count("\nTraceback") == 1, "each crash is printed once"

@@ -1,7 +1,7 @@
 """Requests that the Open Responses specification allows, tried one feature at a time: those that are refused are the ones listed.
 
 The features are read from the specification's own types, so a version of it that has more makes this fail until these are tried
-too. The list is the table of docs/messages.md.
+too. The list is the table of docs/topics/messages.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gateway.dialects.responses_input import items, messages
 from gateway.dialects.responses_tools import Toolbox
 from gateway.errors import BadRequest
 
-PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
+PAGE = Path(__file__).parents[3] / "docs" / "topics" / "messages.md"
 TEXT = {"type": "input_text", "text": "hi"}
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}

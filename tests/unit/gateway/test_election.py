@@ -1,4 +1,4 @@
-"""One process's part in an election, by what it reads: `tests/machines/test_election.py` has several on real databases."""
+"""One process's part in an election, by what it reads: `tests/faults/virtual/test_election.py` has several on real databases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.errors import Fenced, Unavailable
 from gateway.peers.election import Election
 from gateway.sections import ClusterSettings
 from gateway.store.coordination import Coordinator
-from tests.machines.virtual import Clock, VirtualLoop
+from tests.faults.virtual.clock import Clock, VirtualLoop
 
 LEASE_S = 4.0
 

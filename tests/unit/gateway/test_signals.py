@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.feed.signals import StepFigures, judge
-from trainer.loop.excluded import Excluded
+from trainer.loop.episode_counts import FailedEpisodes
 
 
 def signals(steps: StepFigures, **reasons: int) -> dict[str, dict[str, Any]]:
@@ -51,9 +51,9 @@ def test_health_counts_as_failures_what_the_trainer_counts_and_links_to_the_comm
         "surplus": 40,
         "interrupted": 9,
     }
-    excluded = Excluded(1.0)
-    excluded.look({})
-    excluded.look(ended)
+    excluded = FailedEpisodes(1.0)
+    excluded.update({})
+    excluded.update(ended)
     found = signals(StepFigures(), **ended)["excluded_share"]
     assert found["value"] == excluded.figures()["excluded_share"] == 0.4
     assert found["link"] == {"view": "episodes", "query": {"reason": "time_limit"}}

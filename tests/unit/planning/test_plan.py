@@ -52,7 +52,7 @@ def test_a_measured_profile_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_profile_of_the_documentation_is_one() -> None:
-    text = Path(__file__).parents[3].joinpath("docs", "scheduler.md").read_text()
+    text = Path(__file__).parents[3].joinpath("docs", "topics", "scheduler.md").read_text()
     block = text.partition("## Plan a cluster")[2].partition("```toml\n")[2].partition("```")[0]
     sites = Profile.parse(tomllib.loads(block)).sites_to_try()
     assert sites and all(site.best().step_s > 0 for site in sites.values())

@@ -13,8 +13,8 @@ from processes.errors import GivenUp
 from processes.supervised import Backoff, Budget, Child, Ended, Life, SupervisedProcess
 from scheduler.cluster.errors import NodeLost
 from scheduler.cluster.launch import Running
+from tests.faults.virtual.clock import Clock, VirtualLoop
 from tests.harness.waiting import result_of, within
-from tests.machines.virtual import Clock, VirtualLoop
 from tests.unit.cluster.processes import Process
 
 

@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 from scheduler.cli import app
 
-PAGE = Path(__file__).parents[3] / "docs" / "control.md"
+PAGE = Path(__file__).parents[3] / "docs" / "topics" / "control.md"
 
 
 def test_it_shows_the_program_as_it_is() -> None:
-    """`scheduler graph --out docs/control.md` makes it anew."""
+    """`scheduler graph --out docs/topics/control.md` makes it anew."""
     assert CliRunner().invoke(app, ["graph"]).stdout == PAGE.read_text(encoding="utf-8")

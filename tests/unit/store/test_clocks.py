@@ -18,8 +18,7 @@ from gateway.sections import FeedSettings, RetentionSettings, StoreSettings
 from gateway.store import clock, decisions, episodes, turns
 from gateway.store.database import Database
 from gateway.store.decisions import Decision
-from tests.harness.forks import forks, keep_what_is_loaded
-from tests.harness.waiting import LONG_S
+from tests.harness.forks import run_to_end
 from tests.unit.store.rows import MINE, NAME, episode, leases_of, record, turn
 
 shared = pytest.mark.parametrize("new_store", ["postgresql"], indirect=True)
@@ -32,14 +31,10 @@ Work = Callable[[Database], Coroutine[Any, Any, object]]
 
 def elsewhere(url: str, apart_s: float, work: Work) -> None:
     """Runs `work` on the store in another process, by whose clocks it is `apart_s` later than it is."""
-    other = forks().Process(target=_shifted, args=(url, apart_s, work), daemon=True)
-    other.start()
-    other.join(LONG_S)
-    assert other.exitcode == 0
+    assert run_to_end(_shifted, url, apart_s, work) == 0
 
 
 def _shifted(url: str, apart_s: float, work: Work) -> None:
-    keep_what_is_loaded()
     wall, steady = time.time, time.monotonic
     time.time = lambda: wall() + apart_s  # type: ignore[method-assign]
     time.monotonic = lambda: steady() + abs(apart_s)  # type: ignore[method-assign]

@@ -9,11 +9,10 @@ from typing import Any
 
 from tests.harness.gateways import RunningGateway
 from trainer.data.batch import Batch
-from trainer.learner import Learner
-from trainer.loop.clock import Clock
-from trainer.loop.run import Trainer
-from trainer.report.metrics import Metrics
-from trainer.report.senders import Senders
+from trainer.loop.training_loop import TrainingLoop
+from trainer.rank_trainer import RankTrainer
+from trainer.report.metrics import Clock, Metrics
+from trainer.report.tracking import Trackers
 from trainer.settings import Settings
 
 CONFIG = """
@@ -31,7 +30,7 @@ lr = 1e-2
 """The file of a run that asks no gateway."""
 
 
-class ProbelessLearner(Learner):
+class ProbelessTrainer(RankTrainer):
     """The fake engine's log-probabilities are no model's, so a probe would rightly fail."""
 
     def step(self, batch: Batch) -> dict[str, float]:
@@ -51,7 +50,7 @@ def settings_of(
 ) -> Settings:
     return Settings.parse({
         "run": {"dir": tmp_path / "run", "steps": 2, "device": "cpu", "threads": 1, **run},
-        "gateway": {"url": gateway.url, "answer_s": 300, "model": name, "nodes": nodes},
+        "gateway": {"url": gateway.url, "timeout_s": 300, "model": name, "nodes": nodes},
         "model": {"path": model},
         "optimizer": {"lr": 1e-3},
         "checkpoint": {"every": every},
@@ -59,25 +58,25 @@ def settings_of(
 
 
 @asynccontextmanager
-async def trainer_of(
-    gateway: RunningGateway, settings: Settings, senders: Senders | None = None, *, from_older: bool = False
-) -> AsyncIterator[Trainer]:
-    with Metrics(settings.run.dir, settings.run.steps, senders=senders) as metrics:
-        learner = ProbelessLearner.open(settings, older=True)
-        trainer = Trainer(settings, learner, gateway.admin, metrics, from_older=from_older)
-        await trainer.check_versions()
+async def loop_of(
+    gateway: RunningGateway, settings: Settings, trackers: Trackers | None = None, *, from_older: bool = False
+) -> AsyncIterator[TrainingLoop]:
+    with Metrics(settings.run.dir, settings.run.steps, trackers=trackers) as metrics:
+        trainer = ProbelessTrainer.open(settings, older=True)
+        loop = TrainingLoop(settings, trainer, gateway.admin, metrics, from_older=from_older)
+        await loop.check_versions()
         try:
-            yield trainer
+            yield loop
         finally:
-            await trainer.publication.close()
+            await loop.publication.close()
 
 
-async def train_one(trainer: Trainer, *, publish: bool = True, ack: bool = True) -> None:
+async def train_one(loop: TrainingLoop, *, publish: bool = True, ack: bool = True) -> None:
     """One turn of the loop, up to the checkpoint at least."""
-    await trainer.feed.lease()
-    trainer.learner.step(await trainer.stream(Clock()))
-    await trainer.checkpoint()
+    await loop.feed.lease()
+    loop.trainer.step(await loop.stream(Clock()))
+    await loop.checkpoints.write()
     if publish:
-        await trainer.publish()
+        await loop.publication.publish()
     if publish and ack:
-        await trainer.ack()
+        await loop.ack()

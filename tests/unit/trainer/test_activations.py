@@ -17,10 +17,10 @@ from tests.unit.trainer.trees import group
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
-from trainer.learner import Learner
 from trainer.model import activations
 from trainer.model.activations import checkpoint_layers
 from trainer.model.policy import Policy
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 SIZES = {
@@ -32,7 +32,7 @@ ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
 
 @pytest.fixture(autouse=True)
 def _torch_is_left_as_it_was() -> Iterator[None]:
-    """A learner sets the threads and determinism of the whole process."""
+    """A trainer sets the threads and determinism of the whole process."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     yield
     torch.set_num_threads(threads)
@@ -138,12 +138,12 @@ def test_a_learner_learns_the_same_with_less_kept(tiny_model: Path, tmp_path: Pa
             mock.patch.object(activations, "checkpoint", wraps=activations.checkpoint) as again,
             mock.patch.object(activations, "save_on_cpu", wraps=activations.save_on_cpu) as host,
         ):
-            learner = Learner.open(settings)
-            learner.train([group("g", [1.0, 0.0])])
-            learner.train([group("h", [1.0, 0.0], version=1)])
+            trainer = RankTrainer.open(settings)
+            trainer.train([group("g", [1.0, 0.0])])
+            trainer.train([group("h", [1.0, 0.0], version=1)])
         assert (again.called, host.called) == (every == 1, offload)
-        found.append(learner.published())
-        learner.ranks.leave()
+        found.append(trainer.gather_weights())
+        trainer.ranks.close()
     plain, *others = found
     initial = load_file(tiny_model / "model.safetensors")
     assert any(not torch.equal(plain[name], value.to(plain[name].dtype)) for name, value in initial.items())

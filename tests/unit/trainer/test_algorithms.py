@@ -48,7 +48,7 @@ def gradient_of(
     reference: Episodes | None = None,
     entropy: Tensor | None = None,
 ) -> list[Tensor]:
-    """The gradient that the learner would be given: that of the sum over micro-batches, over the normaliser."""
+    """The gradient that the trainer would be given: that of the sum over micro-batches, over the normalizer."""
     trained, proximal, recorded = samples()
     order = range(len(LENGTHS))
     parts = [list(order)] if split is None else [list(order[:split]), list(order[split:])]
@@ -71,7 +71,7 @@ def gradient_of(
             )
         )
         loss.total.backward()
-    divisor = algorithm.normaliser(sum(LENGTHS), len(LENGTHS))
+    divisor = algorithm.normalizer(sum(LENGTHS), len(LENGTHS))
     return [t.grad / divisor for t in trained if t.grad is not None]
 
 
@@ -147,7 +147,7 @@ OBJECTIVES: dict[str, tuple[dict[str, Any], Callable[[Episodes, Episodes, Episod
     "dapo": ({"type": "dapo", "importance_cap": UNBOUNDED}, dapo_objective),
     "reinforce++": ({"type": "reinforce++", "importance_cap": UNBOUNDED, "clip_high": 0.28}, dapo_objective),
     "grpo": (
-        {"type": "grpo", "importance_cap": UNBOUNDED, "clip_high": 0.2, "normaliser": "sequence"},
+        {"type": "grpo", "importance_cap": UNBOUNDED, "clip_high": 0.2, "average": "sequence"},
         grpo_objective,
     ),
     "dr_grpo": ({"type": "dr_grpo", "importance_cap": UNBOUNDED, "length": 9}, dr_grpo_objective),
@@ -238,7 +238,7 @@ def divided(algorithm: Algorithm, new: Episodes, per_token: Callable[[int, Tenso
     every = [per_token(i, n) for i, n in enumerate(new)]
     if algorithm.sequence_mean:
         return torch.stack([term.mean() for term in every]).mean()
-    return torch.cat(every).sum() / algorithm.normaliser(sum(LENGTHS), len(LENGTHS))
+    return torch.cat(every).sum() / algorithm.normalizer(sum(LENGTHS), len(LENGTHS))
 
 
 TERMS = {name: settings for name, (settings, _) in OBJECTIVES.items()} | {
@@ -308,7 +308,7 @@ def test_the_entropy_bonus_counts_each_context_once_whatever_weighs_or_masks_the
         -0.2 * divided(algorithm, [*entropy.split(LENGTHS)], lambda _, bonus: bonus), entropy
     )[0]
     assert entropy.grad is not None
-    torch.testing.assert_close(entropy.grad / algorithm.normaliser(sum(LENGTHS), len(LENGTHS)), expected)
+    torch.testing.assert_close(entropy.grad / algorithm.normalizer(sum(LENGTHS), len(LENGTHS)), expected)
 
 
 @pytest.mark.parametrize("name", CORRECTED)
@@ -356,13 +356,13 @@ def test_a_constant_added_to_all_rewards_changes_no_advantage(name: str) -> None
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_group_baseline_is_taken_off_before_the_batch_is_normalised() -> None:
+def test_a_group_baseline_is_taken_off_before_the_batch_is_normalized() -> None:
     found = algorithm_of(type="reinforce++", group_baseline=True).advantages(
         [torch.tensor(group, dtype=torch.float64) for group in REWARDS]
     )
-    centred = [[r - fmean(group) for r in group] for group in REWARDS]
-    deviation = pstdev([value for group in centred for value in group]) + EPSILON
-    for ours, theirs in zip(found, centred, strict=True):
+    centered = [[r - fmean(group) for r in group] for group in REWARDS]
+    deviation = pstdev([value for group in centered for value in group]) + EPSILON
+    for ours, theirs in zip(found, centered, strict=True):
         assert ours.tolist() == pytest.approx([value / deviation for value in theirs], abs=1e-12)
 
 
@@ -390,11 +390,11 @@ def test_advantages_are_exact_for_rewards_of_every_size(rewards: list[float]) ->
     with localcontext(prec=700):
         size = max(Decimal(1), *map(abs, exact))
         mean = sum(exact) / len(exact)
-        centred = [reward - mean for reward in exact]
-        deviation = (sum(value * value for value in centred) / len(exact)).sqrt()
+        centered = [reward - mean for reward in exact]
+        deviation = (sum(value * value for value in centered) / len(exact)).sqrt()
         equal = len(exact) < 2 or max(exact) - min(exact) <= size / 2**20
-        expected = [0.0 if equal else float(value / (deviation + Decimal("1e-4"))) for value in centred]
-    (found,) = group_mean([torch.tensor(rewards, dtype=torch.float64)], normalise_std=True)
+        expected = [0.0 if equal else float(value / (deviation + Decimal("1e-4"))) for value in centered]
+    (found,) = group_mean([torch.tensor(rewards, dtype=torch.float64)], normalize_std=True)
     # An offset of 2**20 times the spread leaves 33 of the 53 bits.
     assert found.tolist() == pytest.approx(expected, rel=2**-30, abs=2**-30)
     assert (found == 0).all() or not equal

@@ -16,13 +16,15 @@ from gateway.weights import folders
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
 from trainer.errors import CheckpointError
-from trainer.loop.children import watch
-from trainer.loop.clock import Clock
-from trainer.loop.run import Trainer, run
+from trainer.loop import checkpoints
+from trainer.loop.run import run
+from trainer.loop.tasks import run_with_companions
+from trainer.loop.training_loop import TrainingLoop
 from trainer.model import shards
-from trainer.state import cadence, checkpoint
+from trainer.report.metrics import Clock
+from trainer.state import checkpoint
 
 LIMIT_S = 120.0
 
@@ -43,8 +45,8 @@ class SlowWrites:
         patch.setattr(shards, "write", write)
 
 
-def is_whole(trainer: Trainer, version: int) -> bool:
-    return (trainer.learner.checkpoints / f"v{version:06d}" / "state.json").exists()
+def is_whole(loop: TrainingLoop, version: int) -> bool:
+    return (loop.trainer.checkpoints / f"v{version:06d}" / "state.json").exists()
 
 
 @pytest.mark.parametrize("every", [2, "auto"])
@@ -58,18 +60,18 @@ async def test_steps_versions_and_acknowledgements_go_on_while_a_checkpoint_is_w
     }
     settings = settings.model_copy(update=kept)
     if every == "auto":
-        monkeypatch.setattr(cadence, "SHARE", 1e9)  # each is due as soon as the one before is written
+        monkeypatch.setattr(checkpoints, "SHARE", 1e9)  # each is due as soon as the one before is written
     named: list[str] = []
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
+    async with episodes(gateway), loop_of(gateway, settings) as loop:
         first, waits = (2, 3) if every == 2 else (1, 5)
-        acknowledge = trainer.feed.ack
+        acknowledge = loop.feed.ack
 
         async def ack(path: str) -> None:
             named.append(Path(path).name)
             await acknowledge(path)
 
-        monkeypatch.setattr(trainer.feed, "ack", ack)
-        running = asyncio.create_task(watch(trainer.train(), trainer.checkpoints.watch()))
+        monkeypatch.setattr(loop.feed, "ack", ack)
+        running = asyncio.create_task(run_with_companions(loop.train(), loop.checkpoints.watch()))
         try:
 
             async def acknowledged() -> bool:
@@ -79,14 +81,14 @@ async def test_steps_versions_and_acknowledgements_go_on_while_a_checkpoint_is_w
             await until(acknowledged, "steps, versions and acknowledgements go on", LIMIT_S)
             assert not running.done()
             assert writes.begun.is_set()
-            assert not is_whole(trainer, first)
+            assert not is_whole(loop, first)
             assert set(named) == {"v000000"}, "the newest that is whole"
         finally:
             writes.let_through.set()
         await result_of(running, "the trainer is through", LIMIT_S)
         assert named[-1] == f"v{steps:06d}"
-        stored = load_file(next((trainer.learner.checkpoints / f"v{first:06d}" / "tensors").iterdir()))
-        published = load_file(trainer.weights.path(first) / "model.safetensors")
+        stored = load_file(next((loop.trainer.checkpoints / f"v{first:06d}" / "tensors").iterdir()))
+        published = load_file(loop.weights.path(first) / "model.safetensors")
         for name, value in published.items():
             assert torch.equal(stored[f"weight/{name}"], value), "later steps are not in it"
 
@@ -94,7 +96,7 @@ async def test_steps_versions_and_acknowledgements_go_on_while_a_checkpoint_is_w
 async def test_a_run_that_is_stopped_between_two_checkpoints_writes_one(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.loop.run.Learner", ProbelessLearner)
+    monkeypatch.setattr("trainer.loop.run.RankTrainer", ProbelessTrainer)
     settings = settings_of(gateway, tiny_model, tmp_path, every=100, steps=9)
     async with episodes(gateway):
         running = asyncio.create_task(run(settings))
@@ -117,16 +119,18 @@ async def test_a_checkpoint_that_cannot_be_written_ends_the_run_though_there_is_
 ) -> None:
     writes = SlowWrites(monkeypatch)
     settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=9)
-    async with trainer_of(gateway, settings) as trainer:
+    async with loop_of(gateway, settings) as loop:
         async with episodes(gateway):
-            await train_one(trainer)
-            await trainer.feed.lease()
-            trainer.learner.step(await trainer.stream(Clock()))
-        await trainer.checkpoints.after_step()
+            await train_one(loop)
+            await loop.feed.lease()
+            loop.trainer.step(await loop.stream(Clock()))
+        await loop.checkpoints.after_step()
         await until(writes.begun.is_set, "the checkpoint is begun", LIMIT_S)
-        shutil.rmtree(trainer.learner.checkpoints)
-        trainer.learner.checkpoints.write_text("no folder")
+        shutil.rmtree(loop.trainer.checkpoints)
+        loop.trainer.checkpoints.write_text("no folder")
         writes.let_through.set()
         idle = asyncio.Event()
-        with pytest.raises(CheckpointError, match=str(trainer.learner.checkpoints / "v000002")):
-            await result_of(watch(idle.wait(), trainer.checkpoints.watch()), "the run ends", LIMIT_S)
+        with pytest.raises(CheckpointError, match=str(loop.trainer.checkpoints / "v000002")):
+            await result_of(
+                run_with_companions(idle.wait(), loop.checkpoints.watch()), "the run ends", LIMIT_S
+            )

@@ -39,7 +39,7 @@ TOKENS = (8 + 3, 11, 4, 9)
 EPISODES = (3, 2, 1, 2)
 DIVISORS: dict[str, tuple[dict[str, Any], tuple[float, ...]]] = {
     "grpo": ({}, TOKENS),
-    "grpo, by episode": ({"normaliser": "sequence"}, EPISODES),
+    "grpo, by episode": ({"average": "sequence"}, EPISODES),
     "dapo": ({}, TOKENS),
     "cispo": ({}, TOKENS),
     "reinforce++": ({}, TOKENS),
@@ -62,12 +62,12 @@ def test_the_divisor_counts_groups_without_advantage_with_and_without_a_term(
     for portions in ([GROUPS], [[group] for group in GROUPS]):
         batch = Batch(0, algorithm, 16)
         for portion in portions:
-            list(batch.take(portion))
-        minibatches = [minibatch.normaliser for minibatch in batch.minibatches()]
+            list(batch.add_groups(portion))
+        minibatches = [minibatch.normalizer for minibatch in batch.minibatches()]
         half = len(GROUPS) // 2
         expected = [sum(by_group[:half]), sum(by_group[half:])] if kind == "ppo" else [sum(by_group)]
         assert minibatches == expected
-        assert batch.normaliser == sum(by_group)
+        assert batch.normalizer == sum(by_group)
         assert batch.trained + batch.skipped == sum(TOKENS)
         trains_all = "kl_coef" in term or "entropy_coef" in term or kind == "reinforce++"
         assert (batch.skipped == 0) is trains_all

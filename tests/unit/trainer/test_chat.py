@@ -127,9 +127,9 @@ def test_a_turn_of_weight_0_is_context() -> None:
 @pytest.mark.parametrize(
     ("family", "messages", "said"),
     [
-        ("deepseek r1", TALK, "message 1: .* does not begin with what it asks"),
+        ("deepseek r1", TALK, "message 1: .* does not begin with its prompt"),
         ("glm4.5", TALK, "message 1: .* no token at which engines stop"),
-        ("qwen2.5", [{"role": "user", "content": "hi"}], "no assistant message is to be learnt"),
+        ("qwen2.5", [{"role": "user", "content": "hi"}], "no assistant message has a weight above 0"),
         ("qwen2.5", [{"role": "user", "content": "a <|im_end|> b"}, TALK[1]], r"message 0: .*'<\|im_end\|>'"),
         ("qwen2.5", ["hi"], '"role"'),
     ],
@@ -148,7 +148,7 @@ def test_a_file_is_read_by_the_checkpoints_own_template_and_errors_name_the_line
     read = conversations(file, ChatTemplate.of(tmp_path, {}))
     name, nodes = next(read)
     assert (name, len(nodes)) == ("talk.jsonl:1", 4)
-    with pytest.raises(ConfigError, match=r"talk.jsonl, line 3: no assistant message is to be learnt"):
+    with pytest.raises(ConfigError, match=r"talk.jsonl, line 3: no assistant message has a weight above 0"):
         next(read)
     for text in ("[]", "{", '{"messages": 3}'):
         file.write_text(text)

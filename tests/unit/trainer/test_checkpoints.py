@@ -18,14 +18,14 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_ranks
-from tests.unit.trainer.learning import groups_of, settings_of
+from tests.unit.trainer.rank_trainers import groups_of, settings_of
 from trainer.errors import CheckpointDamaged, CheckpointError
-from trainer.learner import Learner
+from trainer.loop.checkpoints import is_due
 from trainer.model import parallel, shards
-from trainer.orders import dismiss, follow
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.sections.parallel import ParallelSettings
 from trainer.settings import Settings
-from trainer.state.cadence import is_due
 
 
 def spoil_bytes(checkpoint: Path, change: Callable[[bytearray], None]) -> None:
@@ -75,13 +75,13 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def with_two(settings: Settings) -> Learner:
-    """A learner at version 2 with checkpoints of versions 1 and 2."""
-    learner = Learner.open(settings)
+def with_two(settings: Settings) -> RankTrainer:
+    """A trainer at version 2 with checkpoints of versions 1 and 2."""
+    trainer = RankTrainer.open(settings)
     for version in range(2):
-        learner.train(groups_of(version))
-        learner.save_checkpoint()
-    return learner
+        trainer.train(groups_of(version))
+        trainer.save_checkpoint()
+    return trainer
 
 
 @pytest.mark.parametrize("name", DAMAGE)
@@ -92,14 +92,14 @@ def test_damage_is_found_and_named_and_the_older_checkpoint_is_whole(
     newest = with_two(settings).checkpoints / "v000002"
     DAMAGE[name](newest)
     with pytest.raises(CheckpointDamaged) as found:
-        Learner.open(settings)
+        RankTrainer.open(settings)
     said = str(found.value)
     assert "\n" not in said and "Errno" not in said
     assert said.startswith(f"{newest} is damaged: ") and "--from-older" in said
-    learner = Learner.open(settings, older=True)
-    assert (learner.version, learner.damaged) == (1, [newest])
-    learner.set_damaged_aside()
-    assert Learner.open(settings).version == 1
+    trainer = RankTrainer.open(settings, older=True)
+    assert (trainer.version, trainer.damaged) == (1, [newest])
+    trainer.rename_damaged()
+    assert RankTrainer.open(settings).version == 1
     assert newest.with_name("v000002.damaged").is_dir(), "nothing is deleted"
 
 
@@ -109,32 +109,32 @@ def test_no_whole_checkpoint_is_an_error_and_not_a_fresh_start(tiny_model: Path,
     for version in (1, 2):
         DAMAGE["a flipped bit"](directory / f"v00000{version}")
     with pytest.raises(
-        CheckpointDamaged, match=r"v000002 is damaged: .* older ones is whole either: put its"
+        CheckpointDamaged, match=r"v000002 is damaged: .* older ones is whole either: restore its"
     ):
-        Learner.open(settings, older=True)
+        RankTrainer.open(settings, older=True)
 
 
 def opened_on_two(settings: Settings) -> tuple[str, int, float]:
     """What a rank says of a damaged newest checkpoint, and the version and a weight of the older one."""
     said = ""
     try:
-        Learner.open(settings)
+        RankTrainer.open(settings)
     except CheckpointDamaged as error:
         said = str(error)
-    learner = Learner.open(settings, older=True)
-    weight = parallel.whole(next(learner.model.parameters()).detach())
-    return said, learner.version, float(weight.double().sum())
+    trainer = RankTrainer.open(settings, older=True)
+    weight = parallel.whole(next(trainer.model.parameters()).detach())
+    return said, trainer.version, float(weight.double().sum())
 
 
 def written_on_two(settings: Settings) -> None:
-    learner = Learner.open(settings)
-    if not learner.ranks.leads:
-        return follow(learner)
+    trainer = RankTrainer.open(settings)
+    if not trainer.ranks.is_rank_zero:
+        return serve_commands(trainer)
     for version in range(2):
-        learner.train(groups_of(version))
-        learner.begin_checkpoint()
-    learner.checkpoint_written()
-    return dismiss(learner)
+        trainer.train(groups_of(version))
+        trainer.begin_checkpoint()
+    trainer.checkpoint_written()
+    return shutdown_ranks(trainer)
 
 
 @pytest.mark.parametrize("name", ["a flipped bit", "a state that is a list", "no shard"])
@@ -154,9 +154,9 @@ def test_two_ranks_agree_on_damage_and_on_the_older_checkpoint(
 def test_every_file_is_hashed_as_it_was_written_and_is_plain_safetensors(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    learner = Learner.open(settings_of(tiny_model, tmp_path, {}))
-    learner.train(groups_of(0))
-    path = learner.save_checkpoint()
+    trainer = RankTrainer.open(settings_of(tiny_model, tmp_path, {}))
+    trainer.train(groups_of(0))
+    path = trainer.save_checkpoint()
     (file,) = (path / "tensors").iterdir()
     state = json.loads((path / "state.json").read_text())
     content = file.read_bytes()
@@ -164,7 +164,7 @@ def test_every_file_is_hashed_as_it_was_written_and_is_plain_safetensors(
         {"name": file.name, "size": len(content), "blake3": blake3(content).hexdigest()}
     ]
     stored = load_file(file)
-    for name, weight in learner.model.named_parameters():
+    for name, weight in trainer.model.named_parameters():
         assert torch.equal(stored[f"weight/{name}"], weight), name
 
 
@@ -188,11 +188,11 @@ def test_a_write_takes_no_memory_beyond_the_tensors(tmp_path: Path) -> None:
 
 def test_the_copy_of_a_state_is_made_in_the_memory_of_the_copy_before() -> None:
     copy, source = shards.HostCopy(), {"w": torch.randn(9), "step": torch.tensor(3.0)}
-    first = copy.take(source)
+    first = copy.copy(source)
     places = {name: tensor.data_ptr() for name, tensor in first.items()}
     source["w"].add_(1.0)
     assert not torch.equal(first["w"], source["w"])
-    second = copy.take(source)
+    second = copy.copy(source)
     assert {name: tensor.data_ptr() for name, tensor in second.items()} == places
     assert all(torch.equal(second[name], tensor) for name, tensor in source.items())
 
@@ -203,35 +203,35 @@ def test_the_copy_of_a_state_is_made_in_the_memory_of_the_copy_before() -> None:
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = with_two(settings_of(tiny_model, tmp_path, {}))
-    learner.train(groups_of(2))
+    trainer = with_two(settings_of(tiny_model, tmp_path, {}))
+    trainer.train(groups_of(2))
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(CheckpointError) as found:
-        learner.save_checkpoint()
+        trainer.save_checkpoint()
     said = str(found.value)
     assert "\n" not in said and "Errno" not in said
-    assert said.startswith(f"{learner.checkpoints / 'v000003'} cannot be written: the disk of")
+    assert said.startswith(f"{trainer.checkpoints / 'v000003'} cannot be written: the disk of")
     assert "make room" in said
-    assert sorted(path.name for path in learner.checkpoints.glob("*v*")) == [
+    assert sorted(path.name for path in trainer.checkpoints.glob("*v*")) == [
         ".v000002.whole", "v000001", "v000002",
     ]  # fmt: skip
     monkeypatch.undo()
-    learner.save_checkpoint()
+    trainer.save_checkpoint()
 
 
 def fills_up(settings: Settings) -> list[str]:
     """What a rank says while the disk fills up as the second one writes, and once more while the first one begins."""
-    learner, said = Learner.open(settings), []
+    trainer, said = RankTrainer.open(settings), []
     for failing in ("second", "first"):
         with pytest.MonkeyPatch.context() as patch:
-            if failing == "second" and not learner.ranks.leads:
+            if failing == "second" and not trainer.ranks.is_rank_zero:
                 patch.setattr(os, "fsync", full)
             if failing == "first":
                 patch.setattr(Path, "mkdir", full)
-            learner.ordered = True
+            trainer.in_rank_call = True
             try:
-                learner.save_checkpoint()
+                trainer.save_checkpoint()
             except CheckpointError as error:
                 said.append(str(error))
     return said
@@ -252,12 +252,12 @@ def test_two_ranks_agree_on_a_full_disk_and_leave_nothing(tiny_model: Path, tmp_
 
 
 def test_a_folder_that_cannot_be_written_is_named(tiny_model: Path, tmp_path: Path) -> None:
-    learner = Learner.open(settings_of(tiny_model, tmp_path, {}))
-    learner.checkpoints.write_text("no folder")
+    trainer = RankTrainer.open(settings_of(tiny_model, tmp_path, {}))
+    trainer.checkpoints.write_text("no folder")
     with pytest.raises(
         CheckpointError, match=r"v000000 cannot be written: (File exists|Not a directory)"
     ) as found:
-        learner.save_checkpoint()
+        trainer.save_checkpoint()
     assert "\n" not in str(found.value) and "Errno" not in str(found.value)
 
 
@@ -291,25 +291,27 @@ def test_other_base_weights_are_refused_where_something_rests_on_them(
     model = model_of(tmp_path / "model", 1)
     settings = settings_of(model, tmp_path / "run", algorithm, more=more)
     with_two(settings)
-    assert Learner.open(settings).version == 2
+    assert RankTrainer.open(settings).version == 2
     stored = load_file(model / "model.safetensors")
     stored["transformer.h.0.mlp.c_fc.weight"][16:24] += 0.01
     save_file(stored, model / "model.safetensors", {"format": "pt"})
     if what is None:
-        assert Learner.open(settings).version == 2, "all weights are in the checkpoint"
+        assert RankTrainer.open(settings).version == 2, "all weights are in the checkpoint"
         return
     with pytest.raises(
-        CheckpointError, match=rf"v000002 began with other weights than .*{what}.* put it back"
+        CheckpointError, match=rf"v000002 began with other weights than .*{what}.* change it back"
     ):
-        Learner.open(settings)
+        RankTrainer.open(settings)
 
 
 def test_another_config_is_refused_by_its_key(tmp_path: Path) -> None:
     settings = settings_of(model_of(tmp_path / "model", 1), tmp_path / "run", {})
     with_two(settings)
     model_of(tmp_path / "model", 1, n_head=4, use_cache=False)
-    with pytest.raises(CheckpointError, match=r"v000002.*in config.json n_head is 4 and was 2; put it back"):
-        Learner.open(settings)
+    with pytest.raises(
+        CheckpointError, match=r"v000002.*in config.json n_head is 4 and was 2; change it back"
+    ):
+        RankTrainer.open(settings)
 
 
 # How often

@@ -41,7 +41,7 @@ def test_the_gateway_is_where_its_file_says(tmp_path: Path, text: str, url: str)
 
 
 def test_a_file_that_does_not_say_where_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gateway\.toml: \[server\] port = 0"):
+    with pytest.raises(ConfigError, match=r"gateway\.toml: with \[server\] port = 0"):
         url_of(written(tmp_path, "[server]\nport = 0"))
     with pytest.raises(ConfigError, match=r"\[gateway\] config .*gateway\.toml: "):
         url_of(written(tmp_path, "[server"))
@@ -63,16 +63,16 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
         return SimpleNamespace(stop=None, ready=ready)
 
     monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.loop.children._needed", lambda process: None)
+    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
     port = free_port()
     config = written(tmp_path, f"[server]\nport = {port}")
-    settings = GatewaySettings(config=config, admin_key=SecretStr("k"), start_s=7.0)
+    settings = GatewaySettings(config=config, admin_key=SecretStr("k"))
     url, watched = await gateway_process(AsyncExitStack(), settings, tmp_path)
     assert url == f"http://127.0.0.1:{port}"
     assert watched is not None
     (name, argv, log, environment), limit_s = started
     assert (name, log, environment, limit_s) == (
-        "gateway", tmp_path / "gateway.log", {"HEADGATE_ADMIN_KEY": "k"}, 7.0
+        "gateway", tmp_path / "gateway.log", {"HEADGATE_ADMIN_KEY": "k"}, 1800.0
     )  # fmt: skip
     assert argv[1:] == ["-m", "gateway.cli", "serve", "--config", str(config)]
 
@@ -118,17 +118,16 @@ async def test_the_driver_gets_the_runs_seed_its_time_limit_and_where_the_order_
         return SimpleNamespace(stop=None)
 
     monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.loop.children._needed", lambda process: None)
+    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
     for order, name in (("passes", "passes.json"), ("difficulty", "tasks.json")):
         settings = Settings.parse({
             "run": {"dir": tmp_path, "steps": 1, "seed": 7},
             "gateway": {"url": "http://127.0.0.1:1"},
             "model": {"path": tmp_path},
             "optimizer": {"lr": 1e-3},
-            "tasks": {"order": order},
-            "rollout": {"agent": "agent:solve", "tasks": tmp_path / "tasks.jsonl", "timeout_s": 30},
+            "rollout": {"order": order, "agent": "agent:solve", "tasks": tmp_path / "tasks.jsonl", "timeout_s": 30},
         })  # fmt: skip
         await rollout_process(AsyncExitStack(), settings, "http://127.0.0.1:1")
-        options = dict(zip(started[-1][5:-1], started[-1][6:], strict=True))
+        options = dict(zip(started[-1][6::2], started[-1][7::2], strict=True))
         assert (options["--seed"], options["--timeout"]) == ("7", "30.0")
         assert options["--order-state"] == str(tmp_path / name)

@@ -19,11 +19,11 @@ from trainer.algorithms.grpo import GrpoSettings
 from trainer.data import credit
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
-from trainer.sections.credit import CreditSettings
+from trainer.sections.batch import CreditSettings
 from trainer.settings import Settings
 
 NORMALISED = create(GrpoSettings())
-CENTRED = create(GrpoSettings(normalise_std=False))
+CENTERED = create(GrpoSettings(normalize_std=False))
 
 
 def episode(
@@ -52,7 +52,7 @@ def group(*episodes: Episode) -> Group:
     return Group("g", "t", 0, episodes)
 
 
-def by_call(members: Group, algorithm: Any = CENTRED, **settings: Any) -> list[list[float]]:
+def by_call(members: Group, algorithm: Any = CENTERED, **settings: Any) -> list[list[float]]:
     """The advantages of each episode's calls, in order."""
     given = CreditSettings.model_validate({"level": "call", **settings})
     (found,) = credit.advantages([members], algorithm, given)
@@ -83,7 +83,7 @@ def test_by_default_all_of_an_episode_has_what_the_algorithm_says_of_its_reward(
 
 
 class WholeBatch:
-    """An algorithm that must see the rewards of all groups at once: centred over the batch."""
+    """An algorithm that must see the rewards of all groups at once: centered over the batch."""
 
     reward_kl = 0.0
 
@@ -133,7 +133,7 @@ def test_the_returns_of_k_th_calls_are_compared(discount: float, normalise: bool
             spread = math.sqrt(math.fsum((x - mean) ** 2 for x in to_go) / len(to_go))
             scale = spread + 1e-4 if normalise else 1.0
             expected[i].append((mine - mean) / scale if len(to_go) > 1 else 0.0)
-    found = by_call(members, NORMALISED if normalise else CENTRED, discount=discount)
+    found = by_call(members, NORMALISED if normalise else CENTERED, discount=discount)
     assert sorted(map(len, found)) != [0] * 6
     for one, other in zip(found, expected, strict=True):
         assert one == pytest.approx(other, rel=1e-9, abs=1e-12)
@@ -163,7 +163,7 @@ def test_what_answered_nobody_is_no_call_and_what_was_posted_elsewhere_comes_at_
 
 def test_the_divergence_of_a_call_is_taken_off_its_reward() -> None:
     """`kl = "k1"`: 0.5 times the divergence of the call and of later ones; of an episode, that of all its nodes."""
-    algorithm = create(GrpoSettings(normalise_std=False, kl="k1", kl_coef=0.5))
+    algorithm = create(GrpoSettings(normalize_std=False, kl="k1", kl_coef=0.5))
     members = group(episode("a", 0.0, *turns(1.0, 1.0)), episode("b", 0.0, *turns(1.0, 1.0)))
     divergences = [[{1: 2.0, 3: 4.0}, {1: 0.5}]]
     # Returns: a has 2 - 3 and 1 - 2, b has 2 - 0.25 and 1.
@@ -204,7 +204,7 @@ def expected_gradients(advantages_of: Any) -> tuple[float, float]:
 def test_a_baseline_for_each_turn_does_not_pay_for_going_on_or_for_stopping() -> None:
     """Against the derivatives of the expected reward by hand. Of a member's n - 1 others, only those that came so far count.
 
-    If each call's own reward were centred by its turn first and then summed (verl#7244), who goes on would be charged with one
+    If each call's own reward were centered by its turn first and then summed (verl#7244), who goes on would be charged with one
     more baseline: the test sees that, too.
     """
     second = FIRST * SECOND[0] + (1 - FIRST) * SECOND[1]
@@ -260,10 +260,10 @@ def test_a_truncated_episode_is_penalised_once_and_a_truncated_call_by_itself() 
         episode("cut", 1.0, (None, 3, "length"), (None, 2, "length")),
         episode("whole", 1.0, *turns(None, None)),
     )
-    given = CreditSettings(truncated="penalise", penalty=0.5)
-    (found,) = credit.advantages([members], CENTRED, given)
+    given = CreditSettings(truncated="penalize", penalty=0.5)
+    (found,) = credit.advantages([members], CENTERED, given)
     assert found == [dict.fromkeys(range(4), -0.25), dict.fromkeys(range(4), 0.25)]
-    assert by_call(members, truncated="penalise", penalty=0.5) == [[-0.5, -0.25], [0.5, 0.25]]
+    assert by_call(members, truncated="penalize", penalty=0.5) == [[-0.5, -0.25], [0.5, 0.25]]
     assert by_call(members) == [[0.0, 0.0], [0.0, 0.0]]
 
 
@@ -275,7 +275,7 @@ def test_dapos_soft_overlong_punishment(tokens: int, off: float) -> None:
     """L_max 16, L_cache 4: 0 until 12, then ((16 - 4) - tokens) / 4, and -1 above 16."""
     given = CreditSettings(overlong_buffer=4, overlong_limit=16)
     assert credit.overlong(tokens, given) == off
-    assert credit.overlong(tokens, replace_settings(given, overlong_penalty=3.0)) == 3 * off
+    assert credit.overlong(tokens, replace_settings(given, penalty=3.0)) == 3 * off
     assert credit.overlong(tokens, CreditSettings()) == 0.0
 
 
@@ -291,7 +291,7 @@ def test_the_length_that_is_punished_is_an_episodes_or_a_calls() -> None:
         ),
         episode("short", 0.0, (None, 6, "stop"), (None, 6, "stop")),
     )
-    (found,) = credit.advantages([members], CENTRED, CreditSettings(overlong_buffer=4, overlong_limit=16))
+    (found,) = credit.advantages([members], CENTERED, CreditSettings(overlong_buffer=4, overlong_limit=16))
     assert {*found[0].values()} == {-0.375}
     assert {*found[1].values()} == {0.375}
     assert by_call(members, overlong_buffer=4, overlong_limit=10) == [[-0.375, 0.0], [0.375, 0.0]]
@@ -302,8 +302,8 @@ def test_a_batch_trains_calls_by_their_own_advantages_and_counts_what_it_masks()
         episode("a", 0.0, (3.0, 2, "stop"), (1.0, 3, "stop")),
         episode("b", 0.0, (1.0, 2, "stop"), (2.0, 4, "length")),
     )
-    batch = Batch(0, CENTRED, 64, credit=CreditSettings(level="call", truncated="mask"))
-    (micro,) = [*batch.take([members]), *(m for mini in batch.minibatches() for m in mini.micros)]
+    batch = Batch(0, CENTERED, 64, credit=CreditSettings(level="call", truncated="mask"))
+    (micro,) = [*batch.add_groups([members]), *(m for mini in batch.minibatches() for m in mini.micros)]
     # Returns: 4 and 1 of a, 3 and 2 of b, whose second call is masked.
     assert sorted(micro.advantages.tolist()) == [-0.5] * (2 + 3) + [0.5] * 2
     measured = batch.measured()
@@ -315,8 +315,8 @@ def test_an_episode_that_ended_because_the_context_was_full_is_truncated_at_its_
     full = replace(episode("a", 0.0, (None, 2, "stop"), (None, 3, "stop")), context_full=True)
     whole = episode("b", 1.0, (None, 2, "stop"))
     members = group(full, whole)
-    batch = Batch(0, CENTRED, 64, credit=CreditSettings(truncated="mask"))
-    list(batch.take([members]))
+    batch = Batch(0, CENTERED, 64, credit=CreditSettings(truncated="mask"))
+    list(batch.add_groups([members]))
     assert batch.truncated == 1
     masks = [
         [n.mask_reason for n in credit.calls(e)]
@@ -325,8 +325,8 @@ def test_an_episode_that_ended_because_the_context_was_full_is_truncated_at_its_
     assert masks == [["overlong", "overlong"], [""]]
     by_turn = credit.masked(members, CreditSettings(level="call", truncated="mask"))
     assert [n.mask_reason for n in credit.calls(by_turn.episodes[0])] == ["", "overlong"]
-    punished = CreditSettings(truncated="penalise", penalty=2.0)
-    (found,) = credit.advantages([members], CENTRED, punished)
+    punished = CreditSettings(truncated="penalize", penalty=2.0)
+    (found,) = credit.advantages([members], CENTERED, punished)
     assert {*found[0].values()} == {-1.5}
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.harness.models import MARKS, SPECIALS
 from tests.unit.trainer.trees import group
 from trainer.cli import app
-from trainer.learner import Learner
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 CONFIG = """
@@ -63,13 +63,13 @@ def test_a_dry_run_computes_a_full_micro_batch_and_writes_nothing(
     assert code == 0, text
     assert [path.name for path in tmp_path.iterdir()] == ["trainer.toml"]
     assert said["tokenizer"] == 256 + len(SPECIALS) + len(MARKS) and said["memory"]["fits"] is None
-    assert "http://127.0.0.1:1 does not answer" in said["gateway"]
+    assert "http://127.0.0.1:1 does not respond" in said["gateway"]
     done = said["pass"]
     assert (done["version"], done["tokens"], done["peak"]) == (0, 256, None)
     assert done["grad_norm"] > 0 and done["seconds"] > 0 and done["optimizer_s"] > 0
-    learner = Learner.open(Settings.load(config))
-    learner.train([group("g", [1.0, 0.0])])
-    learner.save_checkpoint()
+    trainer = RankTrainer.open(Settings.load(config))
+    trainer.train([group("g", [1.0, 0.0])])
+    trainer.save_checkpoint()
     before = everything_in(tmp_path)
     code, said, _ = invoke("--dry-run")
     assert (code, said["pass"]["version"]) == (0, 1), "the run would go on from its checkpoint"
@@ -100,7 +100,7 @@ def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path
     for arguments in (("--dry-run", "--meta"), ("--dry-run", "--set", f"model.path={bare}")):
         code, said, text = invoke(*arguments)
         assert (code, said["pass"], said["tokenizer"]) == (0, None, None), text
-        assert said["memory"]["weights"] > 0 and "shapes alone" in text
+        assert said["memory"]["weights"] > 0 and "only shapes" in text
     assert invoke("--dry-run", "--meta", "--memory", "1MiB")[0] == 1
 
 
@@ -108,9 +108,9 @@ def test_shapes_alone_need_no_weights(invoke: Invoke, tiny_model: Path, tmp_path
 def test_the_disk_is_compared_with_what_checkpoints_take(
     invoke: Invoke, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shapes_alone: bool
 ) -> None:
-    learner = Learner.open(Settings.load(config))
-    learner.train([group("g", [1.0, 0.0])])
-    written = sum(path.stat().st_size for path in learner.save_checkpoint().rglob("*") if path.is_file())
+    trainer = RankTrainer.open(Settings.load(config))
+    trainer.train([group("g", [1.0, 0.0])])
+    written = sum(path.stat().st_size for path in trainer.save_checkpoint().rglob("*") if path.is_file())
     arguments = ("--dry-run", "--meta") if shapes_alone else ("--dry-run",)
     code, said, text = invoke(*arguments)
     space = said["checkpoints"]

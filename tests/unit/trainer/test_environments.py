@@ -16,7 +16,7 @@ from gateway.client import EpisodeOutcome, EpisodeRunner, Task
 from gateway.client.environment import EnvironmentAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
-from tests.unit.trainer.runs import settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of, train_one
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = ROOT / "tests" / "environments"
@@ -112,10 +112,10 @@ async def test_it_trains_a_model_and_a_scorer_that_errs_fails_its_episode_alone(
         assert len({json.dumps(task.data) for task in tasks}) == 12
         async with (
             played(gateway, agent, tasks) as outcomes,
-            trainer_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as trainer,
+            loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop,
         ):
-            await train_one(trainer)
-            await train_one(trainer)
+            await train_one(loop)
+            await train_one(loop)
         assert (await gateway.admin.status())["version"] == 2
         assert not [outcome.error for outcome in outcomes if outcome.error]
         rewards = {outcome.reward for outcome in outcomes if outcome.reward is not None}

@@ -18,10 +18,10 @@ from tests.harness.forked_programs import forked
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import until, while_going_on, within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of, train_one
 from trainer.errors import ConfigError
-from trainer.loop.run import Trainer
-from trainer.report.senders import Senders
+from trainer.loop.training_loop import TrainingLoop
+from trainer.report.tracking import Trackers
 from trainer.settings import Settings
 
 AGENT = "tests.harness.eval_agent:solve"
@@ -70,22 +70,22 @@ def evaluating(
         tasks[0]["gate"] = str(gate)
     file = tmp_path / "held_out.jsonl"
     file.write_text("\n".join(map(json.dumps, tasks)))
-    table = {"tasks": [str(file)], "every": 1, "agent": AGENT, "concurrency": 2, **table}
+    table = {"tasks": [str(file)], "every": 1, "agent": AGENT, **table}
     plain = settings_of(gateway, model, tmp_path, steps=steps)
     return Settings.parse({**plain.model_dump(exclude_unset=True), "eval": table})
 
 
 @asynccontextmanager
-async def running(trainer: Trainer) -> AsyncIterator[asyncio.Task[None]]:
+async def running(loop: TrainingLoop) -> AsyncIterator[asyncio.Task[None]]:
     """The loop beside a test; what it began is ended with it."""
-    work = asyncio.create_task(trainer.train(), name="trainer")
+    work = asyncio.create_task(loop.train(), name="trainer")
     try:
         yield work
     finally:
         work.cancel()
         with suppress(asyncio.CancelledError):
             await work
-        await trainer.evaluations.close()
+        await loop.evaluations.close()
 
 
 def lines(settings: Settings) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -111,10 +111,10 @@ async def test_versions_are_evaluated_before_training_beside_it_and_at_its_end(
     settings = evaluating(gateway, tiny_model, tmp_path, steps=3, every=2)
     async with (
         episodes(gateway),
-        trainer_of(gateway, settings, Senders(settings)) as trainer,
+        loop_of(gateway, settings, Trackers(settings)) as loop,
         within("the trainer is through", LIMIT_S),
     ):
-        await trainer.train()
+        await loop.train()
     found, trained = lines(settings)
     assert [(line["version"], line["step"]) for line in found] == [(0, 0), (2, 2), (3, 3)]
     assert len(trained) == 3
@@ -144,27 +144,27 @@ async def test_the_next_version_waits_for_an_evaluation_that_is_pinned_and_for_n
 ) -> None:
     """Everything but the publishing goes on meanwhile: the next step has its checkpoint."""
     settings = evaluating(gateway, tiny_model, tmp_path, gate, steps=1, pinned=pinned)
-    async with trainer_of(gateway, settings) as trainer:
+    async with loop_of(gateway, settings) as loop:
         published: list[bool] = []
-        offer = trainer.feed.publish
+        offer = loop.feed.publish
 
         async def publish(*version: Any) -> dict[str, Any]:
-            published.append(trainer.evaluations.under_way)
+            published.append(loop.evaluations.running)
             return await offer(*version)
 
-        trainer.feed.publish = publish  # type: ignore[method-assign]
-        async with running(trainer) as work:
+        loop.feed.publish = publish  # type: ignore[method-assign]
+        async with running(loop) as work:
             await until(lambda: is_rewarded(gateway, "e1"), "the other task is done", LIMIT_S)
             async with episodes(gateway):
                 if pinned:
                     await until(
-                        lambda: trainer.learner.saved is not None and trainer.learner.saved.version == 1,
+                        lambda: loop.trainer.saved is not None and loop.trainer.saved.version == 1,
                         "the step has its checkpoint",
                         LIMIT_S,
                     )
                 else:
                     await until(lambda: gateway.model.ledger.rule.version == 1, "version 1 is live", LIMIT_S)
-                assert trainer.evaluations.under_way
+                assert loop.evaluations.running
                 await let_through(gate, work)
                 await until(lambda: bool(lines(settings)[0]), "it is written down", LIMIT_S)
                 await let_through(gate, work)
@@ -182,10 +182,10 @@ async def test_an_interrupted_evaluation_is_begun_again_and_one_that_ended_is_no
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, gate: Path
 ) -> None:
     settings = evaluating(gateway, tiny_model, tmp_path, gate)
-    async with trainer_of(gateway, settings) as trainer, running(trainer):
-        await until(lambda: trainer.evaluations.under_way, "it is under way", LIMIT_S)
+    async with loop_of(gateway, settings) as loop, running(loop):
+        await until(lambda: loop.evaluations.running, "it is under way", LIMIT_S)
     assert lines(settings) == ([], [])
-    async with trainer_of(gateway, settings) as trainer, running(trainer) as work:
+    async with loop_of(gateway, settings) as loop, running(loop) as work:
         await let_through(gate, work)
         await until(lambda: bool(lines(settings)[0]), "it is written down", LIMIT_S)
     count = Counter(episode["task_id"] for episode in await evaluated(gateway))
@@ -197,10 +197,10 @@ async def test_an_interrupted_evaluation_is_begun_again_and_one_that_ended_is_no
     # Once as it is, and once as a trainer leaves it that is killed between the result and its line.
     for text in (metrics.read_text(), ""):
         metrics.write_text(text)
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.evaluations.resume()
-            await trainer.evaluations.begin(0, 0, last=False)
-            assert not trainer.evaluations.under_way
+        async with loop_of(gateway, settings) as loop:
+            await loop.evaluations.resume()
+            await loop.evaluations.begin(0, 0, last=False)
+            assert not loop.evaluations.running
         assert [line["version"] for line in lines(settings)[0]] == [0]
     assert Counter(episode["task_id"] for episode in await evaluated(gateway)) == count
 
@@ -210,12 +210,12 @@ async def test_a_start_with_a_newer_checkpoint_evaluates_what_engines_still_run_
 ) -> None:
     settings = evaluating(gateway, tiny_model, tmp_path, gate, steps=1)
     async with episodes(gateway):
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.evaluations.begin(0, 0, last=False)
-            await train_one(trainer, publish=False)
-            await trainer.evaluations.close()
-        async with trainer_of(gateway, settings) as trainer, running(trainer) as work:
-            assert trainer.learner.version == 1
+        async with loop_of(gateway, settings) as loop:
+            await loop.evaluations.begin(0, 0, last=False)
+            await train_one(loop, publish=False)
+            await loop.evaluations.close()
+        async with loop_of(gateway, settings) as loop, running(loop) as work:
+            assert loop.trainer.version == 1
             await let_through(gate, work)
             await until(lambda: bool(lines(settings)[0]), "it is written down", LIMIT_S)
             await let_through(gate, work)
@@ -244,13 +244,13 @@ async def test_training_goes_on_without_an_evaluation_that_fails(
     settings = evaluating(gateway, tiny_model, tmp_path, gate, steps=1, **table)
     async with (
         episodes(gateway),
-        trainer_of(gateway, settings) as trainer,
+        loop_of(gateway, settings) as loop,
         within("the trainer is through", LIMIT_S),
     ):
-        await trainer.train()
+        await loop.train()
     assert [len(some) for some in lines(settings)] == [0, 1]
     told = " ".join(capfd.readouterr().err.split())
-    assert told.count("failed, and training goes on") == 2
+    assert told.count("failed, and training continues") == 2
     assert said in told
 
 

@@ -14,51 +14,51 @@ from gateway.client.agents import FunctionAgent
 from gateway.grading import grading as gateway_grading
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import within
-from tests.unit.trainer.runs import settings_of, trainer_of
-from trainer.errors import TooManyExcluded
-from trainer.loop.excluded import Excluded
+from tests.unit.trainer.runs import loop_of, settings_of
+from trainer.errors import TooManyFailed
+from trainer.loop.episode_counts import FailedEpisodes
 
 OLD = {"rewarded": 1000, "agent_failed": 500}
 
 
 def test_the_share_is_of_what_ended_since_the_step_before_and_of_failures_alone() -> None:
-    excluded = Excluded(0.5)
-    excluded.look(OLD)
+    excluded = FailedEpisodes(0.5)
+    excluded.update(OLD)
     assert excluded.figures() == {}
-    excluded.look(
+    excluded.update(
         {"rewarded": 1006, "agent_failed": 501, "tool_failed": 1, "surplus": 40, "driver_stopped": 9}
     )
     assert excluded.figures() == {
         "excluded_share": 0.25, "excluded/agent_failed": 1.0, "excluded/tool_failed": 1.0
     }  # fmt: skip
-    excluded.look({"rewarded": 1010, "agent_failed": 3, "tool_failed": 1})
+    excluded.update({"rewarded": 1010, "agent_failed": 3, "tool_failed": 1})
     assert excluded.figures() == {"excluded_share": 0.0}, "retention deleted some"
 
 
 def test_the_bound_waits_for_twenty_episodes_and_names_the_reasons() -> None:
-    excluded = Excluded(0.5)
-    excluded.look({})
-    excluded.look({"tool_failed": 12})
+    excluded = FailedEpisodes(0.5)
+    excluded.update({})
+    excluded.update({"tool_failed": 12})
     with pytest.raises(
-        TooManyExcluded, match=r"13 of the last 20 .*\(12 tool_failed, 1 grading_failed\).*is 0.5"
+        TooManyFailed, match=r"13 of the last 20 .*\(12 tool_failed, 1 grading_failed\).*is 0.5"
     ):
-        excluded.look({"tool_failed": 12, "grading_failed": 1, "rewarded": 7})
-    never = Excluded(1.0)
-    never.look({})
-    never.look({"tool_failed": 100})
+        excluded.update({"tool_failed": 12, "grading_failed": 1, "rewarded": 7})
+    never = FailedEpisodes(1.0)
+    never.update({})
+    never.update({"tool_failed": 100})
 
 
 async def test_a_run_whose_episodes_fail_ends_although_others_run_them(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 60):
-        await trainer._look_at_failures()
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 60):
+        await loop._check_failures()
         for number in range(20):
             episode, _ = await gateway.open("task", group_id=f"g{number}")
             await gateway.admin.abandon(episode, "tool_failed", f"boom {number}\nat the end")
-        with pytest.raises(TooManyExcluded, match=r"20 tool_failed.*the last error: boom 19: at the end$"):
-            await trainer.train()
+        with pytest.raises(TooManyFailed, match=r"20 tool_failed.*the last error: boom 19: at the end$"):
+            await loop.train()
 
 
 async def test_each_kind_of_failure_is_left_out_by_its_reason_and_its_tokens_are_not_trained(
@@ -74,11 +74,11 @@ async def test_each_kind_of_failure_is_left_out_by_its_reason_and_its_tokens_are
     values = settings_for(tiny_model, tmp_path, staleness=staleness, graders=graders)
     async with run_gateway(values) as gateway:
         settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-        async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 60):
-            await trainer._look_at_failures()
+        async with loop_of(gateway, settings) as loop, within("the trainer is through", 60):
+            await loop._check_failures()
             runner = EpisodeRunner(gateway.admin, FunctionAgent(OneOfEach()), group_size=5, concurrency=1)
             outcomes = await runner.run([Task("t", {})])
-            await trainer.train()
+            await loop.train()
         rows = [await gateway.admin.episode(str(outcome.episode_id)) for outcome in outcomes]
     assert [(row["reason"], row["reward"]) for row in rows] == [
         ("rewarded", 1.0),

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.unit.trainer.runs import CONFIG
 from tests.unit.trainer.trees import group
 from trainer.cli import app
-from trainer.learner import Learner
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 
@@ -29,12 +29,12 @@ def invoke(*arguments: object) -> tuple[int, str]:
 
 
 def test_an_export_is_the_checkpoint_as_transformers_reads_it(config: Path, tmp_path: Path) -> None:
-    learner = Learner.open(Settings.load(config))
+    trainer = RankTrainer.open(Settings.load(config))
     weights = []
     for version in range(2):
-        learner.train([group(f"g{version}", [1.0, 0.0, 0.5], version=version)])
-        learner.save_checkpoint()
-        weights.append({name: value.clone() for name, value in learner.model.state_dict().items()})
+        trainer.train([group(f"g{version}", [1.0, 0.0, 0.5], version=version)])
+        trainer.save_checkpoint()
+        weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
     for arguments, expected in (([], weights[1]), (["--version", 1], weights[0])):
         out = tmp_path / f"out{len(arguments)}"
         code, said = invoke(config, "--out", out, *arguments)
@@ -50,14 +50,14 @@ def test_an_export_is_the_checkpoint_as_transformers_reads_it(config: Path, tmp_
 def test_what_cannot_be_exported_is_said(config: Path, tmp_path: Path) -> None:
     assert invoke(config, "--out", tmp_path)[0] == 2
     code, said = invoke(config, "--out", tmp_path / "out")
-    assert (code, "there is no checkpoint" in said) == (1, True)
-    learner = Learner.open(Settings.load(config))
-    learner.train([group("g", [1.0, 0.0])])
-    learner.save_checkpoint()
+    assert (code, "has no checkpoint" in said) == (1, True)
+    trainer = RankTrainer.open(Settings.load(config))
+    trainer.train([group("g", [1.0, 0.0])])
+    trainer.save_checkpoint()
     code, said = invoke(config, "--out", tmp_path / "out", "--version", 7)
-    assert (code, "no checkpoint of version 7; there are: 1" in said) == (1, True)
-    learner.train([group("h", [1.0, 0.0], version=1)])
-    (learner.save_checkpoint() / "state.json").write_text("")
+    assert (code, "no checkpoint of version 7; existing: 1" in said) == (1, True)
+    trainer.train([group("h", [1.0, 0.0], version=1)])
+    (trainer.save_checkpoint() / "state.json").write_text("")
     code, said = invoke(config, "--out", tmp_path / "out")
     assert (code, "v000002 is damaged: state.json" in said) == (1, True), "the older one is not taken for it"
     assert not (tmp_path / "out").exists()

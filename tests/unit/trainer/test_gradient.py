@@ -20,8 +20,8 @@ from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.ppo import PpoSettings
 from trainer.errors import FeedBroken
-from trainer.learner import Learner
 from trainer.model.policy import Policy
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 CAP, LOW, HIGH, ENTROPY, KL, KL_CAP = 1.5, 0.2, 0.28, 0.03, 0.05, 3.0
@@ -29,37 +29,37 @@ EPSILON = 1e-4
 """What the standard deviation of rewards is raised by."""
 
 
-def learner_of(
+def trainer_of(
     model: Path,
     work: Path,
-    normaliser: str,
+    normalizer: str,
     tokens: int,
     entropy: float = ENTROPY,
     kl: float = KL,
     form: str = "k3",
-) -> Learner:
-    """A learner in float64 whose reference, if it needs one, is not its policy."""
-    learner = Learner.open(
+) -> RankTrainer:
+    """A trainer in float64 whose reference, if it needs one, is not its policy."""
+    trainer = RankTrainer.open(
         Settings.parse({
             "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
             "gateway": {"url": "http://127.0.0.1:1"},
             "model": {"path": model},
             "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
             "algorithm": {
-                "type": "grpo", "normaliser": normaliser, "importance_cap": CAP, "clip_low": LOW,
+                "type": "grpo", "average": normalizer, "importance_cap": CAP, "clip_low": LOW,
                 "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
             },
             "batch": {"tokens": tokens},
         })
     )  # fmt: skip
     torch.manual_seed(7)
-    learner.model.double()
-    if isinstance(learner._reference, Policy):
-        learner._reference.double()
+    trainer.model.double()
+    if isinstance(trainer._reference, Policy):
+        trainer._reference.double()
     with torch.no_grad():
-        for parameter in learner.model.parameters():
+        for parameter in trainer.model.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    return learner
+    return trainer
 
 
 def batch_of() -> list[Group]:
@@ -91,7 +91,7 @@ def batch_of() -> list[Group]:
     return groups
 
 
-def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
+def whole_batch_gradient(trainer: RankTrainer, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
     """Plain autograd over every trained token at once, each node asked with the context that it was sampled in."""
     episodes, tokens = [], 0
     for group in groups:
@@ -100,7 +100,7 @@ def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bo
             advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
             turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
             if turns:
-                losses = [token_losses(learner, episode, node, float(advantage)) for node in turns]
+                losses = [token_losses(trainer, episode, node, float(advantage)) for node in turns]
                 episodes.append(torch.cat(losses))
                 tokens += len(episodes[-1])
     of_sequences = torch.stack([losses.mean() for losses in episodes]).sum()
@@ -109,14 +109,14 @@ def whole_batch_gradient(learner: Learner, groups: Sequence[Group], sequence: bo
         if sequence
         else torch.cat(episodes).sum() / tokens
     )
-    return list(torch.autograd.grad(loss, list(learner.model.parameters())))
+    return list(torch.autograd.grad(loss, list(trainer.model.parameters())))
 
 
-def policy_losses(learner: Learner, episode: Episode, node: Node, advantage: float) -> Tensor:
+def policy_losses(trainer: RankTrainer, episode: Episode, node: Node, advantage: float) -> Tensor:
     """As `token_losses`, without KL term and entropy bonus."""
     ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
     rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
-    every = (plain_logits(learner.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
+    every = (plain_logits(trainer.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
     logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
     ratio = (logprobs.detach() - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
     outside = ratio > 1 + HIGH if advantage > 0 else (ratio < 1 - LOW) & (advantage < 0)
@@ -124,13 +124,13 @@ def policy_losses(learner: Learner, episode: Episode, node: Node, advantage: flo
     return loss[torch.from_numpy(node.flags == 0)]
 
 
-def token_losses(learner: Learner, episode: Episode, node: Node, advantage: float) -> Tensor:
+def token_losses(trainer: RankTrainer, episode: Episode, node: Node, advantage: float) -> Tensor:
     context = context_of(episode, node)
     ids = torch.tensor([context + node.ids.tolist()])
     rows = slice(len(context) - 1, ids.shape[1] - 1)
-    new = (plain_logits(learner.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
+    new = (plain_logits(trainer.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
     with torch.no_grad():
-        old = (plain_logits(learner._reference.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
+        old = (plain_logits(trainer._reference.model, ids)[0, rows] / np.float32(0.7)).log_softmax(-1)
     picked = torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))
     logprobs, reference = new[picked], old[picked]
     ratio = (logprobs.detach() - torch.from_numpy(node.logprobs.astype(np.float64))).exp()
@@ -155,19 +155,21 @@ def context_of(episode: Episode, node: Node) -> list[int]:
     return context_of(episode, parent) + parent.ids[: node.at].tolist()
 
 
-def streamed(learner: Learner, portions: Sequence[Sequence[Group]]) -> tuple[list[Tensor], dict[str, float]]:
+def streamed(
+    trainer: RankTrainer, portions: Sequence[Sequence[Group]]
+) -> tuple[list[Tensor], dict[str, float]]:
     """The gradient that the optimizer is given, and the step's metrics."""
     seen: list[Tensor] = []
 
     def look(*_: Any) -> None:
-        seen.extend(p.grad.clone() for p in learner.model.parameters())
+        seen.extend(p.grad.clone() for p in trainer.model.parameters())
 
-    (adamw,) = learner.optimizer.parts
+    (adamw,) = trainer.optimizer.parts
     adamw.register_step_pre_hook(look)
-    batch = learner.begin()
+    batch = trainer.begin_batch()
     for portion in portions:
-        learner.take(batch, portion)
-    return seen, learner.step(batch)
+        trainer.add_groups(batch, portion)
+    return seen, trainer.step(batch)
 
 
 def portions_of(groups: list[Group], how: str) -> list[list[Group]]:
@@ -184,58 +186,58 @@ def portions_of(groups: list[Group], how: str) -> list[list[Group]]:
 
 
 @pytest.mark.parametrize("tokens", [16, 40, 10_000])
-@pytest.mark.parametrize("normaliser", ["token", "sequence"])
+@pytest.mark.parametrize("normalizer", ["token", "sequence"])
 def test_the_streamed_gradient_is_that_of_the_whole_batch(
-    exact_model: Path, tmp_path: Path, normaliser: str, tokens: int
+    exact_model: Path, tmp_path: Path, normalizer: str, tokens: int
 ) -> None:
-    learner = learner_of(exact_model, tmp_path, normaliser, tokens)
-    expected = whole_batch_gradient(learner, batch_of(), normaliser == "sequence")
-    gradient, _ = streamed(learner, portions_of(batch_of(), "one by one"))
+    trainer = trainer_of(exact_model, tmp_path, normalizer, tokens)
+    expected = whole_batch_gradient(trainer, batch_of(), normalizer == "sequence")
+    gradient, _ = streamed(trainer, portions_of(batch_of(), "one by one"))
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("normaliser", ["token", "sequence"])
+@pytest.mark.parametrize("normalizer", ["token", "sequence"])
 def test_a_group_without_advantage_is_left_out_of_the_forward_pass_and_counted_in_the_divisor(
-    exact_model: Path, tmp_path: Path, normaliser: str
+    exact_model: Path, tmp_path: Path, normalizer: str
 ) -> None:
     groups, tokens, seen = batch_of(), 40, []
-    learner = learner_of(exact_model, tmp_path, normaliser, tokens, 0.0, 0.0)
-    expected = policy_gradient_of_the_sum(learner, groups, normaliser == "sequence")
-    learner.model.get_decoder().register_forward_pre_hook(
+    trainer = trainer_of(exact_model, tmp_path, normalizer, tokens, 0.0, 0.0)
+    expected = policy_gradient_of_the_sum(trainer, groups, normalizer == "sequence")
+    trainer.model.get_decoder().register_forward_pre_hook(
         lambda _module, _arguments, inputs: seen.append(inputs["input_ids"][0].tolist()), with_kwargs=True
     )
-    gradient, measured = streamed(learner, portions_of(groups, "one by one"))
+    gradient, measured = streamed(trainer, portions_of(groups, "one by one"))
     trained = [trained_tokens(group) for group in groups]
     assert sum(trained[3]) == measured["skipped_tokens"] > 0, "the rewards of group 3 are equal"
-    count = sum(len(g.episodes) for g in groups) if normaliser == "sequence" else sum(map(sum, trained))
+    count = sum(len(g.episodes) for g in groups) if normalizer == "sequence" else sum(map(sum, trained))
     assert measured["trained_tokens"] == sum(map(sum, trained)) - sum(trained[3])
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours * count, theirs, rtol=1e-9, atol=1e-12)
     prompts = [groups[3].episodes[m].nodes[0].ids.tolist() for m in range(2)]
     # The probe's passes: of the old weights, of the new ones, and over each of its sequences alone.
-    assert learner.probe is not None
-    last = len(seen) - 1 - len(learner.probe.sequences)
+    assert trainer.probe is not None
+    last = len(seen) - 1 - len(trainer.probe.sequences)
     passes = [",".join(map(str, ["", *ids, ""])) for ids in seen[:last] if ids != seen[last]]
     assert passes
     assert not [p for p in passes for ids in prompts if ",".join(map(str, ["", *ids, ""])) in p]
 
 
 def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
-    learner = learner_of(exact_model, tmp_path, "token", 40, 0.0, KL, "k1")
+    trainer = trainer_of(exact_model, tmp_path, "token", 40, 0.0, KL, "k1")
     penalised, sums = [], []
     for group in batch_of():
-        by_node = [k1_of(learner, episode) for episode in group.episodes]
+        by_node = [k1_of(trainer, episode) for episode in group.episodes]
         for episode, divergence in zip(group.episodes, by_node, strict=True):
-            assert learner._reference_kl(episode, None) == pytest.approx(divergence, rel=1e-9, abs=1e-12)
+            assert trainer._reference_kl(episode, None) == pytest.approx(divergence, rel=1e-9, abs=1e-12)
         kls = [sum(divergence.values()) for divergence in by_node]
         sums += kls
         penalised.append(replace(group, episodes=tuple(
             replace(episode, reward=episode.reward - KL * kl)
             for episode, kl in zip(group.episodes, kls, strict=True)
         )))  # fmt: skip
-    gradient, measured = streamed(learner, portions_of(batch_of(), "one by one"))
-    expected, without = streamed(learner_of(exact_model, tmp_path, "token", 40, 0.0, 0.0), [penalised])
+    gradient, measured = streamed(trainer, portions_of(batch_of(), "one by one"))
+    expected, without = streamed(trainer_of(exact_model, tmp_path, "token", 40, 0.0, 0.0), [penalised])
     for ours, theirs in zip(gradient, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
     assert measured["kl_reference_k1"] == pytest.approx(np.mean(sums), rel=1e-9)
@@ -245,7 +247,7 @@ def test_k1_is_taken_off_the_rewards(exact_model: Path, tmp_path: Path) -> None:
     assert measured["skipped_tokens"] == 0, "equal rewards are not equal any more"
 
 
-def k1_of(learner: Learner, episode: Episode) -> dict[int, float]:
+def k1_of(trainer: RankTrainer, episode: Episode) -> dict[int, float]:
     """The sum of recorded - reference over what is trained of each node of an episode."""
     sums = {node.index: 0.0 for node in episode.nodes}
     for node in episode.nodes:
@@ -253,7 +255,7 @@ def k1_of(learner: Learner, episode: Episode) -> dict[int, float]:
             ids = torch.tensor([context_of(episode, node) + node.ids.tolist()])
             rows = slice(ids.shape[1] - len(node.ids) - 1, ids.shape[1] - 1)
             with torch.no_grad():
-                every = (plain_logits(learner._reference.model, ids)[0, rows] / np.float32(0.7)).log_softmax(
+                every = (plain_logits(trainer._reference.model, ids)[0, rows] / np.float32(0.7)).log_softmax(
                     -1
                 )
             logprobs = every[torch.arange(len(node.ids)), torch.from_numpy(node.ids.astype(np.int64))]
@@ -271,7 +273,7 @@ def trained_tokens(group: Group) -> list[int]:
     return [sum(int((node.flags == 0).sum()) for node in nodes) for nodes in turns if nodes]
 
 
-def policy_gradient_of_the_sum(learner: Learner, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
+def policy_gradient_of_the_sum(trainer: RankTrainer, groups: Sequence[Group], sequence: bool) -> list[Tensor]:
     """Over all groups, those without advantage too, with plain autograd."""
     total = torch.zeros((), dtype=torch.float64)
     for group in groups:
@@ -279,48 +281,48 @@ def policy_gradient_of_the_sum(learner: Learner, groups: Sequence[Group], sequen
         for episode, reward in zip(group.episodes, rewards, strict=True):
             advantage = (reward - rewards.mean()) / (rewards.std() + EPSILON)
             turns = [node for node in episode.nodes if node.sampled and not node.mask_reason]
-            losses = [policy_losses(learner, episode, node, float(advantage)) for node in turns]
+            losses = [policy_losses(trainer, episode, node, float(advantage)) for node in turns]
             if losses:
                 total = total + (torch.cat(losses).mean() if sequence else torch.cat(losses).sum())
-    return list(torch.autograd.grad(total, list(learner.model.parameters())))
+    return list(torch.autograd.grad(total, list(trainer.model.parameters())))
 
 
-@pytest.mark.parametrize("normaliser", ["token", "sequence"])
-def test_how_the_feed_is_cut_up_changes_no_bit(tiny_model: Path, tmp_path: Path, normaliser: str) -> None:
-    whole, metrics = streamed(learner_of(tiny_model, tmp_path, normaliser, 40), [batch_of()])
+@pytest.mark.parametrize("normalizer", ["token", "sequence"])
+def test_how_the_feed_is_cut_up_changes_no_bit(tiny_model: Path, tmp_path: Path, normalizer: str) -> None:
+    whole, metrics = streamed(trainer_of(tiny_model, tmp_path, normalizer, 40), [batch_of()])
     for how in ("one by one", "a", "b", "c"):
         portions = portions_of(batch_of(), how)
-        gradient, again = streamed(learner_of(tiny_model, tmp_path, normaliser, 40), portions)
+        gradient, again = streamed(trainer_of(tiny_model, tmp_path, normalizer, 40), portions)
         assert all(map(torch.equal, gradient, whole)), how
         assert again == metrics, how
 
 
 def test_training_begins_before_the_batch_is_whole(tiny_model: Path, tmp_path: Path) -> None:
-    learner = learner_of(tiny_model, tmp_path, "token", 40)
-    batch = learner.begin()
-    learner.take(batch, batch_of()[:2])
-    assert any(p.grad is not None and bool(p.grad.any()) for p in learner.model.parameters())
-    learner.discard()
-    assert all(p.grad is None for p in learner.model.parameters())
+    trainer = trainer_of(tiny_model, tmp_path, "token", 40)
+    batch = trainer.begin_batch()
+    trainer.add_groups(batch, batch_of()[:2])
+    assert any(p.grad is not None and bool(p.grad.any()) for p in trainer.model.parameters())
+    trainer.discard()
+    assert all(p.grad is None for p in trainer.model.parameters())
 
 
 def test_a_group_that_comes_twice_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    learner = learner_of(tiny_model, tmp_path, "token", 40)
-    batch = learner.begin()
-    learner.take(batch, batch_of()[:2])
+    trainer = trainer_of(tiny_model, tmp_path, "token", 40)
+    batch = trainer.begin_batch()
+    trainer.add_groups(batch, batch_of()[:2])
     with pytest.raises(FeedBroken, match="g1"):
-        learner.take(batch, batch_of()[1:])
+        trainer.add_groups(batch, batch_of()[1:])
 
 
 def test_staleness_is_counted_by_trained_token(tiny_model: Path, tmp_path: Path) -> None:
-    learner = learner_of(tiny_model, tmp_path, "token", 40)
-    learner.version = 3
+    trainer = trainer_of(tiny_model, tmp_path, "token", 40)
+    trainer.version = 3
     turn = replace(
         sampled(1, 0, 1, [4, 5, 6, 7, 8], flags=[0, 0, 0, 0, TokenFlag.LATE]),
         versions=np.array([1, 3, 3, 2, 0], np.int32),
     )
     group = Group("g", "t", 1, (Episode("a", 1.0, (prompt(0, -1, 0, [3]), turn)), Episode("b", 0.0, ())))
-    measured = learner.train([group])
+    measured = trainer.train([group])
     counts = {name: n for name, n in measured.items() if name.startswith("staleness_tokens/")}
     assert counts == {"staleness_tokens/0": 2, "staleness_tokens/1": 1, "staleness_tokens/2": 1}
     assert (measured["staleness_mean"], measured["staleness_max"]) == (0.75, 2)
@@ -335,17 +337,17 @@ def test_late_tokens_leave_their_reward_in_the_baseline(tiny_model: Path, tmp_pa
     )]  # fmt: skip
     gradients = []
     for group in (members, members[:1]):
-        learner = learner_of(tiny_model, tmp_path, "token", 40)
-        gradients.append(streamed(learner, [[Group("g", "t", 0, tuple(group))]])[0])
+        trainer = trainer_of(tiny_model, tmp_path, "token", 40)
+        gradients.append(streamed(trainer, [[Group("g", "t", 0, tuple(group))]])[0])
     assert any(not torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
 def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, tmp_path: Path) -> None:
-    learner = learner_of(tiny_model, tmp_path, "sequence", 80)
-    before = [p.clone() for p in learner.model.parameters()]
-    measured = learner.train([])
-    assert (learner.version, learner.parent, learner.steps) == (1, 0, 1)
-    assert all(map(torch.equal, learner.model.parameters(), before))
+    trainer = trainer_of(tiny_model, tmp_path, "sequence", 80)
+    before = [p.clone() for p in trainer.model.parameters()]
+    measured = trainer.train([])
+    assert (trainer.version, trainer.parent, trainer.steps) == (1, 0, 1)
+    assert all(map(torch.equal, trainer.model.parameters(), before))
     assert all(np.isfinite(value) for value in measured.values())
     assert (measured["trained_tokens"], measured["groups"], measured["loss"]) == (0, 0, 0)
 
@@ -353,22 +355,22 @@ def test_an_empty_batch_makes_the_next_version_without_a_nan(tiny_model: Path, t
 def test_minibatches_are_steps_of_their_own_around_the_weights_at_the_batchs_beginning(
     exact_model: Path, tmp_path: Path
 ) -> None:
-    learner = learner_of(exact_model, tmp_path, "token", 40, 0.0, 0.0)
-    learner.algorithm = create(PpoSettings(minibatches=2, importance_cap=float("inf")))
+    trainer = trainer_of(exact_model, tmp_path, "token", 40, 0.0, 0.0)
+    trainer.algorithm = create(PpoSettings(minibatches=2, importance_cap=float("inf")))
     groups, seen = batch_of()[:3], []
-    initial = copy.deepcopy(learner.model)
-    (adamw,) = learner.optimizer.parts
+    initial = copy.deepcopy(trainer.model)
+    (adamw,) = trainer.optimizer.parts
     adamw.register_step_pre_hook(
         lambda *_: seen.append(
-            (copy.deepcopy(learner.model), [p.grad.clone() for p in learner.model.parameters()])
+            (copy.deepcopy(trainer.model), [p.grad.clone() for p in trainer.model.parameters()])
         )
     )
-    batch = learner.begin()
+    batch = trainer.begin_batch()
     for group in groups:
-        learner.take(batch, [group])
-        assert all(p.grad is None for p in learner.model.parameters()), "nothing streams"
-    learner.step(batch)
-    assert learner.version == 1
+        trainer.add_groups(batch, [group])
+        assert all(p.grad is None for p in trainer.model.parameters()), "nothing streams"
+    trainer.step(batch)
+    assert trainer.version == 1
     assert len(seen) == 2
     for (weights, gradient), part in zip(seen, (groups[:1], groups[1:]), strict=True):
         expected = torch.autograd.grad(decoupled_loss(weights, initial, part), list(weights.parameters()))

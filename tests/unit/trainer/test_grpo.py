@@ -19,8 +19,8 @@ def test_advantages_are_centred_and_scaled() -> None:
     std = math.sqrt((0.25 * 4) / 5)
     expected = torch.tensor([0.5, -0.5, -0.5, 0.5, 0.0], dtype=torch.float64)
     torch.testing.assert_close(grpo(GrpoSettings()).advantages([rewards])[0], expected / (std + 1e-4))
-    centred = grpo(GrpoSettings(normalise_std=False)).advantages([rewards])[0]
-    torch.testing.assert_close(centred, expected)
+    centered = grpo(GrpoSettings(normalize_std=False)).advantages([rewards])[0]
+    torch.testing.assert_close(centered, expected)
 
 
 @pytest.mark.parametrize("rewards", [[0.1, 0.1, 0.1], [1.0], [0.0, 0.0], [0.1 + 0.2, 0.3, 0.3, 0.3]])

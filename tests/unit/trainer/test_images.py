@@ -22,13 +22,13 @@ from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessLearner, settings_of, trainer_of
+from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of
 from tests.unit.trainer.trees import prompt
 from tests.unit.trainer.vision_episodes import name_of
 from trainer.errors import FeedBroken
-from trainer.loop.clock import Clock
 from trainer.loop.images import EpisodeImages
-from trainer.loop.run import Trainer
+from trainer.loop.training_loop import TrainingLoop
+from trainer.report.metrics import Clock
 from trainer.settings import Settings
 from trainer.state.images import ImageFiles
 
@@ -83,9 +83,9 @@ async def test_steps_are_made_of_what_was_seen_and_an_image_is_fetched_once(
     gateway: RunningGateway, model: Path, tmp_path: Path, fetched: Counter[str]
 ) -> None:
     given = settings(gateway, model, tmp_path)
-    opened = trainer_of(gateway, given)
-    async with episodes(gateway, content=pictures), opened as trainer, within("the trainer is through", 120):
-        await trainer.train()
+    opened = loop_of(gateway, given)
+    async with episodes(gateway, content=pictures), opened as loop, within("the trainer is through", 120):
+        await loop.train()
     records = [json.loads(line) for line in (given.run.dir / "metrics.jsonl").open()]
     assert [record["version"] for record in records] == [1, 2, 3]
     for record in records:
@@ -101,32 +101,32 @@ async def test_batches_are_trained_again_on_the_same_images_after_a_kill(
 ) -> None:
     given = settings(gateway, model, tmp_path, every=4)
     async with episodes(gateway, content=pictures), within("the trainer is through", 120):
-        async with trainer_of(gateway, given) as trainer:
+        async with loop_of(gateway, given) as loop:
             for _ in range(2):
-                await train_one_without_checkpoint(trainer)
-            lost = trainer.learner
+                await train_one_without_checkpoint(loop)
+            lost = loop.trainer
         shutil.rmtree(given.run.dir / "images")
-        async with trainer_of(gateway, given) as trainer:
-            learner = trainer.learner
-            assert (learner.version, learner.parent) == (2, 1)
-    for ours, theirs in zip(learner.model.parameters(), lost.model.parameters(), strict=True):
+        async with loop_of(gateway, given) as loop:
+            trainer = loop.trainer
+            assert (trainer.version, trainer.parent) == (2, 1)
+    for ours, theirs in zip(trainer.model.parameters(), lost.model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    assert "to the bit" in capfd.readouterr().err
+    assert "bit by bit" in capfd.readouterr().err
     assert fetched == dict.fromkeys(NAMES, 2)
 
 
-async def train_one_without_checkpoint(trainer: Trainer) -> None:
-    await trainer.feed.lease()
-    trainer.learner.step(await trainer.stream(Clock()))
-    await trainer.publish()
-    await trainer.ack()
+async def train_one_without_checkpoint(loop: TrainingLoop) -> None:
+    await loop.feed.lease()
+    loop.trainer.step(await loop.stream(Clock()))
+    await loop.publication.publish()
+    await loop.ack()
 
 
 async def test_an_episode_is_not_trained_whose_image_is_gone_and_the_run_goes_on(
     gateway: RunningGateway, model: Path, tmp_path: Path, capfd: Any
 ) -> None:
     given = settings(gateway, model, tmp_path)
-    async with trainer_of(gateway, given) as trainer, within("the trainer is through", 120):
+    async with loop_of(gateway, given) as loop, within("the trainer is through", 120):
         for seen in (RED, BLUE):
             for reward in (0.0, 1.0):
                 opened = await gateway.admin.open_episode(name_of(seen), name_of(seen), 2)
@@ -135,11 +135,11 @@ async def test_an_episode_is_not_trained_whose_image_is_gone_and_the_run_goes_on
                 assert (await gateway.chat(headers, messages=messages, max_tokens=4)).is_success
                 await gateway.admin.reward(opened.episode_id, reward)
         await gateway.services.database.submit(forget_red)
-        await trainer.feed.lease()
-        measured = trainer.learner.step(await trainer.stream(Clock()))
+        await loop.feed.lease()
+        measured = loop.trainer.step(await loop.stream(Clock()))
     assert 0 < measured["trained_tokens"] <= 8
     assert 0 < measured["masked_tokens/image_missing"] <= 8
-    assert f"the image {name_of(RED)} is not stored by the gateway any more" in capfd.readouterr().err
+    assert f"the image {name_of(RED)} is no longer stored by the gateway" in capfd.readouterr().err
 
 
 def forget_red(connection: Connection) -> None:
@@ -150,14 +150,14 @@ def forget_red(connection: Connection) -> None:
 async def test_an_image_that_is_not_what_was_recorded_is_missing(
     gateway: RunningGateway, model: Path, tmp_path: Path
 ) -> None:
-    learner = ProbelessLearner.open(settings(gateway, model, tmp_path))
+    trainer = ProbelessTrainer.open(settings(gateway, model, tmp_path))
 
     class Gateway:
         async def image(self, name: str) -> bytes:
             return data
 
     said: list[str] = []
-    images = EpisodeImages(Gateway(), learner.images, learner.vision_inputs, said.append)  # type: ignore[arg-type]
+    images = EpisodeImages(Gateway(), trainer.images, trainer.vision_inputs, said.append)  # type: ignore[arg-type]
     for data, tokens, why in (
         (RED, 7, "is 6 tokens here and was 7"),
         (RED[:60], 6, "cannot be read"),

@@ -210,11 +210,11 @@ def test_tied_weights_that_were_stored_apart_are_refused(small: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda d: d.rename(d.parent / "elsewhere"), "there is no such folder"),
-        (lambda d: (d / "config.json").unlink(), "this folder has no config.json"),
+        (lambda d: d.rename(d.parent / "elsewhere"), "the folder does not exist"),
+        (lambda d: (d / "config.json").unlink(), "it has no config.json"),
         (
             lambda d: (d / "model.safetensors").unlink(),
-            "there is no model.safetensors; its weights are needed",
+            "model.safetensors does not exist; its weights are needed",
         ),
         (lambda d: (d / "model.safetensors").write_bytes(b"\1" * 64), "the checkpoint cannot be used"),
         (

@@ -45,7 +45,7 @@ def compute(tokens: int, context: int) -> Result:
     config = AutoConfig.for_model("gpt_oss", **SIZES)
     config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    exchange = parallel.join(ParallelSettings(context=context), "cpu").exchange
+    exchange = parallel.join(ParallelSettings(context=context), "cpu").context_exchange
     policy = Policy(model, exchange=exchange)
     run(policy, 300)
     model.zero_grad()

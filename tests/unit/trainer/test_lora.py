@@ -30,10 +30,11 @@ from trainer.cli import app
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import CheckpointError, ConfigError
-from trainer.learner import Learner
-from trainer.loop.run import Trainer, merging
+from trainer.loop.run import warn_merged_adapters
+from trainer.loop.training_loop import TrainingLoop
 from trainer.model import build, parallel, pretrained, probe, shards
 from trainer.model.policy import Policy
+from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Metrics
 from trainer.sections.model import LoraSettings, ModelSettings
 from trainer.sections.parallel import ParallelSettings
@@ -190,9 +191,9 @@ def settings_of(model: Path, work: Path, dtype: str = "float32", **changes: Any)
     })  # fmt: skip
 
 
-def train(learner: Learner, steps: int) -> list[dict[str, float]]:
+def train(trainer: RankTrainer, steps: int) -> list[dict[str, float]]:
     return [
-        learner.train([group(f"g{learner.version}", [1.0, 0.0, 0.5], version=learner.version)])
+        trainer.train([group(f"g{trainer.version}", [1.0, 0.0, 0.5], version=trainer.version)])
         for _ in range(steps)
     ]
 
@@ -201,59 +202,59 @@ def train(learner: Learner, steps: int) -> list[dict[str, float]]:
 def test_a_run_changes_adapters_alone_and_keeps_them_alone(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
-    learner = Learner.open(settings_of(tiny_model, tmp_path, dtype))
+    trainer = RankTrainer.open(settings_of(tiny_model, tmp_path, dtype))
     base = load_file(tiny_model / "model.safetensors")
-    train(learner, 2)
-    weights = {name: parallel.whole(w.detach()) for name, w in learner.model.named_parameters()}
+    train(trainer, 2)
+    weights = {name: parallel.whole(w.detach()) for name, w in trainer.model.named_parameters()}
     target, names = pretrained.DTYPES[dtype], targets_of(tiny_model)  # type: ignore[index]
     trained = {f"{name}.lora_{factor}.default.weight" for name in names for factor in "AB"}
-    assert {name for name, weight in learner.model.named_parameters() if weight.requires_grad} == trained
-    assert learner.optimizer.moments().keys() == trained
+    assert {name for name, weight in trainer.model.named_parameters() if weight.requires_grad} == trained
+    assert trainer.optimizer.moments().keys() == trained
     for name, weight in weights.items():
         plain = name.replace(".base_layer", "")
         assert weight.dtype == (torch.float32 if name in trained else target), name
         assert plain not in base or torch.equal(weight, base[plain].to(target)), f"{name} is frozen"
-    directory = learner.save_checkpoint()
+    directory = trainer.save_checkpoint()
     kept = {name.split("/")[1] for name in shards.stored(directory / "tensors") if "/" in name}
     assert kept == trained
-    published = learner.published()
+    published = trainer.gather_weights()
     for name in names:
         a, b = (weights[f"{name}.lora_{factor}.default.weight"].to(target).float() for factor in "AB")
         expected = (base[f"{name}.weight"].to(target).float() + SCALE * (b @ a)).to(target)
         torch.testing.assert_close(published[f"{name}.weight"], expected, rtol=1e-6, atol=1e-7)
         assert not torch.equal(expected, base[f"{name}.weight"].to(target))
-    learner.ranks.leave()
+    trainer.ranks.close()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_probe_is_of_the_weights_as_they_are_published(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
-    learner = Learner.open(settings_of(tiny_model, tmp_path / "run", dtype))
-    train(learner, 1)
-    pretrained.save(learner.model, tmp_path / "out", tiny_model, learner.published())
-    assert learner.probe is not None
-    sequences = learner.probe.sequences
+    trainer = RankTrainer.open(settings_of(tiny_model, tmp_path / "run", dtype))
+    train(trainer, 1)
+    pretrained.save(trainer.model, tmp_path / "out", tiny_model, trainer.gather_weights())
+    assert trainer.probe is not None
+    sequences = trainer.probe.sequences
     served = Policy(pretrained.load(tmp_path / "out", dtype))  # type: ignore[arg-type]
     said, expected = (
         torch.tensor([value for row in rows for value in row])
-        for rows in (learner.probe.new_logprobs, probe.logprobs(served, sequences))
+        for rows in (trainer.probe.new_logprobs, probe.logprobs(served, sequences))
     )
     torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
     micro = lay_out([row_of_tokens(sequence) for sequence in sequences])
-    gap = float((learner.policy.logprobs(micro) - expected).abs().max())
+    gap = float((trainer.policy.logprobs(micro) - expected).abs().max())
     assert gap > 1e-3 if dtype == "bfloat16" else gap < 1e-4, "rounding alone tells the sum from its parts"
-    learner.ranks.leave()
+    trainer.ranks.close()
 
 
 def test_the_divergence_is_from_the_weights_without_adapters(tiny_model: Path, tmp_path: Path) -> None:
     """The same run, with the reference of a whole model, has the same figures."""
-    learner = Learner.open(settings_of(tiny_model, tmp_path / "adapters"))
-    other = Learner.open(settings_of(tiny_model, tmp_path / "whole"))
+    trainer = RankTrainer.open(settings_of(tiny_model, tmp_path / "adapters"))
+    other = RankTrainer.open(settings_of(tiny_model, tmp_path / "whole"))
     whole = other.settings.model.model_copy(update={"lora": None})
     other._reference = build.reference(whole, other.ranks, Policy(pretrained.load(tiny_model)))
     assert isinstance(other._reference, Policy)
-    found, expected = train(learner, 3), train(other, 3)
+    found, expected = train(trainer, 3), train(other, 3)
     assert [m["loss"] for m in found] == pytest.approx([m["loss"] for m in expected], rel=1e-5)
     assert found[-1]["kl_reference_k3"] == pytest.approx(expected[-1]["kl_reference_k3"], rel=1e-4)
     assert found[-1]["kl_reference_k3"] > 1e-4
@@ -261,19 +262,19 @@ def test_the_divergence_is_from_the_weights_without_adapters(tiny_model: Path, t
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
-    straight = Learner.open(settings_of(tiny_model, tmp_path, dtype))
+    straight = RankTrainer.open(settings_of(tiny_model, tmp_path, dtype))
     train(straight, 1)
     straight.save_checkpoint()
     train(straight, 2)
-    resumed = Learner.open(straight.settings)
+    resumed = RankTrainer.open(straight.settings)
     assert resumed.version == 1
     train(resumed, 2)
     expected = parallel.weights(straight.model)
     for name, weight in parallel.weights(resumed.model).items():
         assert torch.equal(parallel.whole(weight), parallel.whole(expected[name])), name
-    assert all(torch.equal(v, resumed.published()[n]) for n, v in straight.published().items())
+    assert all(torch.equal(v, resumed.gather_weights()[n]) for n, v in straight.gather_weights().items())
     assert resumed.probe == straight.probe
-    straight.ranks.leave()
+    straight.ranks.close()
 
 
 @pytest.mark.parametrize(
@@ -289,9 +290,9 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
     tiny_model: Path, tmp_path: Path, change: dict[str, Any] | None, said: str
 ) -> None:
     settings = settings_of(tiny_model, tmp_path)
-    learner = Learner.open(settings)
-    train(learner, 1)
-    learner.save_checkpoint()
+    trainer = RankTrainer.open(settings)
+    train(trainer, 1)
+    trainer.save_checkpoint()
     lora = (
         None
         if change is None or settings.model.lora is None
@@ -299,7 +300,7 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
     )
     model = settings.model.model_copy(update={"lora": lora})
     with pytest.raises(CheckpointError, match=f"v000001 .*{said}"):
-        Learner.open(settings.model_copy(update={"model": model}))
+        RankTrainer.open(settings.model_copy(update={"model": model}))
 
 
 @pytest.mark.parametrize(
@@ -343,9 +344,9 @@ def test_exports_are_read_by_transformers_and_by_peft_and_say_the_same(
 ) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(CONFIG.format(work=tmp_path, model=tiny_model) + LORA)
-    learner = Learner.open(Settings.load(config))
-    train(learner, 2)
-    learner.save_checkpoint()
+    trainer = RankTrainer.open(Settings.load(config))
+    train(trainer, 2)
+    trainer.save_checkpoint()
     for name, arguments in {"merged": [], "adapter": ["--adapter"]}.items():
         code, said = export(config, "--out", tmp_path / name, *arguments)
         assert code == 0, said
@@ -370,19 +371,19 @@ def test_the_share_that_merging_keeps_is_that_of_the_rounded_change(tiny_model: 
         settings, target = settings_of(tiny_model, tmp_path / dtype, dtype), pretrained.DTYPES[dtype]
         slow = settings.optimizer.model_copy(update={"lr": 1e-5})
         settings = settings.model_copy(update={"optimizer": slow})
-        learner = Learner.open(settings)
-        shares[dtype] = train(learner, 1)[0]["merged_share"]
-        published, kept, whole = learner.published(), 0.0, 0.0
+        trainer = RankTrainer.open(settings)
+        shares[dtype] = train(trainer, 1)[0]["merged_share"]
+        published, kept, whole = trainer.gather_weights(), 0.0, 0.0
         for name in targets_of(tiny_model):
-            a, b = (parallel.whole(f.detach()).to(target).double() for f in factors(learner.model, name))
+            a, b = (parallel.whole(f.detach()).to(target).double() for f in factors(trainer.model, name))
             weight, added = base[f"{name}.weight"].to(target).double(), SCALE * (b @ a)
             kept += float(((published[f"{name}.weight"].double() - weight) * added).sum())
             whole += float((added * added).sum())
         assert shares[dtype] == pytest.approx(kept / whole, rel=1e-3)
-        learner.ranks.leave()
+        trainer.ranks.close()
     assert shares["float32"] == pytest.approx(1.0, abs=1e-2) and 0.0 <= shares["bfloat16"] < 0.9
     alone = settings.model_copy(update={"weights": settings.weights.model_copy(update={"transport": "lora"})})
-    assert "max_lora_rank = 3" in merging(settings) and merging(alone) == ""
+    assert "max_lora_rank = 3" in warn_merged_adapters(settings) and warn_merged_adapters(alone) == ""
 
 
 MIXTURES: dict[str, dict[str, Any]] = {
@@ -429,9 +430,9 @@ def test_peft_reads_every_factor_beside_dense_layers_and_shared_experts(
 def test_an_adapter_that_is_not_there_is_not_exported(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(CONFIG.format(work=tmp_path, model=tiny_model))
-    learner = Learner.open(Settings.load(config))
-    train(learner, 1)
-    learner.save_checkpoint()
+    trainer = RankTrainer.open(Settings.load(config))
+    train(trainer, 1)
+    trainer.save_checkpoint()
     code, said = export(config, "--out", tmp_path / "out", "--adapter")
     assert (code, "the run has no [model.lora]" in said) == (2, True)
     assert not (tmp_path / "out").exists()
@@ -462,9 +463,9 @@ async def test_engines_run_what_the_probe_was_computed_with(
         weights = settings.weights.model_copy(update={"transport": transport})
         settings = settings.model_copy(update={"model": lora, "optimizer": optimizer, "weights": weights})
         with Metrics(settings.run.dir, settings.run.steps) as metrics:
-            trainer = Trainer(settings, Learner.open(settings), gateway.admin, metrics)
-            await trainer.check_versions()
-            await trainer.train()
+            loop = TrainingLoop(settings, RankTrainer.open(settings), gateway.admin, metrics)
+            await loop.check_versions()
+            await loop.train()
         assert (await gateway.admin.status())["version"] == 2
     version = settings.run.dir / "weights" / "v000002"
     assert (version / "adapter_config.json").exists() == (transport == "lora")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
-from tests.unit.trainer.runs import settings_of, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of
 from trainer.report.masking import masked_warning
 
 
@@ -47,12 +47,12 @@ def test_a_warning_names_the_reason_and_what_to_set(
 async def test_top_p_below_1_is_warned_of_once(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with trainer_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as trainer:
+    async with loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop:
         for batch in range(2):
             for group in ("a", "b"):
                 await truncated(gateway, f"{group}{batch}")
         async with within("the trainer is through"):
-            await trainer.train()
+            await loop.train()
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("top_p = { override = 1.0 }") == 1, said
 

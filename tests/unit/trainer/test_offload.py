@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_new_ranks, on_ranks
-from tests.unit.trainer.learning import groups_of, settings_of
+from tests.unit.trainer.rank_trainers import groups_of, settings_of
 from trainer.errors import OffloadFailed
-from trainer.learner import Learner
 from trainer.model import parallel
 from trainer.model.offload import Where, give_back
-from trainer.orders import dismiss, follow
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 FULL = {"type": "grpo", "kl_coef": 0.1}
@@ -26,27 +26,27 @@ MIB = 2**20
 
 def learn(settings: Settings, where: Where | None) -> dict[str, Tensor] | None:
     """Two batches, of which the second is half taken when all leaves and comes back: the weights that are published then."""
-    learner = Learner.open(settings)
-    if not learner.ranks.leads:
-        follow(learner)
+    trainer = RankTrainer.open(settings)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return None
-    learner.train(groups_of(0))
-    batch = learner.begin()
-    learner.take(batch, groups_of(1)[:2])
-    assert any(weight.grad is not None for weight in learner.model.parameters())
+    trainer.train(groups_of(0))
+    batch = trainer.begin_batch()
+    trainer.add_groups(batch, groups_of(1)[:2])
+    assert any(weight.grad is not None for weight in trainer.model.parameters())
     if where is not None:
-        weights = list(learner.model.parameters())
+        weights = list(trainer.model.parameters())
         held = [*weights, *(weight.grad for weight in weights if weight.grad is not None)]
-        held += [tensor for entry in learner.optimizer.moments().values() for tensor in entry.values()]
-        learner.offload(where, settings.run.dir)
+        held += [tensor for entry in trainer.optimizer.moments().values() for tensor in entry.values()]
+        trainer.offload(where, settings.run.dir)
         assert not any(parallel.local(tensor).untyped_storage().nbytes() for tensor in held)
         with pytest.raises(RuntimeError, match="nothing can be computed before `onload`"):
-            _ = learner.policy
-        learner.onload()
-    learner.take(batch, groups_of(1)[2:])
-    learner.step(batch)
-    found = {name: tensor.clone() for name, tensor in learner.published().items()}
-    dismiss(learner)
+            _ = trainer.policy
+        trainer.onload()
+    trainer.add_groups(batch, groups_of(1)[2:])
+    trainer.step(batch)
+    found = {name: tensor.clone() for name, tensor in trainer.gather_weights().items()}
+    shutdown_ranks(trainer)
     return found
 
 
@@ -75,15 +75,15 @@ def resident() -> int:
 
 def measure(settings: Settings) -> tuple[list[int], int]:
     """Resident memory before, while all is away, and after; and the bytes of weights and moments."""
-    learner = Learner.open(settings)
-    learner.train(groups_of(0))
-    own = 3 * sum(weight.nbytes for weight in learner.model.parameters())
+    trainer = RankTrainer.open(settings)
+    trainer.train(groups_of(0))
+    own = 3 * sum(weight.nbytes for weight in trainer.model.parameters())
     gc.collect()
     give_back("cpu")  # what the step needed is no part of it
     seen = [resident()]
-    learner.offload("disk", settings.run.dir)
+    trainer.offload("disk", settings.run.dir)
     seen.append(resident())
-    learner.onload()
+    trainer.onload()
     seen.append(resident())
     return seen, own
 
@@ -101,13 +101,13 @@ def test_the_kernel_sees_the_memory_go_and_come(tmp_path: Path) -> None:
 
 def refuse(settings: Settings) -> tuple[str, float]:
     """The error of a rank when only the first has the disk; and whether the weights have left."""
-    learner = Learner.open(settings)
-    learner.ordered = True  # each rank does it of its own accord
-    place = settings.run.dir / "mine" if learner.ranks.leads else Path("/dev/null/nowhere")
+    trainer = RankTrainer.open(settings)
+    trainer.in_rank_call = True  # each rank does it of its own accord
+    place = settings.run.dir / "mine" if trainer.ranks.is_rank_zero else Path("/dev/null/nowhere")
     with pytest.raises(OffloadFailed) as failed:
-        learner.offload("disk", place)
-    learner.train(groups_of(0))
-    return str(failed.value), float(learner.offloaded)
+        trainer.offload("disk", place)
+    trainer.train(groups_of(0))
+    return str(failed.value), float(trainer.offloaded)
 
 
 def test_a_rank_that_finds_no_room_keeps_all_ranks_where_they_are(exact_model: Path, tmp_path: Path) -> None:

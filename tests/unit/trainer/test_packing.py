@@ -84,7 +84,7 @@ def test_every_trained_token_is_there_once_in_its_context_and_the_budget_is_kept
     expected = sum(map(trained, groups), Counter())
     every = [tuple(map(int, r.ids)) for rows in groups for r in rows]
     for share, whole in itertools.product((True, False), repeat=2):
-        micros = cut(groups, Packer(tokens, share=share, whole_episodes=whole))
+        micros = cut(groups, Packer(tokens, share_prefixes=share, whole_episodes=whole))
         assert sum(map(trained_of, micros), Counter()) == expected, (share, whole)
         assert whole or all(len(m) <= tokens or tuple(m.ids.tolist()) in every for m in micros), share
         assert share or sum(map(len, micros)) == sum(map(len, itertools.chain(*groups)))

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_ranks
 from trainer.errors import ConfigError
-from trainer.model import optim, parallel, shards
+from trainer.model import optim, parallel, process_group, shards
 from trainer.model.parallel import Ranks
 from trainer.sections.optimizer import OptimizerSettings
 from trainer.sections.parallel import ParallelSettings
@@ -30,7 +30,7 @@ def _torch_is_left_as_it_was() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    Ranks(0, 1, "cpu", ParallelSettings()).leave()
+    Ranks(0, 1, "cpu", ParallelSettings()).close()
 
 
 class Losses(torch.nn.Module):
@@ -79,7 +79,7 @@ def step_of(model: Losses, ranks: Ranks, optimizer: optim.Optimizer, step: int) 
     norm = parallel.divide_and_clip(model, ROWS * 11, 0.5)
     optimizer.step()
     optimizer.zero_grad()
-    return sum(ranks.of_all(loss)) / (ROWS * 11), norm
+    return sum(ranks.all_gather(loss)) / (ROWS * 11), norm
 
 
 def learn(
@@ -199,7 +199,7 @@ def resumed(
     moments = optimizer.empty_moments()
     flat = {f"{n}/{k}": value for n, entry in moments.items() for k, value in entry.items()}
     shards.read(directory, {**parallel.weights(model.model), **flat}, ranks)
-    optimizer.take_moments(moments)
+    optimizer.set_moments(moments)
     return [step_of(model, ranks, optimizer, step) for step in steps], parallel.gather(
         model.model.state_dict(keep_vars=True), ranks
     )
@@ -227,13 +227,13 @@ def test_what_some_ranks_wrote_others_read(tmp_path: Path, before: int, after: i
         ({"shard": 2, "tensor": 2}, 2, "shard = 2 times tensor = 2 needs 4 ranks, but 2 run"),
         ({"replicate": 2}, 3, "replicate = 2 needs a multiple of 2 ranks, but 3 run"),
         ({"tensor": 2}, 3, "tensor = 2 needs a multiple of 2 ranks, but 3 run"),
-        ({"context": 2}, 3, "context = 2 needs a multiple of as many ranks, but 3 run"),
+        ({"context": 2}, 3, "context = 2 needs a multiple of that number of ranks, but 3 run"),
     ],
 )
 def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], size: int, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        parallel.check(ParallelSettings(**values), size)
-    parallel.check(ParallelSettings(**values), 4)
+        process_group.check(ParallelSettings(**values), size)
+    process_group.check(ParallelSettings(**values), 4)
 
 
 def test_a_gpu_that_is_not_there_is_said_by_the_setting() -> None:
@@ -245,5 +245,5 @@ def test_a_gpu_that_is_not_there_is_said_by_the_setting() -> None:
 
 
 def test_context_and_tensor_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="tensor = 2 and context = 2: this trainer cannot do both"):
+    with pytest.raises(ValueError, match="tensor = 2 and context = 2 cannot be combined"):
         ParallelSettings.model_validate({"tensor": 2, "context": 2})

@@ -104,7 +104,7 @@ def test_rows_go_through_the_models_own_attention_one_by_one() -> None:
     expected = torch.cat([plain_logprobs(model, torch.tensor(row)) for row in rows]).detach()
     policy = Policy(model, "rows")
     start_check.check(policy)
-    micro = lay_out([row_of_tokens(row) for row in rows], share=policy.shares)
+    micro = lay_out([row_of_tokens(row) for row in rows], share_prefixes=policy.shares_prefixes)
     torch.testing.assert_close(policy.logprobs(micro), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.trainer.trees import group
-from trainer.learner import Learner
 from trainer.model import pretrained
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 SIZES = {
@@ -54,25 +54,25 @@ def settings_of(model: Path, work: Path, **more: Any) -> Settings:
 
 @pytest.mark.parametrize("more", [{}, {"lora": {"rank": 2}}], ids=["whole", "lora"])
 def test_version_0_is_the_checkpoint_to_the_bit(mixed: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    learner = Learner.open(settings_of(mixed, tmp_path / "run", **more))
-    pretrained.save(learner.model, tmp_path / "out", mixed, learner.published())
+    trainer = RankTrainer.open(settings_of(mixed, tmp_path / "run", **more))
+    pretrained.save(trainer.model, tmp_path / "out", mixed, trainer.gather_weights())
     stored, found = (load_file(folder / "model.safetensors") for folder in (mixed, tmp_path / "out"))
     assert stored.keys() == found.keys()
     for name, value in stored.items():
         assert found[name].dtype == value.dtype, name
         assert torch.equal(found[name], value), name
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-    metrics = learner.train([group("g", [1.0, 0.0, 0.5])])
+    metrics = trainer.train([group("g", [1.0, 0.0, 0.5])])
     assert metrics["kl_reference_k3"] == 0.0, "the reference rounds in a pass as the policy does"
-    changed = learner.published()
+    changed = trainer.gather_weights()
     assert changed[QUERY].dtype == torch.float32
     assert not torch.equal(changed[QUERY], stored[QUERY]), "what is trained of it is published too"
-    learner.ranks.leave()
+    trainer.ranks.close()
 
 
 def test_a_checkpoint_in_float32_is_published_in_the_runs_dtype(mixed: Path, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(mixed, dtype=torch.float32).save_pretrained(tmp_path / "base")
-    learner = Learner.open(settings_of(tmp_path / "base", tmp_path / "run"))
-    published = learner.published()
+    trainer = RankTrainer.open(settings_of(tmp_path / "base", tmp_path / "run"))
+    published = trainer.gather_weights()
     assert {name for name, value in published.items() if value.dtype == torch.float32} == {BIAS}
-    learner.ranks.leave()
+    trainer.ranks.close()

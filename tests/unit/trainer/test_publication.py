@@ -15,9 +15,9 @@ import torch
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until, within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
 from trainer.errors import PublishFailed
-from trainer.loop.children import watch
+from trainer.loop.tasks import run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.settings import Settings
 
@@ -55,20 +55,20 @@ async def test_the_next_batch_is_trained_on_meanwhile_and_its_step_waits(
     """All of batch 1 is in the gradient before version 1 is written; it was sampled by version 0, which eta = 1 allows."""
     settings = settings_of(gateway, tiny_model, tmp_path)
     taken: list[bool] = []
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer:
-        stream = trainer.stream
+    async with episodes(gateway), loop_of(gateway, settings) as loop:
+        stream = loop.stream
 
         async def streamed(*arguments: Any) -> Any:
             batch = await stream(*arguments)
             taken.append(held.begun.is_set())
             return batch
 
-        trainer.stream = streamed  # type: ignore[method-assign]
-        running = asyncio.create_task(watch(trainer.train(), *trainer.aside()))
+        loop.stream = streamed  # type: ignore[method-assign]
+        running = asyncio.create_task(run_with_companions(loop.train(), *loop.background_tasks()))
         await until(lambda: running.done() or len(taken) == 2, "batch 1 is in the gradient", LIMIT_S)
         status = await gateway.admin.status()
         assert (status["newest_version"], status["consumed"], taken) == (0, 1, [False, True])
-        assert (trainer.learner.steps, held.written) == (1, [])
+        assert (loop.trainer.steps, held.written) == (1, [])
         held.let_through.set()
         await result_of(running, "the trainer is through", LIMIT_S)
     status = await gateway.admin.status()
@@ -83,19 +83,19 @@ async def test_a_version_that_cannot_be_written_ends_the_run_though_there_is_no_
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, held: HeldWrites
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    async with trainer_of(gateway, settings) as trainer:
+    async with loop_of(gateway, settings) as loop:
         async with episodes(gateway):
-            await train_one(trainer, publish=False)
-            await trainer.publication.begin()
-        trainer.weights.directory.mkdir(exist_ok=True)
-        trainer.weights.directory.rmdir()
-        trainer.weights.directory.write_text("no folder")
+            await train_one(loop, publish=False)
+            await loop.publication.begin()
+        loop.weights.directory.mkdir(exist_ok=True)
+        loop.weights.directory.rmdir()
+        loop.weights.directory.write_text("no folder")
         held.let_through.set()
         idle = asyncio.Event()
-        with pytest.raises(
-            PublishFailed, match=f"version 1 cannot be written: .*{trainer.weights.directory}"
-        ):
-            await result_of(watch(idle.wait(), *trainer.aside()), "the run ends", LIMIT_S)
+        with pytest.raises(PublishFailed, match=f"version 1 cannot be written: .*{loop.weights.directory}"):
+            await result_of(
+                run_with_companions(idle.wait(), *loop.background_tasks()), "the run ends", LIMIT_S
+            )
 
 
 async def test_closing_waits_for_the_thread_that_writes(
@@ -103,13 +103,13 @@ async def test_closing_waits_for_the_thread_that_writes(
 ) -> None:
     async with (
         episodes(gateway),
-        trainer_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as trainer,
+        loop_of(gateway, settings_of(gateway, tiny_model, tmp_path)) as loop,
         within("the trainer is through", LIMIT_S),
     ):
-        await train_one(trainer, publish=False)
-        await trainer.publication.begin()
+        await train_one(loop, publish=False)
+        await loop.publication.begin()
         await until(held.begun.is_set, "the writing is begun", LIMIT_S)
-        closing = asyncio.create_task(trainer.publication.close())
+        closing = asyncio.create_task(loop.publication.close())
         (bringing,) = (task for task in asyncio.all_tasks() if task.get_name() == "version 1")
         await until(lambda: bringing.cancelling() > 0, "it is given up", LIMIT_S)
         assert not closing.done()
@@ -131,12 +131,12 @@ def test_what_is_published_is_a_copy_that_no_step_changes(
     }
     if adapters:
         plain["model"]["lora"] = {"rank": 2}
-    learner = ProbelessLearner.open(Settings.parse(plain))
-    copy = learner.published_adapter() if adapters else learner.published()
+    trainer = ProbelessTrainer.open(Settings.parse(plain))
+    copy = trainer.gather_adapter() if adapters else trainer.gather_weights()
     before = {name: tensor.clone() for name, tensor in copy.items()}
     with torch.no_grad():
-        for weight in learner.model.parameters():
+        for weight in trainer.model.parameters():
             weight.add_(1.0)
     assert all(torch.equal(copy[name], before[name]) for name in before)
-    after = learner.published_adapter() if adapters else learner.published()
+    after = trainer.gather_adapter() if adapters else trainer.gather_weights()
     assert not any(torch.equal(after[name], before[name]) for name in before)

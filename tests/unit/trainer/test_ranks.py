@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, distributed
 
 from tests.harness.ranks import DIED, on_new_ranks, on_ranks
-from tests.unit.trainer.learning import STEPS, Curve, assert_close, groups_of, learn, settings_of
+from tests.unit.trainer.rank_trainers import STEPS, Curve, assert_close, groups_of, learn, settings_of
 from trainer.data.batch import Batch
 from trainer.errors import RankLost
-from trainer.learner import Learner
-from trainer.orders import beat, follow
+from trainer.rank_rpc import heartbeat, serve_commands
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 ALGORITHMS = {
     "grpo": {"type": "grpo"},
-    "with a reference": {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01, "normaliser": "sequence"},
+    "with a reference": {"type": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01, "average": "sequence"},
     "kl in the reward": {"type": "grpo", "kl_coef": 0.1, "kl": "k1"},
 }
 
@@ -127,17 +127,21 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 def lose(settings: Settings, victim: int) -> str:
     """Rank `victim` kills itself in its second micro-batch; what the other says of it."""
-    learner = Learner.open(settings)
-    inner, calls = learner._accumulate, iter(range(9))
+    trainer = RankTrainer.open(settings)
+    inner, calls = trainer._accumulate, iter(range(9))
 
     def accumulate(batch: Batch, *arguments: Any) -> None:
         if next(calls) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         inner(batch, *arguments)
 
-    if learner.ranks.rank == victim:
-        learner._accumulate = accumulate  # type: ignore[method-assign]
-    work = partial(learner.train, groups_of(0)) if learner.ranks.leads else partial(follow, learner)
+    if trainer.ranks.rank == victim:
+        trainer._accumulate = accumulate  # type: ignore[method-assign]
+    work = (
+        partial(trainer.train, groups_of(0))
+        if trainer.ranks.is_rank_zero
+        else partial(serve_commands, trainer)
+    )
     with pytest.raises(RankLost) as lost:
         work()
     return str(lost.value)
@@ -150,22 +154,22 @@ def test_a_rank_that_dies_ends_the_others_step(exact_model: Path, tmp_path: Path
     assert f"rank {1 - victim} lost rank {victim} in step 'train': it ended" in said[1 - victim]
 
 
-def beat_on(learner: Learner) -> None:
+def beat_on(trainer: RankTrainer) -> None:
     """Heartbeats without end."""
     while True:
-        beat(learner)
+        heartbeat(trainer)
 
 
 def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
     """The error of a rank that has no order to give or to follow when `victim`, after two heartbeats, ends or falls
     silent."""
-    learner = Learner.open(settings)
-    ranks, mine = learner.ranks, learner.ranks.rank
+    trainer = RankTrainer.open(settings)
+    ranks, mine = trainer.ranks, trainer.ranks.rank
     for _ in range(2):
-        beat(learner) if ranks.leads else ranks.order()
+        heartbeat(trainer) if ranks.is_rank_zero else ranks.command()
     if not ends:  # whoever follows waits for as long as its group does, which was settled when it was made
-        assert ranks._talk._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
-        ranks._talk = distributed.new_group(backend="gloo", timeout=timedelta(seconds=10))
+        assert ranks._object_group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=60)
+        ranks._object_group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=10))
     if mine == victim and ends:
         os.kill(os.getpid(), signal.SIGKILL)
     if mine == victim:
@@ -174,7 +178,7 @@ def idle(settings: Settings, victim: int, ends: bool, over: Path) -> str:
         ranks._settings = ranks._settings.model_copy(update={"timeout_s": 0.5})
     try:
         with pytest.raises(RankLost) as lost:
-            beat_on(learner) if ranks.leads else follow(learner)
+            beat_on(trainer) if ranks.is_rank_zero else serve_commands(trainer)
     finally:
         if not ends:
             over.write_text("over")
@@ -186,7 +190,7 @@ def test_a_rank_that_dies_while_all_wait_ends_the_others(
     exact_model: Path, tmp_path: Path, victim: int
 ) -> None:
     said = on_new_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, True, tmp_path / "over")
-    step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
+    step = ("heartbeat", "waiting for a command of rank 0")[1 - victim]
     assert said[victim] == DIED
     assert f"rank {1 - victim} lost rank {victim} in step '{step}': it ended" in said[1 - victim]
 
@@ -197,8 +201,9 @@ def test_a_rank_that_is_silent_while_all_wait_ends_the_others(
 ) -> None:
     os.mkfifo(tmp_path / "over")
     said = on_new_ranks(2, idle, settings_of(exact_model, tmp_path, {}), victim, False, tmp_path / "over")
-    step = ("heartbeat", "waiting for an order of rank 0")[1 - victim]
+    step = ("heartbeat", "waiting for a command of rank 0")[1 - victim]
     assert said[victim] == "over"
     assert (
-        f"rank {1 - victim} lost rank {victim} in step '{step}': it ended, or was silent" in said[1 - victim]
+        f"rank {1 - victim} lost rank {victim} in step '{step}': it ended, or did not respond"
+        in said[1 - victim]
     )

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of, train_one
 from trainer.errors import PublishFailed, VersionRejected
-from trainer.loop.clock import Clock
-from trainer.loop.run import Trainer
+from trainer.loop.training_loop import TrainingLoop
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.report.metrics import Clock
 from trainer.settings import Settings
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -29,14 +29,14 @@ def kept_once(settings: Settings) -> Settings:
     return settings.model_copy(update={"checkpoint": settings.checkpoint.model_copy(update={"keep": 1})})
 
 
-async def train_badly(trainer: Trainer) -> None:
+async def train_badly(loop: TrainingLoop) -> None:
     """A step that ends in one NaN in a layer."""
-    await trainer.feed.lease()
-    trainer.learner.step(await trainer.stream(Clock()))
+    await loop.feed.lease()
+    loop.trainer.step(await loop.stream(Clock()))
     with torch.no_grad():
-        dict(trainer.learner.model.named_parameters())[NAME][3, 4] = float("nan")
-    await trainer.checkpoints.after_step()
-    await trainer.publish()
+        dict(loop.trainer.model.named_parameters())[NAME][3, 4] = float("nan")
+    await loop.checkpoints.after_step()
+    await loop.publication.publish()
 
 
 async def test_a_nan_in_a_layer_stops_the_training_and_the_last_good_checkpoint_stays(
@@ -44,29 +44,29 @@ async def test_a_nan_in_a_layer_stops_the_training_and_the_last_good_checkpoint_
 ) -> None:
     settings = kept_once(settings_of(gateway, tiny_model, tmp_path))
     async with episodes(gateway), within("the trainer is through", 120):
-        async with trainer_of(gateway, settings) as trainer:
-            await train_one(trainer)
+        async with loop_of(gateway, settings) as loop:
+            await train_one(loop)
             with pytest.raises(VersionRejected) as stopped:
-                await train_badly(trainer)
+                await train_badly(loop)
         message = str(stopped.value)
         assert f"tensor '{NAME}' has numbers that are not finite" in message
-        assert str(trainer.learner.checkpoints / "v000002") in message
+        assert str(loop.trainer.checkpoints / "v000002") in message
         assert "\n" not in message
-        assert sorted(p.name for p in trainer.learner.checkpoints.glob("v*")) == ["v000001", "v000002"]
+        assert sorted(p.name for p in loop.trainer.checkpoints.glob("v*")) == ["v000001", "v000002"]
         assert (await gateway.admin.status())["newest_version"] == 1
 
         with pytest.raises(
             VersionRejected
         ) as again:  # the next start, before anything is published or leased
-            async with trainer_of(gateway, settings):
+            async with loop_of(gateway, settings):
                 pass
         assert str(again.value) == message
         assert (await gateway.admin.status())["newest_version"] == 1
 
-        shutil.rmtree(trainer.learner.checkpoints / "v000002")
-        async with trainer_of(gateway, settings) as trainer:
-            assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 1, 1)
-            await trainer.train()
+        shutil.rmtree(loop.trainer.checkpoints / "v000002")
+        async with loop_of(gateway, settings) as loop:
+            assert (loop.trainer.version, loop.trainer.parent, loop.trainer.steps) == (3, 1, 1)
+            await loop.train()
     assert (await gateway.admin.status())["version"] == 4
 
 
@@ -75,12 +75,12 @@ async def test_with_fewer_checkpoints_the_next_start_goes_on_from_the_newest(
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=3, steps=5)
     async with episodes(gateway), within("the trainer is through", 120):
-        async with trainer_of(gateway, settings) as trainer:
-            with pytest.raises(VersionRejected, match="the next start goes on from the newest checkpoint"):
-                await train_badly(trainer)
-            await trainer.ack()  # comes before engines have shown that a version is bad
-        async with trainer_of(gateway, settings) as trainer:
-            assert (trainer.learner.version, trainer.learner.steps) == (2, 0)
+        async with loop_of(gateway, settings) as loop:
+            with pytest.raises(VersionRejected, match="the next start continues from the newest checkpoint"):
+                await train_badly(loop)
+            await loop.ack()  # comes before engines have shown that a version is bad
+        async with loop_of(gateway, settings) as loop:
+            assert (loop.trainer.version, loop.trainer.steps) == (2, 0)
         said = " ".join(capsys.readouterr().err.split())
         assert "as version 2, without batch 0: acknowledged, and not trained again" in said
     assert (await gateway.admin.status())["version"] == 2
@@ -99,16 +99,16 @@ async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engi
     monkeypatch.setattr(WeightsDirectory, "write", write_ill)
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway), within("the trainer is through", 120):
-        async with trainer_of(gateway, settings) as trainer:
+        async with loop_of(gateway, settings) as loop:
             with pytest.raises(VersionRejected) as stopped:
-                await train_one(trainer)
+                await train_one(loop)
         assert "version 1 is bad: demo-0: " in str(stopped.value)
         assert "these weights cannot be loaded (fault)" in str(stopped.value)
         status = await gateway.admin.status()
         assert [bad["version"] for bad in status["bad_versions"]] == [1]
         assert (status["engines"][0]["state"], status["version"]) == ("open", 0)
         with pytest.raises(VersionRejected):
-            async with trainer_of(gateway, settings):
+            async with loop_of(gateway, settings):
                 pass
 
 
@@ -117,20 +117,20 @@ async def test_a_version_that_no_engine_comes_to_may_be_published_again(
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
     async with episodes(gateway), within("the trainer is through", 120):
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.feed.lease()
-            trainer.learner.step(await trainer.stream(Clock()))
-            await trainer.checkpoint()
+        async with loop_of(gateway, settings) as loop:
+            await loop.feed.lease()
+            loop.trainer.step(await loop.stream(Clock()))
+            await loop.checkpoints.write()
             await gateway.fake("faults", fail_load=True)
             with pytest.raises(PublishFailed) as failed:
-                await trainer.publish()
+                await loop.publication.publish()
         assert not isinstance(failed.value, VersionRejected)
-        assert "no engine came to version 1: demo-0: " in str(failed.value)
+        assert "no engine loaded version 1: demo-0: " in str(failed.value)
         assert "load failed (fault)" in str(failed.value)
         assert "{" not in str(failed.value), "it is a sentence"
         await gateway.fake("faults", fail_load=False)
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.train()
+        async with loop_of(gateway, settings) as loop:
+            await loop.train()
     assert (await gateway.admin.status())["version"] == 1
 
 
@@ -149,9 +149,9 @@ def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
         "optimizer": {"lr": 1e-3},
     })  # fmt: skip
     from gateway.rollout.weights_check import read_weights
-    from trainer.learner import Learner
+    from trainer.rank_trainer import RankTrainer
 
-    learner = Learner.open(settings)
-    path = WeightsDirectory(tmp_path / "weights", base).write(1, 0, learner.model, None)
+    trainer = RankTrainer.open(settings)
+    path = WeightsDirectory(tmp_path / "weights", base).write(1, 0, trainer.model, None)
     assert json.loads((path / "manifest.json").read_text())["unchanged"] == ["mtp.head.weight"]
     assert read_weights(path, 1, base).version == 1

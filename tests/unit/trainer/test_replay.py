@@ -16,40 +16,40 @@ from gateway.types import Group, LeasedGroups
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import settings_of, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of
 from trainer.errors import CheckpointDamaged, LeaseLost
-from trainer.learner import Learner
-from trainer.loop.clock import Clock
 from trainer.loop.feed import Feed
-from trainer.loop.run import Trainer
+from trainer.loop.training_loop import TrainingLoop
 from trainer.model import pretrained as model
+from trainer.rank_trainer import RankTrainer
+from trainer.report.metrics import Clock
 from trainer.settings import Settings
 
 EVERY = 4
 
 
-async def train(trainer: Trainer, *, until: str = "ack") -> None:
+async def train(loop: TrainingLoop, *, until: str = "ack") -> None:
     """A step without a checkpoint, up to `until`: write, publish or ack."""
-    await trainer.feed.lease()
-    trainer.learner.step(await trainer.stream(Clock()))
+    await loop.feed.lease()
+    loop.trainer.step(await loop.stream(Clock()))
     if until == "write":
-        learner = trainer.learner
-        trainer.weights.write(learner.version, learner.parent, learner.model, learner.probe)
+        trainer = loop.trainer
+        loop.weights.write(trainer.version, trainer.parent, trainer.model, trainer.probe)
         return
-    await trainer.publish()
+    await loop.publication.publish()
     if until == "ack":
-        await trainer.ack()
+        await loop.ack()
 
 
-async def killed_after(gateway: RunningGateway, settings: Settings, *untils: str) -> Learner:
+async def killed_after(gateway: RunningGateway, settings: Settings, *untils: str) -> RankTrainer:
     """Run a trainer and kill it after the last of the given steps; returns the lost state."""
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
         for until in untils:
-            await train(trainer, until=until)
-        return trainer.learner
+            await train(loop, until=until)
+        return loop.trainer
 
 
-def same_weights(left: Learner, right: Learner) -> bool:
+def same_weights(left: RankTrainer, right: RankTrainer) -> bool:
     pairs = zip(left.model.parameters(), right.model.parameters(), strict=True)
     return all(torch.equal(a, b) for a, b in pairs)
 
@@ -67,15 +67,15 @@ async def test_batches_since_the_checkpoint_are_trained_again_and_nothing_is_pub
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY, steps=4)
     lost = await killed_after(gateway, settings, "ack", "ack", last)
     manifest = (settings.run.dir / "weights" / "v000003" / "manifest.json").read_text()
-    async with trainer_of(gateway, settings) as trainer:
-        learner = trainer.learner
-        assert (learner.version, learner.parent, learner.steps) == (3, 2, 3)
-        assert same_weights(learner, lost)
-        taught = not model.holds(tiny_model, learner.published())
+    async with loop_of(gateway, settings) as loop:
+        trainer = loop.trainer
+        assert (trainer.version, trainer.parent, trainer.steps) == (3, 2, 3)
+        assert same_weights(trainer, lost)
+        taught = not model.holds(tiny_model, trainer.gather_weights())
         assert taught
         assert "nothing lost, nothing trained twice" in " ".join(capsys.readouterr().err.split())
         async with within("the trainer is through", 120):
-            await trainer.train()
+            await loop.train()
     assert (settings.run.dir / "weights" / "v000003" / "manifest.json").read_text() == manifest
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"], status["orphaned_versions"]) == (4, 4, [])
@@ -101,13 +101,13 @@ async def test_other_weights_than_were_published_begin_a_new_line(
     optimizer = settings.optimizer.model_copy(update={"lr": 1e-4})
     changed = settings.model_copy(update={"optimizer": optimizer, "run": run})
     try:
-        async with trainer_of(gateway, changed) as trainer:
-            assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 0, 0)
-            assert model.holds(trainer.weights.path(3), model.load(tiny_model).state_dict()), (
+        async with loop_of(gateway, changed) as loop:
+            assert (loop.trainer.version, loop.trainer.parent, loop.trainer.steps) == (3, 0, 0)
+            assert model.holds(loop.weights.path(3), model.load(tiny_model).state_dict()), (
                 "back at the checkpoint"
             )
-            assert trainer.learner.saved is not None
-            assert trainer.learner.saved.version == 3
+            assert loop.trainer.saved is not None
+            assert loop.trainer.saved.version == 3
     finally:
         torch.use_deterministic_algorithms(False)
     assert told in " ".join(capsys.readouterr().err.split())
@@ -122,17 +122,17 @@ async def test_a_batch_that_a_new_line_was_not_trained_on_is_given_back(
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
     await killed_after(gateway, settings, "ack", "publish")
     optimizer = settings.optimizer.model_copy(update={"lr": 1e-4})
-    async with trainer_of(gateway, settings.model_copy(update={"optimizer": optimizer})) as trainer:
-        assert (trainer.learner.version, trainer.learner.parent) == (3, 0)
-        lost = [group.group_id for group in await trainer.feed.record(1)]
+    async with loop_of(gateway, settings.model_copy(update={"optimizer": optimizer})) as loop:
+        assert (loop.trainer.version, loop.trainer.parent) == (3, 0)
+        lost = [group.group_id for group in await loop.feed.record(1)]
         async with within("the trainer is through", 120):
-            await trainer.train()
+            await loop.train()
     trained = {batch["buffer"]: batch for batch in await gateway.admin.batches()}
     assert sorted(trained) == [0, 3, 4]
     told = await gateway.admin.episodes(group_id=lost[0])
     assert all(["skipped" in json.dumps(await gateway.admin.why(e["episode_id"])) for e in told])
     assert len(told) == 2
-    assert "not trained on the groups of buffer 1: given back" in " ".join(capsys.readouterr().err.split())
+    assert "not trained on the groups of batch 1: given back" in " ".join(capsys.readouterr().err.split())
 
 
 async def test_a_record_that_is_gone_begins_a_new_line(
@@ -152,9 +152,9 @@ async def test_a_record_that_is_gone_begins_a_new_line(
         return await known(self, buffer)
 
     monkeypatch.setattr(Feed, "record", record)
-    async with trainer_of(gateway, settings) as trainer:
-        assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 0, 0)
-        assert model.holds(trainer.weights.path(3), model.load(tiny_model).state_dict()), (
+    async with loop_of(gateway, settings) as loop:
+        assert (loop.trainer.version, loop.trainer.parent, loop.trainer.steps) == (3, 0, 0)
+        assert model.holds(loop.weights.path(3), model.load(tiny_model).state_dict()), (
             "back at the checkpoint"
         )
     assert "no batch 1 was trained" in " ".join(capsys.readouterr().err.split())
@@ -164,11 +164,11 @@ async def test_a_checkpoint_that_was_removed_is_not_replayed_over(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=2)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
-        await trainer.train()
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
+        await loop.train()
     shutil.rmtree(settings.run.dir / "checkpoints" / "v000002")
-    async with trainer_of(gateway, settings) as trainer:
-        assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 0, 0)
+    async with loop_of(gateway, settings) as loop:
+        assert (loop.trainer.version, loop.trainer.parent, loop.trainer.steps) == (3, 0, 0)
 
 
 def damage(settings: Settings, version: int) -> Path:
@@ -185,24 +185,24 @@ async def test_a_damaged_checkpoint_is_replayed_over_if_that_is_asked_for(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY, steps=5)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
         for _ in range(2):
-            await train(trainer)
-        await trainer.checkpoint()
-        await train(trainer)
-        lost = trainer.learner
+            await train(loop)
+        await loop.checkpoints.write()
+        await train(loop)
+        lost = loop.trainer
     newest = damage(settings, 2)
     with pytest.raises(
         CheckpointDamaged, match=r"v000002 is damaged: .* v000000, after which batches 0 to 2 were ack"
     ):
-        async with trainer_of(gateway, settings):
+        async with loop_of(gateway, settings):
             pass
     assert newest.is_dir(), "nothing was changed"
-    async with trainer_of(gateway, settings, from_older=True) as trainer:
-        assert (trainer.learner.version, trainer.learner.steps) == (3, 3)
-        assert same_weights(trainer.learner, lost)
+    async with loop_of(gateway, settings, from_older=True) as loop:
+        assert (loop.trainer.version, loop.trainer.steps) == (3, 3)
+        assert same_weights(loop.trainer, lost)
     said = " ".join(capsys.readouterr().err.split())
-    assert "renamed, and going on from v000000" in said and "nothing lost, nothing trained twice" in said
+    assert "renamed, and continuing from v000000" in said and "nothing lost, nothing trained twice" in said
     assert newest.with_name("v000002.damaged").is_dir() and not newest.exists()
 
 
@@ -210,15 +210,15 @@ async def test_a_damaged_checkpoint_after_which_nothing_was_acknowledged_is_gone
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY, steps=1)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
-        await trainer.feed.lease()
-        trainer.learner.step(await trainer.stream(Clock()))
-        await trainer.checkpoint()
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
+        await loop.feed.lease()
+        loop.trainer.step(await loop.stream(Clock()))
+        await loop.checkpoints.write()
     damage(settings, 1)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
-        assert trainer.learner.version == 0
-        await trainer.train()
-    assert "renamed, and going on from v000000" in " ".join(capsys.readouterr().err.split())
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
+        assert loop.trainer.version == 0
+        await loop.train()
+    assert "renamed, and continuing from v000000" in " ".join(capsys.readouterr().err.split())
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"], status["orphaned_versions"]) == (1, 1, [])
 
@@ -227,13 +227,13 @@ async def test_a_line_that_was_left_is_not_replayed_over(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, every=EVERY)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
-        await train(trainer)
-        trainer.learner.restore(trainer.learner.checkpoints / "v000000")
-        trainer.learner.renumber(2)
-        await trainer.publish()
-    async with trainer_of(gateway, settings) as trainer:
-        assert (trainer.learner.version, trainer.learner.parent) == (3, 0)
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
+        await train(loop)
+        loop.trainer.restore(loop.trainer.checkpoints / "v000000")
+        loop.trainer.renumber(2)
+        await loop.publication.publish()
+    async with loop_of(gateway, settings) as loop:
+        assert (loop.trainer.version, loop.trainer.parent) == (3, 0)
 
 
 async def test_an_acknowledgement_names_the_newest_checkpoint(
@@ -249,8 +249,8 @@ async def test_an_acknowledgement_names_the_newest_checkpoint(
 
     monkeypatch.setattr(Feed, "ack", ack)
     settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=5)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
-        await trainer.train()
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
+        await loop.train()
     assert (named[0], named[4]) == ("v000000", "v000005"), "the last step ends with one"
     assert named[1:4] == sorted(named[1:4])
     assert {*named[1:3]} <= {"v000000", "v000002"}, "it may still be being written"
@@ -264,21 +264,21 @@ async def test_a_lease_that_is_lost_in_the_middle_loses_and_doubles_no_group(
     seen: list[list[str]] = []
     known = Feed.groups
 
-    async def groups(self: Feed, cursor: int, wait_s: float | None = None) -> LeasedGroups:
+    async def groups(self: Feed, cursor: int, wait_s: float = 20.0) -> LeasedGroups:
         fetched = await known(self, cursor, wait_s)
         seen.append([group.group_id for group in fetched.groups])
         # What a restart of the gateway, or a renewal that came too late, does to a lease; and the feed is cut up.
-        await gateway.admin.nack(self.held, "lost")
+        await gateway.admin.nack(self.current_lease, "lost")
         if len(fetched.groups) < 2 or cursor:
             return fetched
         seen[-1:] = [seen[-1][:1]]
         return LeasedGroups(fetched.groups[:1], 1, False)
 
     monkeypatch.setattr(Feed, "groups", groups)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
-        lease = await trainer.feed.lease()
-        await trainer._work(lease, Clock())
-        assert trainer.feed.held.fence > lease.fence
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
+        lease = await loop.feed.lease()
+        await loop.work(lease, Clock())
+        assert loop.feed.current_lease.fence > lease.fence
     record = await gateway.admin.batch_groups(0)
     assert [name for portion in seen for name in portion] == [group.group_id for group in record]
     assert len([portion for portion in seen if portion]) == 2
@@ -289,17 +289,17 @@ async def test_a_lease_that_is_gone_for_good_takes_its_gradient_with_it(
 ) -> None:
     values = settings_of(gateway, tiny_model, tmp_path, steps=1)
     settings = values.model_copy(update={"batch": values.batch.model_copy(update={"tokens": 16})})
-    known: Any = Learner.take
+    known: Any = RankTrainer.add_groups
 
-    def take(self: Learner, batch: Any, groups: Any) -> None:
+    def add_groups(self: RankTrainer, batch: Any, groups: Any) -> None:
         known(self, batch, groups)
         if groups:
             assert any(p.grad is not None for p in self.model.parameters())
             raise LeaseLost("gone")
 
-    monkeypatch.setattr(Learner, "take", take)
-    async with trainer_of(gateway, settings) as trainer, within("the trainer is through", 120):
+    monkeypatch.setattr(RankTrainer, "add_groups", add_groups)
+    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
         with pytest.raises(LeaseLost):
-            await trainer._work(await trainer.feed.lease(), Clock())
-        assert all(p.grad is None for p in trainer.learner.model.parameters())
-        assert trainer.learner.version == 0
+            await loop.work(await loop.feed.lease(), Clock())
+        assert all(p.grad is None for p in loop.trainer.model.parameters())
+        assert loop.trainer.version == 0

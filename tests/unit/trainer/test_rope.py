@@ -48,7 +48,10 @@ def pinned(model: Any, max_model_len: int, rows: list[list[int]], way: Attention
     """What the policy makes of the first row's tokens, with the others in its micro-batch."""
     rope.pin(model, max_model_len)
     policy = Policy(model, way)
-    laid = lay_out([row_of_tokens(row, episode_id=str(n)) for n, row in enumerate(rows)], share=policy.shares)
+    laid = lay_out(
+        [row_of_tokens(row, episode_id=str(n)) for n, row in enumerate(rows)],
+        share_prefixes=policy.shares_prefixes,
+    )
     return policy.logprobs(laid)[: len(rows[0]) - 1]
 
 

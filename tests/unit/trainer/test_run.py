@@ -20,22 +20,21 @@ from gateway.types import Group
 from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, settings_for
 from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import ProbelessLearner, settings_of, train_one, trainer_of
+from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, FeedBroken, GatewayAhead, StepTimeout
-from trainer.loop.children import Watched, rollout_process, watch
-from trainer.loop.clock import Clock
+from trainer.loop.children import rollout_process
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
-from trainer.loop.run import Trainer
-from trainer.report.bars import phases, sparkline
-from trainer.report.metrics import Metrics
-from trainer.report.senders import Senders
+from trainer.loop.tasks import Companion, run_with_companions
+from trainer.loop.training_loop import TrainingLoop
+from trainer.report.metrics import Clock, Metrics, phases, sparkline
+from trainer.report.tracking import Trackers
 from trainer.settings import Settings
 
 
-class Watching(ProbelessLearner):
+class Watching(ProbelessTrainer):
     """Knows whose the node is whenever it computes."""
 
     role: Callable[[], str]
@@ -43,9 +42,9 @@ class Watching(ProbelessLearner):
     taken = 0
     """Groups."""
 
-    def take(self, batch: Batch, groups: Sequence[Group]) -> None:
+    def add_groups(self, batch: Batch, groups: Sequence[Group]) -> None:
         assert self.role() == "train"
-        super().take(batch, groups)
+        super().add_groups(batch, groups)
         self.taken += len(groups)
 
     def step(self, batch: Batch) -> dict[str, float]:
@@ -54,16 +53,18 @@ class Watching(ProbelessLearner):
 
 
 @asynccontextmanager
-async def watching(gateway: RunningGateway, settings: Settings) -> AsyncIterator[tuple[Trainer, Watching]]:
-    """A trainer that has the node `t0`, and its learner."""
+async def watching(
+    gateway: RunningGateway, settings: Settings
+) -> AsyncIterator[tuple[TrainingLoop, Watching]]:
+    """A loop that has the node `t0`, and its trainer."""
     node = gateway.services.coordinator.nodes.nodes["t0"]
     with Metrics(settings.run.dir, settings.run.steps) as metrics:
-        learner = Watching.open(settings)
-        assert isinstance(learner, Watching)
-        learner.role = lambda: node.role
-        trainer = Trainer(settings, learner, gateway.admin, metrics)
-        await trainer.check_versions()
-        yield trainer, learner
+        trainer = Watching.open(settings)
+        assert isinstance(trainer, Watching)
+        trainer.role = lambda: node.role
+        loop = TrainingLoop(settings, trainer, gateway.admin, metrics)
+        await loop.check_versions()
+        yield loop, trainer
 
 
 async def earn(gateway: RunningGateway, group: str) -> None:
@@ -80,28 +81,28 @@ async def test_a_trainer_begins_with_what_is_there_once_nobody_else_needs_its_no
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lent: bool
 ) -> None:
     """The batch is of two groups, and only one is there; where the node is lent, it is called back when no further one comes."""
-    monkeypatch.setattr("trainer.loop.feed.LOOK_S", 0.02)
+    monkeypatch.setattr("trainer.loop.feed.RECALL_POLL_S", 0.02)
     await gateway.admin.add_node("t0", ["train", "rollout"])
     async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (
+        loop,
         trainer,
-        learner,
     ):
-        asked, called_back = 0, trainer.feed.called_back
+        asked, recalled = 0, loop.feed.recalled
 
         async def until_it_was_asked_often(node: str) -> bool:
             nonlocal asked
             asked += 1
-            assert not trainer.nodes.held
-            return await called_back(node) and (asked > 5 or not lent)
+            assert not loop.nodes.can_compute
+            return await recalled(node) and (asked > 5 or not lent)
 
-        monkeypatch.setattr(trainer.feed, "called_back", until_it_was_asked_often)
-        work = asyncio.create_task(trainer.train(), name="trainer")
+        monkeypatch.setattr(loop.feed, "recalled", until_it_was_asked_often)
+        work = asyncio.create_task(loop.train(), name="trainer")
         await earn(gateway, "a")
-        await until(lambda: learner.taken == 1, "the first group is taken", 60)
+        await until(lambda: trainer.taken == 1, "the first group is taken", 60)
         assert asked == (6 if lent else 1)
-        assert trainer.feed.held.buffer == 0
+        assert loop.feed.current_lease.buffer == 0
         await earn(gateway, "b")
-        await until(lambda: learner.taken == 2, "the second is taken", 60)
+        await until(lambda: trainer.taken == 2, "the second is taken", 60)
         work.cancel()
         await asyncio.wait({work})
 
@@ -114,10 +115,10 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     settings = settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])
     on_disk = settings.gateway.model_copy(update={"offload": "disk"})
     settings = settings.model_copy(update={"gateway": on_disk})
-    async with watching(gateway, settings) as (trainer, _):
-        assert trainer.nodes.held, "its weights are on the node"
+    async with watching(gateway, settings) as (loop, _):
+        assert loop.nodes.can_compute, "its weights are on the node"
         async with episodes(gateway), within("the trainer is through"):
-            await watch(trainer.train(), trainer.keeper())
+            await run_with_companions(loop.train(), loop.node_claim_task())
     assert (await gateway.admin.status())["version"] == 2
     assert node.seconds["train"] > 0
     assert (node.role, node.holder) == ("idle", "")
@@ -128,7 +129,7 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     computed = [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
     loaded = [0.0, *(record["seconds/onload"] for record in records)]
     assert [(value["busy_s"], value["load_s"]) for value in told] == list(zip(computed, loaded, strict=True))
-    trained, last, memory = (await gateway.admin.status())["trained"], records[-1], trainer.nodes.memory
+    trained, last, memory = (await gateway.admin.status())["trained"], records[-1], loop.nodes.memory
     assert memory is not None
     assert (trained["batch"], trained["busy_s"], trained["load_s"]) == (1, computed[-1], loaded[-1])
     rest = ("step", "checkpoint", "publish", "ack")
@@ -137,16 +138,16 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     assert trained["rest_s"] <= memory.free_s + last["seconds/total"] - waited
     assert min(*computed[1:], *loaded[1:], *(record["seconds/offload"] for record in records)) > 0
     with pytest.raises(GatewayRefused, match="no node 'nowhere'"):
-        await Nodes(trainer.feed, ["nowhere"]).claim()
+        await Nodes(loop.feed, ["nowhere"]).claim()
 
 
 async def test_every_version_is_trained_published_and_acknowledged(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    opened, through = trainer_of(gateway, settings, Senders(settings)), within("the trainer is through")
-    async with episodes(gateway), opened as trainer, through:
-        await trainer.train()
+    opened, through = loop_of(gateway, settings, Trackers(settings)), within("the trainer is through")
+    async with episodes(gateway), opened as loop, through:
+        await loop.train()
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"]) == (2, 2)
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
@@ -186,9 +187,9 @@ async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path
         for name, steps in (("actor", 1), ("planner", 2)):
             await stack.enter_async_context(episodes(gateway, name))
             settings = settings_of(gateway, tiny_model, tmp_path / name, name, steps=steps)
-            trainers.append(await stack.enter_async_context(trainer_of(gateway, settings)))
+            trainers.append(await stack.enter_async_context(loop_of(gateway, settings)))
         async with within("the trainer is through", 120):
-            await asyncio.gather(*(trainer.train() for trainer in trainers))
+            await asyncio.gather(*(loop.train() for loop in trainers))
         for name, steps in (("actor", 1), ("planner", 2)):
             status = await gateway.admin.status(name)
             assert (status["model"], status["version"], status["consumed"]) == (name, steps, steps)
@@ -202,55 +203,47 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway):
-        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-            await train_one(trainer, publish=published, ack=False)
+        async with loop_of(gateway, settings) as loop, within("the trainer is through"):
+            await train_one(loop, publish=published, ack=False)
         # A new process: it holds the checkpoint of version 1, and is given buffer 0 again.
-        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-            assert trainer.learner.version == 1
-            assert (await trainer.feed.lease()).buffer == 0
-            await trainer.train()
+        async with loop_of(gateway, settings) as loop, within("the trainer is through"):
+            assert loop.trainer.version == 1
+            assert (await loop.feed.lease()).buffer == 0
+            await loop.train()
     assert (await gateway.admin.status())["consumed"] == 2
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert [record["buffer"] for record in records] == [1]
 
 
-@pytest.mark.parametrize(
-    ("groups", "trained"), [(None, [0, 1]), (["others"], [1])], ids=["written without ids", "of other groups"]
-)
-async def test_a_checkpoint_tells_by_its_groups_whether_a_batch_was_trained(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, groups: list[str] | None, trained: list[int]
+async def test_a_batch_of_other_groups_than_the_last_step_is_given_back(
+    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway), within("the trainer is through"):
-        async with trainer_of(gateway, settings) as trainer:
-            await train_one(trainer, ack=False)
-            record = await gateway.admin.leased_groups(trainer.feed.held)
-        state = trainer.learner.checkpoints / "v000001" / "state.json"
-        values = json.loads(state.read_text())
-        written = values.pop("groups", None)
-        # As it was written before it had hashes, with which it would be damaged now.
-        values = {"format": 2, **{k: v for k, v in values.items() if k not in ("format", "files", "blake3")}}
-        state.write_text(json.dumps(values if groups is None else {**values, "groups": groups}))
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.train()
-    assert [batch["buffer"] for batch in await gateway.admin.batches()] == trained
-    assert written == sorted(group.group_id for group in record.groups)
+        async with loop_of(gateway, settings) as loop:
+            await train_one(loop, ack=False)
+            record = await gateway.admin.leased_groups(loop.feed.current_lease)
+        async with loop_of(gateway, settings) as loop:
+            assert loop.trainer.groups == tuple(sorted(group.group_id for group in record.groups))
+            loop.trainer.groups = ("others",)
+            await loop.train()
+    assert [batch["buffer"] for batch in await gateway.admin.batches()] == [1]
 
 
 async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    async with episodes(gateway), within("the trainer is through"), trainer_of(gateway, settings) as trainer:
-        await train_one(trainer, ack=False)
-        trainer.learner.groups = ("others",)
+    async with episodes(gateway), within("the trainer is through"), loop_of(gateway, settings) as loop:
+        await train_one(loop, ack=False)
+        loop.trainer.groups = ("others",)
 
         async def nack(_reason: str) -> None:
             return
 
-        monkeypatch.setattr(trainer.feed, "nack", nack)
-        with pytest.raises(FeedBroken, match=r"version 1 were not trained on the groups of buffer 0, and"):
-            await trainer.train()
+        monkeypatch.setattr(loop.feed, "nack", nack)
+        with pytest.raises(FeedBroken, match=r"version 1 were not trained on the groups of batch 0, and"):
+            await loop.train()
 
 
 @pytest.mark.parametrize("acknowledged", [True, False])
@@ -262,17 +255,17 @@ async def test_an_older_checkpoint_begins_a_new_line(
     settings = settings.model_copy(update={"weights": few})
     weights = settings.run.dir / "weights"
     async with episodes(gateway):
-        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-            await train_one(trainer)
-            await train_one(trainer, ack=acknowledged)
-        shutil.rmtree(trainer.learner.checkpoints / "v000002")
-        async with trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-            assert (trainer.learner.version, trainer.learner.parent, trainer.learner.steps) == (3, 1, 1)
+        async with loop_of(gateway, settings) as loop, within("the trainer is through"):
+            await train_one(loop)
+            await train_one(loop, ack=acknowledged)
+        shutil.rmtree(loop.trainer.checkpoints / "v000002")
+        async with loop_of(gateway, settings) as loop, within("the trainer is through"):
+            assert (loop.trainer.version, loop.trainer.parent, loop.trainer.steps) == (3, 1, 1)
             status = await gateway.admin.status()
             assert (status["version"], status["orphaned_versions"]) == (3, [2])
             again, before = (weights / f"v00000{v}" / "model.safetensors" for v in (3, 1))
             assert again.read_bytes() == before.read_bytes()
-            await trainer.train()
+            await loop.train()
     status = await gateway.admin.status()
     assert (status["version"], status["consumed"], status["orphaned_versions"]) == (4, 4, [2])
     assert [(await gateway.admin.weights(v))["parent"] for v in (1, 2, 3, 4)] == [0, 1, 1, 3]
@@ -283,13 +276,13 @@ async def test_a_new_line_that_was_not_published_before_a_crash_is_published_aft
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
     async with episodes(gateway), within("the trainer is through"):
-        async with trainer_of(gateway, settings) as trainer:
-            await train_one(trainer)
-            trainer.learner.renumber(4)  # 2 and 3 were used by a line that is lost
-            await trainer.checkpoint()
-        async with trainer_of(gateway, settings) as trainer:
-            assert (trainer.learner.version, trainer.learner.parent) == (4, 1)
-            await trainer.train()
+        async with loop_of(gateway, settings) as loop:
+            await train_one(loop)
+            loop.trainer.renumber(4)  # 2 and 3 were used by a line that is lost
+            await loop.checkpoints.write()
+        async with loop_of(gateway, settings) as loop:
+            assert (loop.trainer.version, loop.trainer.parent) == (4, 1)
+            await loop.train()
     assert [(await gateway.admin.weights(v))["parent"] for v in (4, 5)] == [1, 4]
     assert (await gateway.admin.status())["consumed"] == 5
 
@@ -299,11 +292,11 @@ async def test_a_number_that_was_written_but_never_published_is_not_used_again(
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
     async with episodes(gateway), within("the trainer is through"):
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.train()
-            trainer.weights.path(2).mkdir()
-        async with trainer_of(gateway, settings) as trainer:
-            assert (trainer.learner.version, trainer.learner.parent) == (3, 1)
+        async with loop_of(gateway, settings) as loop:
+            await loop.train()
+            loop.weights.path(2).mkdir()
+        async with loop_of(gateway, settings) as loop:
+            assert (loop.trainer.version, loop.trainer.parent) == (3, 1)
     status = await gateway.admin.status()
     assert (status["version"], status["orphaned_versions"]) == (3, [])
 
@@ -321,7 +314,7 @@ async def test_a_start_removes_what_dead_processes_left_half_written(
         for name in [*before, *alive]:
             (folder / name).mkdir(parents=True)
             (folder / name / "model.safetensors").touch()
-    async with trainer_of(gateway, settings):
+    async with loop_of(gateway, settings):
         mine = {"v000000", ".v000000.whole"}
         assert [sorted({path.name for path in folder.iterdir()} - mine) for folder in folders] == [
             sorted(alive)
@@ -332,11 +325,11 @@ async def test_a_gateway_that_is_ahead_is_an_error(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-        await trainer.train()
+    async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
+        await loop.train()
     lost = settings_of(gateway, tiny_model, tmp_path / "elsewhere")
     with pytest.raises(GatewayAhead, match="version 1"):
-        async with trainer_of(gateway, lost):
+        async with loop_of(gateway, lost):
             pass
 
 
@@ -352,7 +345,7 @@ async def test_a_mean_over_the_batch_is_refused_where_the_gateway_drops_groups(
         settings = settings.model_copy(update={"algorithm": algorithm})
         refused = pytest.raises(ConfigError, match="drop_equal = false")
         with nullcontext() if group_baseline else refused:
-            async with trainer_of(gateway, settings):
+            async with loop_of(gateway, settings):
                 pass
 
 
@@ -362,18 +355,18 @@ async def test_positions_for_other_rows_than_the_engines_are_refused(
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         settings, longest = settings_of(gateway, tiny_model, tmp_path), 2048  # the gateway's default
         refused = pytest.raises(
-            ConfigError, match=r"max_model_len = 4096, but engines take rows of 2048 tokens"
+            ConfigError, match=r"max_model_len = 4096, but engines accept rows of 2048 tokens"
         )
         for wanted, answer in ((longest, nullcontext()), (2 * longest, refused)):
             model = settings.model.model_copy(update={"max_model_len": wanted})
             with answer:
-                async with trainer_of(gateway, settings.model_copy(update={"model": model})):
+                async with loop_of(gateway, settings.model_copy(update={"model": model})):
                     pass
 
 
 async def test_a_gateway_that_is_away_is_said_once_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock takes a while of its own, and none of the machine's."""
-    monkeypatch.setattr("trainer.loop.feed._SILENT_S", 0.0)
+    monkeypatch.setattr("trainer.loop.feed._REPORT_AFTER_S", 0.0)
     monkeypatch.setattr("trainer.loop.feed.RETRY_S", 0.01)
     looks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(looks) * 0.05)
@@ -391,26 +384,26 @@ async def test_a_batch_that_never_comes_names_the_step(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.loop.feed.POLL_S", 0.05)
-    settings = settings_of(gateway, tiny_model, tmp_path, batch_wait_s=0.2)
-    async with trainer_of(gateway, settings) as trainer:
+    settings = settings_of(gateway, tiny_model, tmp_path, batch_timeout_s=0.2)
+    async with loop_of(gateway, settings) as loop:
         with pytest.raises(StepTimeout, match=r"'stream'.*0 of 2 groups"):
-            await trainer.train()
+            await loop.train()
 
 
 async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-        lease = await trainer.feed.lease()
+    async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
+        lease = await loop.feed.lease()
         # What a restart of the gateway does to a lease.
         await gateway.admin.nack(lease, "forgotten")
-        await trainer._work(lease, Clock())
+        await loop.work(lease, Clock())
     assert (await gateway.admin.status())["consumed"] == 1
 
 
 @pytest.mark.parametrize("name", [None, "planner"])
-async def test_the_agents_episodes_are_of_the_model_that_is_trained(
+async def test_the_driver_receives_the_trained_model_the_order_and_the_bound_on_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
     started: list[list[str]] = []
@@ -420,21 +413,19 @@ async def test_the_agents_episodes_are_of_the_model_that_is_trained(
         return SimpleNamespace(stop=None, wait=None)
 
     monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.loop.children._needed", lambda process: None)
+    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
     settings = Settings.parse({
-        "run": {"dir": tmp_path, "steps": 1},
+        "run": {"dir": tmp_path, "steps": 1, "max_failed_share": 0.25},
         "gateway": {"url": "http://x", "model": name},
         "model": {"path": tmp_path},
         "optimizer": {"lr": 0},
-        "rollout": {"agent": "a:b", "tasks": tmp_path / "tasks.jsonl"},
-        "tasks": {"order": "difficulty", "floor": 0.2},
+        "rollout": {"agent": "a:b", "tasks": tmp_path / "tasks.jsonl", "order": "difficulty"},
     })  # fmt: skip
     await rollout_process(AsyncExitStack(), settings, "http://x")
     (argv,) = started
     at = argv.index("--order")
-    assert argv[at : at + 6] == [
-        "--order", "difficulty", "--order-floor", "0.2", "--order-state", str(tmp_path / "tasks.json")
-    ]  # fmt: skip
+    assert argv[at : at + 4] == ["--order", "difficulty", "--order-state", str(tmp_path / "tasks.json")]
+    assert argv[argv.index("--max-failures") + 1] == "0.25"
     assert (argv[argv.index("--model") + 1 :] if "--model" in argv else None) == (name and [name])
 
 
@@ -452,7 +443,7 @@ async def test_work_ends_when_a_companion_fails() -> None:
         raise OSError("gone")
 
     with pytest.raises(OSError, match="gone"):
-        await watch(work(), None, Watched("companion", companion()))
+        await run_with_companions(work(), None, Companion("companion", companion()))
     assert cancelled.is_set()
 
 

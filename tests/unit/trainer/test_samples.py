@@ -13,7 +13,7 @@ from gateway.types import Episode, Group, Node, TokenFlag
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import settings_of, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.algorithms import create
 from trainer.cli import app
@@ -21,8 +21,7 @@ from trainer.data.batch import Batch
 from trainer.data.details import BatchDetails, DetailChoice
 from trainer.report.details import Details
 from trainer.report.files import samples_file
-from trainer.report.markdown import read
-from trainer.report.samples import LONGEST, samples_of, write
+from trainer.report.samples import LONGEST, read, samples_of, write
 from trainer.settings import Settings
 
 
@@ -98,8 +97,8 @@ def test_without_a_tokenizer_beside_the_model_a_text_is_its_token_ids(
         "optimizer": {"lr": 1e-3},
     })  # fmt: skip
     details = Details(settings)
-    batch = Batch(0, create(settings.algorithm), 100, details=details.wanted(1))
-    assert list(batch.take([group("g", [1.0])])) == []
+    batch = Batch(0, create(settings.algorithm), 100, details=details.choice_of(1))
+    assert list(batch.add_groups([group("g", [1.0])])) == []
     details.write(1, batch)
     (row,) = read(samples_file(tmp_path, 1))
     assert row["reply"] == spelt(group("g", [1.0]).episodes[0].nodes[1].ids.tolist())
@@ -111,8 +110,8 @@ async def test_a_run_writes_samples_that_the_command_line_prints(
     settings = settings_of(gateway, tiny_model, tmp_path, steps=3)
     report = settings.report.model_copy(update={"samples_every": 2})
     settings = settings.model_copy(update={"report": report})
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-        await trainer.train()
+    async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
+        await loop.train()
     folder = settings.run.dir / "samples"
     assert [path.name for path in sorted(folder.iterdir())] == ["step-000001.jsonl", "step-000003.jsonl"]
     assert not (settings.run.dir / "tokens").exists()
@@ -130,7 +129,7 @@ async def test_a_run_writes_samples_that_the_command_line_prints(
     assert other.output != printed.output
     missing = CliRunner().invoke(app, ["samples", str(settings.run.dir), "--step", "2"])
     assert (missing.exit_code, missing.output) == (
-        2, f"{settings.run.dir}: no samples of step 2; there are those of steps 1, 3\n"
+        2, f"{settings.run.dir}: no samples of step 2; steps with samples: 1, 3\n"
     )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.model_engine import ModelEngine
 from tests.harness.models import save_model
-from tests.unit.trainer.runs import trainer_of
+from tests.unit.trainer.runs import loop_of
 from trainer.model import pretrained
 from trainer.settings import Settings
 
@@ -49,7 +49,7 @@ async def two_models(work: Path) -> AsyncIterator[RunningGateway]:
 def settings_of(gateway: RunningGateway, work: Path, model: str) -> Settings:
     return Settings.parse({
         "run": {"dir": work / f"run-{model}", "steps": STEPS, "device": "cpu", "threads": 1},
-        "gateway": {"url": gateway.url, "answer_s": 60, "model": model},
+        "gateway": {"url": gateway.url, "timeout_s": 60, "model": model},
         "model": {"path": work / model},
         "optimizer": {"lr": 2e-2},
     })  # fmt: skip
@@ -66,18 +66,16 @@ async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_pa
 
     stop = asyncio.Event()
     async with two_models(tmp_path) as gateway, AsyncExitStack() as stack:
-        trainers = [
-            await stack.enter_async_context(trainer_of(gateway, settings_of(gateway, tmp_path, model)))
+        loops = [
+            await stack.enter_async_context(loop_of(gateway, settings_of(gateway, tmp_path, model)))
             for model in SEATS.values()
         ]
         matches = Matches(gateway.admin, watched, SEATS, group_size=GROUP, concurrency=GROUP, open_wait_s=0.5)
         playing = asyncio.create_task(matches.run(read_tasks(TASKS), stop), name="matches")
-        await asyncio.gather(*(trainer.train() for trainer in trainers))
+        await asyncio.gather(*(loop.train() for loop in loops))
         stop.set()
         await playing
-        learnt = {
-            model: trainer.learner.model for model, trainer in zip(SEATS.values(), trainers, strict=True)
-        }
+        learnt = {model: loop.trainer.model for model, loop in zip(SEATS.values(), loops, strict=True)}
         rows = await gateway.admin.episodes(mode="train", limit=1000)
     assert set(earned) == {1.0}
     for name, trained in learnt.items():

@@ -52,7 +52,7 @@ def test_defaults() -> None:
         ("[weights]\ntransport = 'collective'\nlisten = '0.0.0.0:8100'", "needs `url`"),
         (
             "[rollout]\nagent = 'no function'\ntasks = 'x'",
-            "rollout.agent: 'no function' is no agent: module:function or",
+            "rollout.agent: 'no function' is not an agent: module:function or",
         ),
         ("[model.lora]\ntargets = 'q_proj'", r'lora.targets: "all-linear" or a list of names'),
     ],
@@ -131,7 +131,7 @@ def test_settings_of_the_command_line_stand_in_the_place_of_the_files(tmp_path: 
         ("optimizer.lr=fast", "optimizer.lr: Input should be a valid number"),
         ("lr=1", "--set lr=1: table.key=value is needed"),
         ("optimizer.lr", "--set optimizer.lr: table.key=value is needed"),
-        ("run.steps.more=1", "steps is no table"),
+        ("run.steps.more=1", "steps is not a table"),
     ],
 )
 def test_a_wrong_setting_of_the_command_line_is_named(tmp_path: Path, change: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""`trainer sft`: its gradient is that of transformers' labels, its end a model that says what it learnt."""
+"""`trainer sft`: its gradient is that of transformers' labels, its end a model that says what it learned."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from trainer.commands.sft import sft
 from trainer.data import supervised
 from trainer.data.supervised import Examples
 from trainer.errors import ConfigError, NotFinite
-from trainer.learner import Learner
 from trainer.model import pretrained
+from trainer.rank_trainer import RankTrainer
 from trainer.sections.sft import SftSettings
 from trainer.settings import SupervisedSettings
 
@@ -100,13 +100,13 @@ def labelled(model: Path, examples: Iterable[dict[str, Any]]) -> tuple[torch.Ten
         while (start := text.find(mark, at)) >= 0:
             at = text.index(END, start) + len(END)
             spans.append((start + len(mark), at))
-        learnt = [any(a <= s and e <= b for a, b in spans) for s, e in found["offset_mapping"]]
-        rows.append((found["input_ids"], learnt))
+        learned = [any(a <= s and e <= b for a, b in spans) for s, e in found["offset_mapping"]]
+        rows.append((found["input_ids"], learned))
     longest = max(len(ids) for ids, _ in rows)
     ids, labels = torch.zeros(len(rows), longest, dtype=torch.int64), torch.full((len(rows), longest), -100)
-    for i, (row, learnt) in enumerate(rows):
+    for i, (row, learned) in enumerate(rows):
         ids[i, : len(row)] = torch.tensor(row)
-        labels[i, : len(row)] = torch.where(torch.tensor(learnt), ids[i, : len(row)], -100)
+        labels[i, : len(row)] = torch.where(torch.tensor(learned), ids[i, : len(row)], -100)
     return ids, labels
 
 
@@ -118,7 +118,7 @@ def test_the_gradient_is_that_of_transformers_with_labels(exact: Path, tmp_path:
     examples = supervised.read(settings.sft, exact, 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pretrained.DTYPES, "float32", torch.float64)
-        learner = Learner.open(settings)
+        trainer = RankTrainer.open(settings)
     plain = AutoModelForCausalLM.from_pretrained(
         exact, dtype=torch.float64, attn_implementation="eager"
     ).eval()
@@ -130,15 +130,15 @@ def test_the_gradient_is_that_of_transformers_with_labels(exact: Path, tmp_path:
     value = loss.item()
     assert plain(input_ids=ids, labels=labels).loss.item() == pytest.approx(value, rel=1e-6)
 
-    mean, count = learner.likelihood(examples.learnt)
+    mean, count = trainer.likelihood(examples.learned)
     assert count == int((labels != -100).sum())
     assert -mean == pytest.approx(value, rel=1e-10)
     seen: dict[str, torch.Tensor] = {}
-    (adamw,) = learner.optimizer.parts
+    (adamw,) = trainer.optimizer.parts
     adamw.register_step_pre_hook(
-        lambda *_: seen.update({n: p.grad.clone() for n, p in learner.model.named_parameters()})
+        lambda *_: seen.update({n: p.grad.clone() for n, p in trainer.model.named_parameters()})
     )
-    measured = learner.train(examples.learnt)
+    measured = trainer.train(examples.learned)
     assert measured["loss"] == pytest.approx(value, rel=1e-10)
     assert measured["trained_tokens"] == count
     assert seen.keys() == theirs.keys()
@@ -175,17 +175,17 @@ def test_of_recorded_episodes_the_sampled_tokens_themselves_are_learnt_at_temper
     record(tmp_path / "x.parquet")
     settings = settings_of(exact, tmp_path, [tmp_path / "x.parquet"], min_reward=least)
     examples = supervised.read(settings.sft, exact, 1)
-    learner = Learner.open(settings)
+    trainer = RankTrainer.open(settings)
     plain = AutoModelForCausalLM.from_pretrained(exact, attn_implementation="eager").eval()
     total, count = 0.0, 0
     for start in starts:
         ids = torch.tensor([[1, 2, 3, start, start + 1, start + 2, start + 3, 4, start + 9]])
         with torch.no_grad():
             logprobs = plain(input_ids=ids).logits[0].log_softmax(-1)
-        learnt = [3, 4, 5, 6, 8]
-        total += sum(float(logprobs[at - 1, ids[0, at]]) for at in learnt)
-        count += len(learnt)
-    mean, tokens = learner.likelihood(examples.learnt)
+        learned = [3, 4, 5, 6, 8]
+        total += sum(float(logprobs[at - 1, ids[0, at]]) for at in learned)
+        count += len(learned)
+    mean, tokens = trainer.likelihood(examples.learned)
     assert tokens == count
     assert mean == pytest.approx(total / count, rel=1e-5)
 
@@ -194,9 +194,9 @@ def test_every_epoch_learns_all_that_is_not_held_out_once_each_in_another_order(
     exact: Path, tmp_path: Path
 ) -> None:
     data = write(tmp_path / "talks.jsonl", [talk("hi", str(i)) for i in range(11)])
-    wanted = SftSettings(data=(data,), examples=4, epochs=3, held_out=0.2)
+    wanted = SftSettings(data=(data,), batch_size=4, epochs=3, held_out_share=0.2)
     examples = supervised.read(wanted, exact, 7)
-    assert (len(examples.learnt), len(examples.held_out), examples.steps_per_epoch, examples.steps) == (
+    assert (len(examples.learned), len(examples.held_out), examples.steps_per_epoch, examples.steps) == (
         9,
         2,
         3,
@@ -221,7 +221,7 @@ def test_what_is_too_long_is_left_out_and_counted(exact: Path, tmp_path: Path) -
     lengths = [int((row != 0).sum()) for row in labelled(exact, TALKS)[0]]
     wanted = SftSettings(data=(data,), max_tokens=sorted(lengths)[1])
     examples = supervised.read(wanted, exact, 1)
-    assert (len(examples.learnt), examples.left_out) == (2, 2)
+    assert (len(examples.learned), examples.left_out) == (2, 2)
     with pytest.raises(ConfigError, match=r"nothing to learn \(4 examples are too long\)"):
         supervised.read(SftSettings(data=(data,), max_tokens=5), exact, 1)
 
@@ -232,7 +232,7 @@ def lines(work: Path) -> list[dict[str, Any]]:
 
 def config_of(model: Path, work: Path, data: Path, **sft: Any) -> Path:
     path = work / "sft.toml"
-    values = {"data": [str(data)], "examples": 3, **sft}
+    values = {"data": [str(data)], "batch_size": 3, **sft}
     path.write_text(
         f'[run]\ndir = "{work}/run"\ndevice = "cpu"\nthreads = 1\ndeterministic = true\n[model]\npath = "{model}"\n'
         "[optimizer]\nlr = 3e-3\n[checkpoint]\nkeep = 1\n[sft]\n"
@@ -282,9 +282,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     """In the second of three epochs; the held-out loss is that of an uninterrupted run too. So it is if its newest checkpoint is
     damaged: the steps since the one before are a function of their numbers."""
     data = write(tmp_path / "talks.jsonl", [talk(f"q{i}", f"a{i}" * (1 + i % 3)) for i in range(8)])
-    found, records, train = [], [], Learner.train
+    found, records, train = [], [], RankTrainer.train
 
-    def until_the_fifth(self: Learner, groups: Sequence[Group]) -> dict[str, float]:
+    def until_the_fifth(self: RankTrainer, groups: Sequence[Group]) -> dict[str, float]:
         if self.steps == 4:
             raise Stopped
         return train(self, groups)
@@ -292,12 +292,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
     for name in ("through", "stopped", "damaged"):
         work = tmp_path / name
         work.mkdir()
-        config = config_of(chatty, work, data, epochs=3, held_out=0.25, examples=2)
+        config = config_of(chatty, work, data, epochs=3, held_out_share=0.25, batch_size=2)
         settings = SupervisedSettings.load(config, ["checkpoint.every=1", "checkpoint.keep=2"])
         if name != "through":
             with monkeypatch.context() as patch:
-                patch.setattr(Learner, "train", until_the_fifth)
-                patch.setattr(Learner, "begin_checkpoint", Learner.save_checkpoint)
+                patch.setattr(RankTrainer, "train", until_the_fifth)
+                patch.setattr(RankTrainer, "begin_checkpoint", RankTrainer.save_checkpoint)
                 with pytest.raises(Stopped):
                     sft(settings)
         if name == "damaged":
@@ -318,7 +318,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(
 def curve_of(model: Path, work: Path, data: Path) -> list[dict[str, float]] | None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pretrained.DTYPES, "float32", torch.float64)
-        settings = settings_of(model, work / "run", [data], 64, examples=3, epochs=2, held_out=0.25)
+        settings = settings_of(model, work / "run", [data], 64, batch_size=3, epochs=2, held_out_share=0.25)
         sft(settings, work / "out")
     return lines(work)
 
@@ -342,7 +342,7 @@ def test_two_ranks_learn_what_one_learns(exact: Path, tmp_path: Path) -> None:
     [
         (["algorithm.type=grpo"], "supervised fine-tuning has no algorithm"),
         (['sft.data=["x.csv"]'], "neither a .jsonl nor a .parquet"),
-        (['sft.data=["no.jsonl"]'], "there is no file no.jsonl"),
+        (['sft.data=["no.jsonl"]'], "[sft] data: no.jsonl does not exist"),
         (["sft.data=[]"], "sft.data"),
         (["gateway.url=http://x"], "gateway"),
     ],
@@ -358,7 +358,7 @@ def test_wrong_settings_are_refused_by_name(
 def test_steps_that_are_not_finite_end_the_run_without_a_model(
     chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_of(chatty, tmp_path / "run", [write(tmp_path / "talks.jsonl", TALKS)], examples=1)
+    settings = settings_of(chatty, tmp_path / "run", [write(tmp_path / "talks.jsonl", TALKS)], batch_size=1)
     monkeypatch.setattr("trainer.model.parallel.divide_and_clip", lambda *_: float("nan"))
     with pytest.raises(NotFinite, match="3 steps in a row"):
         sft(settings)

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import settings_of, trainer_of
+from tests.unit.trainer.runs import loop_of, settings_of
 from tests.unit.trainer.trees import group
 from trainer.errors import NotFinite
-from trainer.learner import Learner
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 
@@ -27,40 +27,40 @@ def settings_in(directory: Path, model: Path) -> Settings:
         "gateway": {"url": "http://127.0.0.1:1"},
         "model": {"path": model},
         "optimizer": {"lr": 1e-3},
-        "algorithm": {"normalise_std": False},
+        "algorithm": {"normalize_std": False},
     })  # fmt: skip
 
 
-def break_gradients(learner: Learner) -> Any:
+def break_gradients(trainer: RankTrainer) -> Any:
     """Makes one gradient of every backward pass infinite; answers what ends it."""
-    return next(learner.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+    return next(trainer.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
 
 
-def state(learner: Learner) -> list[torch.Tensor]:
-    moments = [value for entry in learner.optimizer.moments().values() for value in entry.values()]
-    return [value.clone() for value in [*learner.model.state_dict().values(), *moments]]
+def state(trainer: RankTrainer) -> list[torch.Tensor]:
+    moments = [value for entry in trainer.optimizer.moments().values() for value in entry.values()]
+    return [value.clone() for value in [*trainer.model.state_dict().values(), *moments]]
 
 
 @pytest.mark.parametrize("broken", ["gradient", "loss"])
 def test_a_step_that_is_not_finite_makes_the_next_version_of_the_same_weights(
     tiny_model: Path, tmp_path: Path, broken: str
 ) -> None:
-    learner = Learner.open(settings_in(tmp_path, tiny_model))
+    trainer = RankTrainer.open(settings_in(tmp_path, tiny_model))
     good = [group("good", [0.0, 1.0])]
-    assert learner.train(good)["skipped_steps"] == 0
-    before = state(learner)
+    assert trainer.train(good)["skipped_steps"] == 0
+    before = state(trainer)
     # The larger reward is no float32, in which losses are computed.
-    hook = break_gradients(learner) if broken == "gradient" else None
+    hook = break_gradients(trainer) if broken == "gradient" else None
     bad = good if hook else [group("bad", [0.0, 1e100])]
-    assert [learner.train(bad)["skipped_steps"] for _ in range(2)] == [1, 2]
-    assert (learner.version, learner.parent, learner.steps) == (3, 2, 3)
-    assert all(map(torch.equal, state(learner), before))
-    assert learner.probe is not None
-    assert learner.probe.new_logprobs == learner.probe.parent_logprobs, "nothing tells it from its parent"
+    assert [trainer.train(bad)["skipped_steps"] for _ in range(2)] == [1, 2]
+    assert (trainer.version, trainer.parent, trainer.steps) == (3, 2, 3)
+    assert all(map(torch.equal, state(trainer), before))
+    assert trainer.probe is not None
+    assert trainer.probe.new_logprobs == trainer.probe.parent_logprobs, "nothing tells it from its parent"
     if hook:
         hook.remove()
-    assert learner.train(good)["skipped_steps"] == 0
-    assert not all(map(torch.equal, state(learner), before))
+    assert trainer.train(good)["skipped_steps"] == 0
+    assert not all(map(torch.equal, state(trainer), before))
 
 
 def refuse(literal: str) -> NoReturn:
@@ -70,25 +70,23 @@ def refuse(literal: str) -> NoReturn:
 async def test_a_run_stops_after_too_many_and_the_next_start_goes_on(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = settings_of(gateway, tiny_model, tmp_path, steps=3)
-    optimizer = settings.optimizer.model_copy(update={"max_skipped_steps": 2})
-    settings = settings.model_copy(update={"optimizer": optimizer})
+    settings = settings_of(gateway, tiny_model, tmp_path, steps=4)
     async with episodes(gateway), within("the trainer is through"):
-        async with trainer_of(gateway, settings) as trainer:
-            break_gradients(trainer.learner)
-            with pytest.raises(NotFinite, match=r"\[optimizer\] max_skipped_steps = 2"):
-                await trainer.train()
-        assert (await gateway.admin.status())["version"] == 2
+        async with loop_of(gateway, settings) as loop:
+            break_gradients(loop.trainer)
+            with pytest.raises(NotFinite, match="3 steps in a row"):
+                await loop.train()
+        assert (await gateway.admin.status())["version"] == 3
         first, second = (
             load_file(settings.run.dir / "weights" / f"v00000{version}" / "model.safetensors")
             for version in (1, 2)
         )
         assert all(torch.equal(value, second[name]) for name, value in first.items())
         assert "version 1 has the weights of version 0" in capfd.readouterr().err
-        async with trainer_of(gateway, settings) as trainer:
-            await trainer.train()
-    assert (await gateway.admin.status())["consumed"] == 3
+        async with loop_of(gateway, settings) as loop:
+            await loop.train()
+    assert (await gateway.admin.status())["consumed"] == 4
     lines = (settings.run.dir / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line, parse_constant=refuse) for line in lines]
-    assert [record["skipped_steps"] for record in records] == [1, 2, 0]
-    assert ["grad_norm" in record for record in records] == [False, False, True]
+    assert [record["skipped_steps"] for record in records] == [1, 2, 3, 0]
+    assert ["grad_norm" in record for record in records] == [False, False, False, True]

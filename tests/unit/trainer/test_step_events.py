@@ -1,4 +1,4 @@
-"""Steps are told to those who watch, and training does not depend on it."""
+"""Steps are sent to those who watch, and training does not depend on it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ async def test_steps_are_told_in_order_and_the_last_before_the_end() -> None:
     gateway = Gateway()
     steps = told_to(gateway, [])
     for number in range(3):
-        steps.tell(number, number + 1, {"loss": 0.5})
+        steps.send(number, number + 1, {"loss": 0.5})
         await turns()
-    steps.tell(3, 4, {})
+    steps.send(3, 4, {})
     await steps.finish()
     assert gateway.steps == [
         *((number, number + 1, {"loss": 0.5}, "policy") for number in range(3)),
@@ -59,22 +59,22 @@ async def test_failures_are_said_once_and_later_steps_are_told() -> None:
     gateway.fails = True
     steps = told_to(gateway, said)
     for number in range(3):
-        steps.tell(number, number + 1, {})
+        steps.send(number, number + 1, {})
         await turns()
     gateway.fails = False
-    steps.tell(3, 4, {})
+    steps.send(3, 4, {})
     await until(lambda: len(gateway.steps) == 1, "the step is told")
     assert len(said) == 1
     assert "step 0" in said[0] and "nobody there" in said[0]
 
 
 async def test_a_gateway_that_does_not_answer_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_events, "_LAST_S", 0.01)
+    monkeypatch.setattr(step_events, "_FINISH_S", 0.01)
     gateway = Gateway()
     gateway.open.clear()
     steps = told_to(gateway, [])
     for number in range(200):
-        steps.tell(number, number + 1, {})
+        steps.send(number, number + 1, {})
     await turns()
     assert len(steps._waiting) <= 64
     await result_of(steps.finish(), "the run ends", 30)

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from tests.harness.ranks import on_ranks
-from tests.unit.trainer.learning import STEPS, Curve, assert_close, learn, settings_of
+from tests.unit.trainer.rank_trainers import STEPS, Curve, assert_close, learn, settings_of
 from trainer.errors import ConfigError
 from trainer.model import loading
 from trainer.model.tensor_parallel import plan_of

@@ -22,14 +22,14 @@ from tests.harness.plain_model import plain_logits
 from tests.harness.ranks import on_ranks
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
+from tests.unit.trainer.runs import loop_of
 from tests.unit.trainer.runs import settings_of as settings_for
-from tests.unit.trainer.runs import trainer_of
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.data.details import DetailChoice
-from trainer.learner import Learner
 from trainer.model import pretrained
-from trainer.orders import dismiss, follow
-from trainer.report.files import whole
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
+from trainer.report.files import atomic_file
 from trainer.report.tokens import token_table, write
 from trainer.settings import Settings
 
@@ -51,12 +51,12 @@ def settings_of(model: Path, work: Path, algorithm: Mapping[str, Any], tokens: i
     })  # fmt: skip
 
 
-def learner_of(settings: Settings) -> Learner:
-    """A learner in float64."""
+def trainer_of(settings: Settings) -> RankTrainer:
+    """A trainer in float64."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(pretrained.DTYPES, "float32", torch.float64)
-        learner = Learner.open(settings)
-    return learner
+        trainer = RankTrainer.open(settings)
+    return trainer
 
 
 def groups_of() -> list[Group]:
@@ -98,7 +98,7 @@ def groups_of() -> list[Group]:
 REASONS = {int(TokenFlag.LATE): "late", int(TokenFlag.GREEDY | TokenFlag.ORPHANED): "greedy"}
 
 
-def reference(learner: Learner, groups: Sequence[Group]) -> list[dict[str, Any]]:
+def reference(trainer: RankTrainer, groups: Sequence[Group]) -> list[dict[str, Any]]:
     """The expected table, token by token, from the papers' formulas and the model's own forward pass."""
     rows = []
     for group in groups:
@@ -107,16 +107,16 @@ def reference(learner: Learner, groups: Sequence[Group]) -> list[dict[str, Any]]
             advantage = (episode.reward - rewards.mean()) / (rewards.std() + 1e-4)
             for node in episode.nodes:
                 if node.sampled:
-                    rows += rows_of(learner, group.group_id, episode, node, advantage)
+                    rows += rows_of(trainer, group.group_id, episode, node, advantage)
     return rows
 
 
 def rows_of(
-    learner: Learner, group: str, episode: Episode, node: Node, advantage: float
+    trainer: RankTrainer, group: str, episode: Episode, node: Node, advantage: float
 ) -> list[dict[str, Any]]:
     context = context_of(episode, node)
     with torch.no_grad():
-        logits = plain_logits(learner.model, torch.tensor([context + node.ids.tolist()]))[0]
+        logits = plain_logits(trainer.model, torch.tensor([context + node.ids.tolist()]))[0]
     rows = []
     for i, token in enumerate(node.ids.tolist()):
         recorded = float(node.logprobs[i])
@@ -155,12 +155,12 @@ def context_of(episode: Episode, node: Node) -> list[int]:
     return context_of(episode, parent) + parent.ids[: node.at].tolist()
 
 
-def table_of(learner: Learner, groups: Sequence[Group]) -> pa.Table:
+def table_of(trainer: RankTrainer, groups: Sequence[Group]) -> pa.Table:
     """The table of one step."""
-    batch = learner.begin(DetailChoice(tokens=True))
+    batch = trainer.begin_batch(DetailChoice(tokens=True))
     for group in groups:
-        learner.take(batch, [group])
-    learner.step(batch)
+        trainer.add_groups(batch, [group])
+    trainer.step(batch)
     return token_table(batch.details)
 
 
@@ -180,20 +180,20 @@ def test_each_column_is_that_of_a_plain_forward_pass_of_every_path(
     exact_model: Path, tmp_path: Path, tokens: int
 ) -> None:
     groups = groups_of()
-    learner = learner_of(settings_of(exact_model, tmp_path, ALGORITHM, tokens))
-    expected = reference(learner, groups)
+    trainer = trainer_of(settings_of(exact_model, tmp_path, ALGORITHM, tokens))
+    expected = reference(trainer, groups)
     reasons = Counter(row["mask_reason"] for row in expected)
     assert reasons.keys() == {
         None, "ratio", "late", "greedy", "abandoned", "invalid_logprob", "equal_rewards"
     }  # fmt: skip
     assert {row["clipped"] for row in expected} == {True, False, None}
-    assert_says(table_of(learner, groups), expected)
+    assert_says(table_of(trainer, groups), expected)
 
 
 def test_a_group_without_advantage_that_is_trained_has_its_figures(exact_model: Path, tmp_path: Path) -> None:
     """An entropy bonus trains it."""
-    learner = learner_of(settings_of(exact_model, tmp_path, {**ALGORITHM, "entropy_coef": 0.01}))
-    rows = table_of(learner, groups_of()).to_pylist()
+    trainer = trainer_of(settings_of(exact_model, tmp_path, {**ALGORITHM, "entropy_coef": 0.01}))
+    rows = table_of(trainer, groups_of()).to_pylist()
     equal = [row for row in rows if row["group_id"] == "g2"]
     trained = [row for row in equal if row["logprob"] is not None]
     assert Counter(row["mask_reason"] for row in trained).keys() == {None, "ratio"}
@@ -207,23 +207,23 @@ def test_with_minibatches_each_token_has_the_figures_of_its_own_step(
     """The second minibatch is trained by weights that the first has changed, and weighed by both ratios."""
     algorithm = {"type": "ppo", "minibatches": 2, "importance_cap": CAP, "clip_low": LOW, "clip_high": HIGH}
     groups = groups_of()[:2]
-    learner = learner_of(settings_of(exact_model, tmp_path, algorithm))
+    trainer = trainer_of(settings_of(exact_model, tmp_path, algorithm))
     weights: list[dict[str, torch.Tensor]] = []
-    step = learner.optimizer.step
+    step = trainer.optimizer.step
 
     def watched() -> None:
-        weights.append({name: p.detach().clone() for name, p in learner.model.named_parameters()})
+        weights.append({name: p.detach().clone() for name, p in trainer.model.named_parameters()})
         step()
 
-    learner.optimizer.step = watched  # type: ignore[method-assign]
-    table = table_of(learner, groups).to_pylist()
+    trainer.optimizer.step = watched  # type: ignore[method-assign]
+    table = table_of(trainer, groups).to_pylist()
     expected: list[dict[str, Any]] = []
     proximal: list[float] = []
     for group, state in zip(groups, weights, strict=True):
-        learner.model.load_state_dict(weights[0], strict=False)
-        proximal += [row["logprob"] for row in reference(learner, [group])]
-        learner.model.load_state_dict(state, strict=False)
-        expected += reference(learner, [group])
+        trainer.model.load_state_dict(weights[0], strict=False)
+        proximal += [row["logprob"] for row in reference(trainer, [group])]
+        trainer.model.load_state_dict(state, strict=False)
+        expected += reference(trainer, [group])
     moved = 0
     for row, wanted, before in zip(table, expected, proximal, strict=True):
         if wanted["logprob"] is None:
@@ -236,12 +236,12 @@ def test_with_minibatches_each_token_has_the_figures_of_its_own_step(
 
 
 def table_on_ranks(settings: Settings) -> list[dict[str, Any]] | None:
-    learner = learner_of(settings)
-    if not learner.ranks.leads:
-        follow(learner)
+    trainer = trainer_of(settings)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return None
-    table = table_of(learner, groups_of())
-    dismiss(learner)
+    table = table_of(trainer, groups_of())
+    shutdown_ranks(trainer)
     return table.to_pylist()
 
 
@@ -263,8 +263,8 @@ async def test_a_run_writes_the_tokens_of_every_so_many_steps(
     settings = settings_for(gateway, tiny_model, tmp_path, steps=3)
     report = settings.report.model_copy(update={"tokens_every": 2, "samples_every": 0})
     settings = settings.model_copy(update={"report": report})
-    async with episodes(gateway), trainer_of(gateway, settings) as trainer, within("the trainer is through"):
-        await trainer.train()
+    async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
+        await loop.train()
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     folder = settings.run.dir / "tokens"
     assert [path.name for path in sorted(folder.iterdir())] == ["step-000001.parquet", "step-000003.parquet"]
@@ -287,8 +287,8 @@ def test_a_table_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "tokens" / "step-000001.parquet"
 
     def fails() -> None:
-        with whole(path) as aside:
-            aside.write_bytes(b"PAR1 half a table")
+        with atomic_file(path) as temporary:
+            temporary.write_bytes(b"PAR1 half a table")
             assert not path.exists()
             raise OSError("disk full")
 

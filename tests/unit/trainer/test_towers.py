@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.harness.ranks import on_ranks
-from tests.unit.trainer.learning import groups_of
+from tests.unit.trainer.rank_trainers import groups_of
 from trainer.errors import ConfigError
-from trainer.learner import Learner
 from trainer.model import loading, vision
-from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 TEXT = {
@@ -56,7 +56,7 @@ def save(directory: Path, name: str) -> Path:
 
 def trained(path: Path, work: Path, more: dict[str, Any]) -> dict[str, Tensor] | None:
     """The stored tensors after two steps with so much weight decay that whatever decays is seen to."""
-    learner = Learner.open(
+    trainer = RankTrainer.open(
         Settings.parse({
             "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1},
             "gateway": {"url": "http://127.0.0.1:1"},
@@ -66,13 +66,15 @@ def trained(path: Path, work: Path, more: dict[str, Any]) -> dict[str, Tensor] |
             "parallel": {"timeout_s": 60},
         })
     )  # fmt: skip
-    if not learner.ranks.leads:
-        follow(learner)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return None
     for _ in range(2):
-        learner.train(groups_of(learner.version))
-    published = WeightsDirectory(work / "weights", path).write(1, 0, learner.model, None, learner.published())
-    dismiss(learner)
+        trainer.train(groups_of(trainer.version))
+    published = WeightsDirectory(work / "weights", path).write(
+        1, 0, trainer.model, None, trainer.gather_weights()
+    )
+    shutdown_ranks(trainer)
     return load_file(published / "model.safetensors")
 
 
@@ -92,7 +94,7 @@ def test_a_frozen_tower_does_not_decay(tmp_path: Path, name: str, ranks: int, dt
 
 def test_adapters_are_of_the_language_model_alone(tmp_path: Path) -> None:
     path = save(tmp_path / "model", "gemma3")
-    learner = Learner.open(
+    trainer = RankTrainer.open(
         Settings.parse({
             "run": {"dir": tmp_path / "run", "steps": 9, "device": "cpu"},
             "gateway": {"url": "http://127.0.0.1:1"},
@@ -100,7 +102,7 @@ def test_adapters_are_of_the_language_model_alone(tmp_path: Path) -> None:
             "optimizer": {"lr": 1e-3},
         })
     )  # fmt: skip
-    adapted = [name for name, weight in learner.model.named_parameters() if weight.requires_grad]
+    adapted = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
     assert len(adapted) == 2 * 7 * 2, "two factors for each of seven matrices of two layers"
     assert all("language_model" in name for name in adapted)
 

@@ -9,7 +9,7 @@ import signal
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.harness.forks import LIMIT_S, forks
+from tests.harness.forks import run_to_end
 from tests.harness.wandb_files import history, runs
 from trainer.errors import ConfigError
-from trainer.report.episodes import episodes_of
+from trainer.report import tracking
 from trainer.report.files import samples_file
 from trainer.report.metrics import Metrics
-from trainer.report.samples import Sample
+from trainer.report.samples import Sample, episodes_of
 from trainer.report.samples import write as write_samples
-from trainer.report.sender import Bookmark, Follower
-from trainer.report.senders import Senders
 from trainer.report.trackers import check
+from trainer.report.tracking import Bookmark, Follower, Trackers
 from trainer.settings import Settings
 
 KEY, PASSWORD = "the-admin-key", "the-password"
@@ -63,7 +62,7 @@ EPISODE = {
 def train(settings: Settings, versions: range) -> str:
     """A run of the trainer without training, with a sample of its second step; returns what it said."""
     console = Console(file=io.StringIO(), record=True, width=300)
-    with Metrics(settings.run.dir, 9, console, senders=Senders(settings)) as metrics:
+    with Metrics(settings.run.dir, 9, console, trackers=Trackers(settings)) as metrics:
         for version in versions:
             if version == 1:
                 write_samples(samples_file(settings.run.dir, 2), [SAMPLE, replace(SAMPLE, turn=2)])
@@ -74,14 +73,20 @@ def train(settings: Settings, versions: range) -> str:
 @pytest.fixture(scope="module")
 def two_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with two steps in its first start and one in its second, with all trackers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        return trained_twice(tmp_path_factory)
+
+
+def trained_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "frozen"
     settings = settings_of(
         directory,
-        {"to": ["tensorboard", "wandb", "mlflow"], "finish_s": 300, "wandb": {"offline": True}},
+        {"trackers": ["tensorboard", "wandb", "mlflow"]},
     )
     for versions in (range(2), range(2, 3)):
         said = train(settings, versions)
-        assert "warning" not in said, [p.read_text() for p in (directory / "trackers").glob("*.log")]
+        assert "warning" not in said
     return directory
 
 
@@ -130,7 +135,7 @@ def test_wandb_has_the_samples_of_a_step_as_a_table(two_starts: Path) -> None:
 
 def test_mlflow_has_the_samples_of_a_step_as_a_table(two_starts: Path, tmp_path: Path) -> None:
     """Read by MLflow's own reader of tables."""
-    assert in_a_process(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
+    assert run_to_end(mlflow_reads, f"sqlite:///{two_starts}/mlflow.db", tmp_path) == 0
     samples, episodes = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("samples", "episodes")
     )
@@ -149,15 +154,6 @@ def mlflow_reads(uri: str, folder: Path) -> None:
     for name in ("samples", "episodes"):
         table = client.load_table(experiment, f"{name}/step-000002.json")
         (folder / f"{name}.json").write_text(table.to_json(orient="split"))
-
-
-def in_a_process(work: Callable[..., None], *arguments: Any) -> int | None:
-    """The exit status of a process that does only this, forked from one that has imported the trainer."""
-    process = forks().Process(target=work, args=arguments, daemon=True)
-    process.start()
-    process.join(LIMIT_S)
-    process.kill()
-    return process.exitcode
 
 
 def rows_of(table: dict[str, Any]) -> list[dict[str, Any]]:
@@ -190,48 +186,50 @@ def test_no_secret_is_written_anywhere(two_starts: Path) -> None:
 
 
 @pytest.mark.parametrize("tracker", ["wandb", "mlflow"])
-def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
-    tracker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its server takes connections and never answers; `wandb` alone would hold the end of the process up for 90 seconds."""
+def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(tracker: str, tmp_path: Path) -> None:
+    """Its server accepts connections and never responds; `wandb` by itself would delay the end of the process by 90 seconds."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        monkeypatch.setenv("WANDB_BASE_URL", url)
-        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-        report = {"to": [tracker], "finish_s": 0.2, "mlflow": {"tracking_uri": url}}
-        said = train(settings_of(tmp_path, report), range(2))
-    assert said.count("warning") == 1
-    assert f"{tracker} has not taken all figures; the next start of this run sends the rest" in said
+        assert run_to_end(train_with_a_stuck_tracker, tmp_path, tracker, url) == 7
+    warning = (
+        f"warning: {tracker}: it has not received all figures; the next start of this run sends the rest"
+    )
+    assert (tmp_path / "output").read_text().count(warning) == 1
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def train_with_a_stuck_tracker(directory: Path, tracker: str, url: str) -> None:
+    """Exits with status 7, if nothing delays that."""
+    os.environ |= {"WANDB_BASE_URL": url, "WANDB_API_KEY": "0" * 40, "MLFLOW_TRACKING_URI": url}
+    tracking.FINISH_S = 0.2
+    (directory / "output").write_text(train(settings_of(directory, {"trackers": [tracker]}), range(2)))
+    tracking.exit_if_stuck(7)
 
 
 def test_a_tracker_that_was_away_gets_what_it_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first start of two has no key for W&B; its second is offline."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    said = train(settings_of(tmp_path / "run", {"to": ["wandb"], "finish_s": 300}), range(2))
-    assert said.count("no API key of W&B: set WANDB_API_KEY, or [report.wandb] offline = true") == 1
-    report = {"to": ["wandb"], "finish_s": 300, "wandb": {"offline": True}}
-    assert "warning" not in train(settings_of(tmp_path / "run", report), range(2, 3))
+    said = train(settings_of(tmp_path / "run", {"trackers": ["wandb"]}), range(2))
+    assert said.count("no API key of W&B: set WANDB_API_KEY, or WANDB_MODE=offline") == 1
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert "warning" not in train(settings_of(tmp_path / "run", {"trackers": ["wandb"]}), range(2, 3))
     ((_, file),) = runs(tmp_path / "run" / "wandb")
     assert [row["version"] for row in history(file)] == [1, 2, 3]
 
 
-def train_and_die(directory: Path, python: str) -> None:
-    """Two steps, then SIGKILL; the program `python` runs the sender."""
-    sys.executable = python
-    settings = settings_of(directory, {"finish_s": 300})
-    with Metrics(settings.run.dir, 9, senders=Senders(settings)) as metrics:
+def train_and_die(directory: Path) -> None:
+    """Two steps, then SIGKILL."""
+    settings = settings_of(directory, {})
+    with Metrics(settings.run.dir, 9, trackers=Trackers(settings)) as metrics:
         for version in range(2):
             metrics.trained(version, measured(version + 1), {"idle": 0.5}, 1.0)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("python", [sys.executable, "true"], ids=["sends", "dies first"])
-def test_the_figures_of_a_killed_trainer_arrive_once(python: str, tmp_path: Path) -> None:
-    """The sender was at work, or had not read a line: `true` is a sender that never does."""
-    assert in_a_process(train_and_die, tmp_path, python) == -signal.SIGKILL
-    assert "warning" not in train(settings_of(tmp_path, {"finish_s": 300}), range(2, 3))
+def test_the_figures_of_a_killed_trainer_arrive_once(tmp_path: Path) -> None:
+    assert run_to_end(train_and_die, tmp_path) == -signal.SIGKILL
+    assert "warning" not in train(settings_of(tmp_path, {}), range(2, 3))
     test_tensorboard_has_each_step_once(tmp_path)
 
 
@@ -281,22 +279,22 @@ def line(version: int, **figures: Any) -> dict[str, Any]:
 def test_a_tracker_that_fails_is_warned_of_once_and_gets_everything_in_order(tmp_path: Path) -> None:
     tracker, warned = Recording(failures=3), []
     write(tmp_path, line(1, loss=1.0), line(2, loss=2.0))
-    follower_of(tracker, tmp_path, warned).follow(["new", "new", "end 0"])
+    follower_of(tracker, tmp_path, warned).follow([None, None, False])
     assert tracker.taken == [(1, {"loss": 1.0}), (2, {"loss": 2.0})]
     assert warned == ["ConnectionError: https://***@host is away; figures are sent again later"]
     assert (tracker.opened, tracker.closed) == ([None], [False])
 
 
-def test_what_was_given_up_is_sent_by_the_next_process(tmp_path: Path) -> None:
+def test_what_was_not_sent_is_sent_by_the_next_start(tmp_path: Path) -> None:
     write(tmp_path, line(1), line(2))
-    follower_of(Recording(failures=9), tmp_path, []).follow(["end 1"])
+    follower_of(Recording(failures=9), tmp_path, []).follow([True])
     tracker = Recording()
     follower_of(tracker, tmp_path, []).follow([])
     assert [step for step, _ in tracker.taken] == [1, 2]
     assert (tracker.opened, tracker.closed) == (["its own id"], [True])
 
 
-def test_what_a_killed_process_had_begun_to_send_is_not_sent_again(tmp_path: Path) -> None:
+def test_what_a_killed_trainer_had_begun_to_send_is_not_sent_again(tmp_path: Path) -> None:
     class Killed(BaseException):
         pass
 
@@ -322,20 +320,20 @@ def test_steps_never_go_backwards_and_half_a_line_waits(tmp_path: Path) -> None:
         file.write(json.dumps(line(4, loss=1)))
         file.flush()
 
-        def told():
-            yield "new"
+        def commands() -> Iterator[bool | None]:
+            yield None
             assert [step for step, _ in tracker.taken] == [2, 2, 3]
             file.write("\n")
             file.flush()
-            yield "end 0"
+            yield False
 
-        follower_of(tracker, tmp_path, []).follow(told())
+        follower_of(tracker, tmp_path, []).follow(commands())
     assert tracker.taken[1:] == [(2, {"eval/reward": 0.5}), (3, {}), (4, {"loss": 1.0})]
 
 
 def test_a_tracker_begins_with_the_run_that_turns_it_on(tmp_path: Path) -> None:
-    train(settings_of(tmp_path, {"to": []}), range(1))
-    train(settings_of(tmp_path, {"finish_s": 300}), range(1, 3))
+    train(settings_of(tmp_path, {"trackers": []}), range(1))
+    train(settings_of(tmp_path, {}), range(1, 3))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -348,7 +346,9 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError) as refused:
         check(["tensorboard", name])
-    assert str(refused.value) == f"[report] to: {name} is not installed: pip install 'headgate[trackers]'"
+    assert (
+        str(refused.value) == f"[report] trackers: {name} is not installed: pip install 'headgate[trackers]'"
+    )
 
 
 def test_an_episode_is_told_from_its_calls_and_its_text_is_bounded() -> None:

@@ -147,7 +147,7 @@ def test_a_row_has_the_images_before_its_last_token_where_they_stand() -> None:
     )
     rows = rows_of([(Episode("e", 1.0, nodes), {})], image_support=ImageSupport(PAD)).rows
     assert [row.images for row in rows] == [(ImageSpan(ONE, 1, 2), ImageSpan(TWO, 7, 2))]
-    again = lay_out([*rows, *rows], share=False)
+    again = lay_out([*rows, *rows], share_prefixes=False)
     assert [image.offset for image in again.images] == [1, 7, 12, 18]
     assert all(again.ids[image.offset] == PAD for image in again.images)
 

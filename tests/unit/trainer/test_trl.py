@@ -23,7 +23,7 @@ UNBOUNDED = float("inf")
     [
         ("dapo", {"type": "dapo"}),
         ("bnpo", {"type": "grpo"}),
-        ("grpo", {"type": "grpo", "normaliser": "sequence"}),
+        ("grpo", {"type": "grpo", "average": "sequence"}),
         ("dr_grpo", {"type": "dr_grpo", "length": len(RECORD["tensors"]["mask"][0]), "clip_high": 0.28}),
         ("cispo", {"type": "cispo", "importance_cap": 1.5}),
         ("gspo", {"type": "gspo", "clip_low": 0.05, "clip_high": 0.08}),
@@ -57,5 +57,5 @@ def test_our_gradients_are_those_of_trl(case: str, ours: dict[str, Any]) -> None
     (gradient,) = torch.autograd.grad(loss.total, logprobs)
     theirs = torch.tensor(RECORD["cases"][case]["gradient"], dtype=torch.float64)
     assert bool(theirs.any())
-    ours_of_all = gradient / algorithm.normaliser(int(mask.sum()), len(mask))
+    ours_of_all = gradient / algorithm.normalizer(int(mask.sum()), len(mask))
     torch.testing.assert_close(ours_of_all, theirs, rtol=1e-9, atol=1e-12)

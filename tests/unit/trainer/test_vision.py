@@ -17,7 +17,7 @@ from torch import Tensor
 from gateway.render.images import MODELS as GIVEN
 from tests.harness.ranks import on_ranks
 from tests.harness.vision_model import PAD, save_processor, save_vision_model, vision_config
-from tests.unit.trainer.learning import Curve, assert_close, in_precision
+from tests.unit.trainer.rank_trainers import Curve, assert_close, in_precision
 from tests.unit.trainer.vision_episodes import (
     BLUE,
     GREEN,
@@ -35,10 +35,10 @@ from trainer.commands.dry_run import rehearse
 from trainer.data.details import DetailChoice
 from trainer.data.packing import lay_out
 from trainer.errors import ConfigError
-from trainer.learner import Learner
 from trainer.model import loading, pretrained, tensor_parallel, vision
-from trainer.orders import dismiss, follow
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_rpc import serve_commands, shutdown_ranks
+from trainer.rank_trainer import RankTrainer
 from trainer.report.tokens import token_table
 from trainer.settings import Settings
 
@@ -83,8 +83,8 @@ def save_kind(directory: Path, kind: str) -> None:
     made.save_pretrained(directory)
 
 
-def said(learner: Learner, episode: Any) -> Tensor:
-    return learner.policy.logprobs(lay_out(rows(episode, learner), share=False))
+def said(trainer: RankTrainer, episode: Any) -> Tensor:
+    return trainer.policy.logprobs(lay_out(rows(episode, trainer), share_prefixes=False))
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
@@ -94,33 +94,33 @@ def test_log_probabilities_are_those_of_the_models_own_forward_pass(
     path = model
     if kind != "qwen2_vl":
         save_kind(path := tmp_path / "model", kind)
-    learner = Learner.open(settings_of(path, tmp_path / "run"))
-    keep(learner)
+    trainer = RankTrainer.open(settings_of(path, tmp_path / "run"))
+    keep(trainer)
     episode = two_turns("a")
-    (row,) = rows(episode, learner)
+    (row,) = rows(episode, trainer)
     assert len(row.images) == 2
     with torch.no_grad():
         theirs = own_logprobs(plain(path), path, row, FILES)
-    ours = said(learner, episode)
+    ours = said(trainer, episode)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
-    other = said(learner, two_turns("a", images=(GREEN, BLUE)))
+    other = said(trainer, two_turns("a", images=(GREEN, BLUE)))
     assert (other - ours).abs().min() > 1e-4
 
 
 @pytest.mark.parametrize("how", ["frozen", "trained"])
 def test_gradients_are_those_of_the_models_own_forward_pass(model: Path, tmp_path: Path, how: str) -> None:
-    learner = Learner.open(settings_of(model, tmp_path, vision=how))
-    keep(learner)
+    trainer = RankTrainer.open(settings_of(model, tmp_path, vision=how))
+    keep(trainer)
     episode = two_turns("a")
-    (row,) = rows(episode, learner)
+    (row,) = rows(episode, trainer)
     theirs = plain(model)
     own_logprobs(theirs, model, row, FILES).sum().backward()
-    micro = lay_out([row], share=False)
-    with learner.policy.at_work(micro):
-        learner.policy(micro)[0].sum().backward()
+    micro = lay_out([row], share_prefixes=False)
+    with trainer.policy.at_work(micro):
+        trainer.policy(micro)[0].sum().backward()
     expected = {name: weight.grad for name, weight in theirs.named_parameters()}
     seen = 0
-    for name, weight in learner.model.named_parameters():
+    for name, weight in trainer.model.named_parameters():
         if ".visual." in name and how == "frozen":
             assert weight.grad is None, name
             continue
@@ -133,17 +133,17 @@ def test_gradients_are_those_of_the_models_own_forward_pass(model: Path, tmp_pat
 def learn(settings: Settings, until: int) -> tuple[Curve, dict[str, Tensor]] | None:
     """Trains from the newest checkpoint to a version, in float64; a rank finds the images in the run's folder."""
     with in_precision(torch.float64):
-        learner = Learner.open(settings)
-        if not learner.ranks.leads:
-            follow(learner)
+        trainer = RankTrainer.open(settings)
+        if not trainer.ranks.is_rank_zero:
+            serve_commands(trainer)
             return None
-        keep(learner)
+        keep(trainer)
         curve = []
-        while learner.version < until:
-            curve.append(learner.train(groups_with_images(learner.version)))
-        learner.save_checkpoint()
-        weights = learner.published()
-        dismiss(learner)
+        while trainer.version < until:
+            curve.append(trainer.train(groups_with_images(trainer.version)))
+        trainer.save_checkpoint()
+        weights = trainer.gather_weights()
+        shutdown_ranks(trainer)
         return curve, weights
 
 
@@ -166,13 +166,13 @@ def test_two_ranks_learn_what_one_learns_and_one_goes_on_with_the_same_images(
 
 def first_step(settings: Settings) -> float | None:
     """The gap to the recorded log-probabilities, as a figure of what a pass says, and the norm of its gradient."""
-    learner = Learner.open(settings)
-    if not learner.ranks.leads:
-        follow(learner)
+    trainer = RankTrainer.open(settings)
+    if not trainer.ranks.is_rank_zero:
+        serve_commands(trainer)
         return None
-    keep(learner)
-    measured = learner.train(groups_with_images(0))
-    dismiss(learner)
+    keep(trainer)
+    measured = trainer.train(groups_with_images(0))
+    shutdown_ranks(trainer)
     return measured["loss"] + measured["grad_norm"] + measured["logprob_gap_mean"]
 
 
@@ -189,20 +189,20 @@ def test_passes_in_bfloat16_are_those_in_float32_but_for_rounding(
 def test_adapters_are_of_the_language_model_alone_and_their_sum_has_the_checkpoints_names(
     model: Path, tmp_path: Path
 ) -> None:
-    learner = Learner.open(settings_of(model, tmp_path, lora={"rank": 3}))
-    keep(learner)
-    before = said(learner, two_turns("a"))
-    learner.train(groups_with_images(0))
-    factors = [name for name, weight in learner.model.named_parameters() if weight.requires_grad]
+    trainer = RankTrainer.open(settings_of(model, tmp_path, lora={"rank": 3}))
+    keep(trainer)
+    before = said(trainer, two_turns("a"))
+    trainer.train(groups_with_images(0))
+    factors = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
     assert len(factors) == 2 * 2 * 7, "two factors for each of seven matrices of two layers"
     assert not [name for name in factors if ".visual." in name]
-    with learner.policy.computing("merged"):
-        now = said(learner, two_turns("a"))
+    with trainer.policy.computing("merged"):
+        now = said(trainer, two_turns("a"))
     assert (now - before).abs().max() > 1e-3
     written = WeightsDirectory(tmp_path / "weights", model).write(
-        1, 0, learner.model, None, learner.published()
+        1, 0, trainer.model, None, trainer.gather_weights()
     )
-    (row,) = rows(two_turns("a"), learner)
+    (row,) = rows(two_turns("a"), trainer)
     with torch.no_grad():
         theirs = own_logprobs(plain(written), written, row, FILES)
     torch.testing.assert_close(now, theirs, rtol=0, atol=1e-5)
@@ -212,18 +212,18 @@ def test_adapters_are_of_the_language_model_alone_and_their_sum_has_the_checkpoi
 def test_a_version_has_the_names_of_the_checkpoint_and_is_known_again(
     model: Path, tmp_path: Path, how: str
 ) -> None:
-    learner = Learner.open(settings_of(model, tmp_path, vision=how))
-    keep(learner)
-    learner.train(groups_with_images(0))
-    state = learner.published()
-    written = WeightsDirectory(tmp_path / "weights", model).write(1, 0, learner.model, learner.probe, state)
+    trainer = RankTrainer.open(settings_of(model, tmp_path, vision=how))
+    keep(trainer)
+    trainer.train(groups_with_images(0))
+    state = trainer.gather_weights()
+    written = WeightsDirectory(tmp_path / "weights", model).write(1, 0, trainer.model, trainer.probe, state)
     assert names_in(written) == names_in(model)
     assert {file.name for file in model.iterdir()} <= {file.name for file in written.iterdir()}
-    assert pretrained.holds(written, pretrained.as_stored(learner.model, state))
-    learner.train(groups_with_images(1))
-    assert not pretrained.holds(written, pretrained.as_stored(learner.model, learner.published()))
-    assert learner.probe is not None
-    probed = {token for sequence in learner.probe.sequences for token in sequence}
+    assert pretrained.holds(written, pretrained.as_stored(trainer.model, state))
+    trainer.train(groups_with_images(1))
+    assert not pretrained.holds(written, pretrained.as_stored(trainer.model, trainer.gather_weights()))
+    assert trainer.probe is not None
+    probed = {token for sequence in trainer.probe.sequences for token in sequence}
     assert probed.isdisjoint({PAD}), "engines are asked of words alone"
 
 
@@ -235,24 +235,24 @@ def names_in(directory: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("table", "match"),
     [
-        ({"attention": "spans"}, r'takes images.*set \[model\] attention = "rows"'),
-        ({"vision": "trained", "lora": {}}, "leaves the vision tower as it is"),
+        ({"attention": "spans"}, r'accepts images.*set \[model\] attention = "rows"'),
+        ({"vision": "trained", "lora": {}}, "leaves the vision tower frozen"),
     ],
 )
 def test_what_no_model_that_sees_is_trained_with_is_refused(
     model: Path, tmp_path: Path, table: dict[str, Any], match: str
 ) -> None:
     with pytest.raises(ConfigError, match=match):
-        Learner.open(settings_of(model, tmp_path, **table))
+        RankTrainer.open(settings_of(model, tmp_path, **table))
 
 
 def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tmp_path: Path) -> None:
-    learner = Learner.open(settings_of(model, tmp_path))
-    keep(learner)
-    batch = learner.begin(DetailChoice(tokens=True))
-    learner.miss(batch, {name_of(GREEN)})
-    learner.take(batch, groups_with_images(0)[:2])
-    learner.step(batch)
+    trainer = RankTrainer.open(settings_of(model, tmp_path))
+    keep(trainer)
+    batch = trainer.begin_batch(DetailChoice(tokens=True))
+    trainer.exclude_images(batch, {name_of(GREEN)})
+    trainer.add_groups(batch, groups_with_images(0)[:2])
+    trainer.step(batch)
     table = token_table(batch.details).to_pydict()
     found = Counter(zip(table["group_id"], table["mask_reason"], strict=True))
     assert found == {("g0-0", "image_missing"): 16, ("g0-0", None): 5, ("g0-1", None): 16 + 6}
@@ -260,8 +260,8 @@ def test_reports_say_why_an_episode_with_an_image_is_not_trained(model: Path, tm
 
 def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
     lora = {"weights": {"transport": "lora", "url": "http://127.0.0.1:1"}}
-    with pytest.raises(ConfigError, match="beside a vision model"):
-        Learner.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
+    with pytest.raises(ConfigError, match="adapters of a vision model cannot be published"):
+        RankTrainer.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
 
 
 def test_matrices_of_a_model_that_sees_are_not_divided(model: Path) -> None:

@@ -19,7 +19,7 @@ from gateway.types import Episode, Group, ImageSpan, Node
 from tests.harness.vision_model import END, PAD, START, png
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.data.tree import Row, rows_of
-from trainer.learner import Learner
+from trainer.rank_trainer import RankTrainer
 from trainer.settings import Settings
 
 RED, GREEN, BLUE = png(56, 84, (255, 0, 0)), png(56, 84, (0, 255, 0)), png(97, 41, (0, 30, 255))
@@ -74,16 +74,16 @@ def settings_of(path: Path, work: Path, *, more: Mapping[str, Any] | None = None
     return Settings.parse(tables | dict(more or {}))
 
 
-def keep(learner: Learner, *files: bytes) -> None:
+def keep(trainer: RankTrainer, *files: bytes) -> None:
     """Puts files where the loop would have put them."""
     for data in files or (RED, GREEN, BLUE):
-        learner.images.write(name_of(data), data)
+        trainer.images.write(name_of(data), data)
 
 
-def rows(episode: Episode, learner: Learner) -> list[Row]:
-    assert learner.vision_inputs is not None
+def rows(episode: Episode, trainer: RankTrainer) -> list[Row]:
+    assert trainer.vision_inputs is not None
     credit = {node.index: 1.0 for node in episode.nodes}
-    return rows_of([(episode, credit)], image_support=learner.vision_inputs.image_support).rows
+    return rows_of([(episode, credit)], image_support=trainer.vision_inputs.image_support).rows
 
 
 def plain(directory: Path, dtype: torch.dtype = torch.float32) -> Any:

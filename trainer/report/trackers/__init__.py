@@ -16,15 +16,15 @@ REGISTRY: dict[str, tuple[Callable[[About], Tracker], str]] = {
     "wandb": (Wandb, "trackers"),
     "mlflow": (Mlflow, "trackers"),
 }
-"""The name in `[report] to`, which is that of its package too: what makes the tracker, and the extra that has the package."""
+"""By the name in `[report] trackers`, which is also that of its package: the class, and the extra that has the package."""
 
 __all__ = ["REGISTRY", "About", "Tracker", "check"]
 
 
 def check(names: Iterable[str]) -> None:
-    """Raises ConfigError if the package of a tracker is not installed."""
+    """Raise ConfigError if the package of a tracker is not installed."""
     for name in names:
         if find_spec(name) is None:
             raise ConfigError(
-                f"[report] to: {name} is not installed: pip install 'headgate[{REGISTRY[name][1]}]'"
+                f"[report] trackers: {name} is not installed: pip install 'headgate[{REGISTRY[name][1]}]'"
             )

@@ -1,6 +1,6 @@
-"""The interface of trackers: programs of others that keep and draw a run's figures.
+"""The interface of trackers: programs that keep and draw a run's figures.
 
-A tracker runs in a process of its own (`trainer.report.sender`), so its methods may block, hang or raise whatever they like.
+A tracker runs in a thread of its own (`trainer.report.tracking`), so its methods may block, hang or raise any exception.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Tracker(Protocol):
     """One tracker of one run. Register it in `trainer.report.trackers`."""
 
     def open(self, run: str | None) -> str:
-        """Goes on with the tracker's run of that id, or begins a new one for None; returns its id."""
+        """Continue the tracker's run of that id, or begin a new one for None; return its id."""
 
     def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
-        """Takes finite figures of a step, which never is below the one before; `at` is in seconds since 1970."""
+        """Report finite figures of a step, which is never below the previous one; `at` is in seconds since 1970."""
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes a step's sample of calls (`trainer.report.samples.Sample`), right behind its figures."""
+        """Report a step's sample of calls (`trainer.report.samples.Sample`), directly after its figures."""
 
     def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Takes the episodes of that sample (`trainer.report.episodes`), right behind its calls."""
+        """Report the episodes of that sample (`trainer.report.samples.episodes_of`), directly after its calls."""
 
     def close(self, failed: bool) -> None:
-        """Hands over what is left, and says how the run ended."""
+        """Send what is left, and report how the run ended."""

@@ -27,16 +27,17 @@ class Mlflow:
         self._about = about
         self._client: Any = None
         self._run = ""
+        self._uri = ""
 
     def open(self, run: str | None) -> str:
-        """Parameters are those of the first start; `config.json` has those of the newest."""
+        """Log parameters at the first start; `config.json` has those of the newest start."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         from mlflow.tracking import MlflowClient
 
-        uri = self._about.settings.mlflow.tracking_uri or f"sqlite:///{self._about.directory}/mlflow.db"
-        self._client = MlflowClient(tracking_uri=uri)
+        self._uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self._about.directory}/mlflow.db"
+        self._client = MlflowClient(tracking_uri=self._uri)
         if run is None:
             self._run = self._begin()
         else:
@@ -56,15 +57,16 @@ class Mlflow:
         return run
 
     def _experiment(self) -> str:
-        name, uri = self._about.settings.project, self._about.settings.mlflow.tracking_uri
+        name = self._about.settings.project
         found = self._client.get_experiment_by_name(name)
         if found is not None:
             return str(found.experiment_id)
-        place = None if uri else (self._about.directory / "mlartifacts").as_uri()
-        return str(self._client.create_experiment(name, artifact_location=place))
+        local = self._uri == f"sqlite:///{self._about.directory}/mlflow.db"
+        artifacts = (self._about.directory / "mlartifacts").as_uri() if local else None
+        return str(self._client.create_experiment(name, artifact_location=artifacts))
 
     def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
-        """Logs the figures in one request, which may be made again: MLflow keeps equal ones once."""
+        """Log the figures in one request, which may be repeated: MLflow keeps equal figures once."""
         from mlflow.entities import Metric
 
         moment = int(at * 1000)
@@ -72,11 +74,11 @@ class Mlflow:
         self._client.log_batch(self._run, metrics=metrics)
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the calls as one of MLflow's tables."""
+        """Write the calls as one of MLflow's tables."""
         self._table("samples", step, rows)
 
     def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the episodes as another."""
+        """Write the episodes as a second table."""
         self._table("episodes", step, rows)
 
     def _table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -88,12 +90,12 @@ class Mlflow:
             self._client.set_tag(self._run, _TABLES, json.dumps([*tables, entry]))
 
     def close(self, failed: bool) -> None:
-        """Ends the run, until a start continues it."""
+        """End the run, until a start continues it."""
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """The values of a configuration as `table.key` and text."""
+    """Yield the values of a configuration as `table.key` and text."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")

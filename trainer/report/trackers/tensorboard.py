@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.report.markdown import as_markdown, as_table
+from trainer.report.samples import as_markdown, as_table
 from trainer.report.trackers.base import About
 
 
@@ -17,14 +17,14 @@ class TensorBoard:
         self._writer: Any = None
 
     def open(self, run: str | None) -> str:
-        """Begins an event file; the folder is the run."""
+        """Begin an event file; the folder is the run."""
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._writer = EventFileWriter(str(self._directory))
         return run or self._directory.name
 
     def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
-        """Writes the figures as scalars."""
+        """Write the figures as scalars."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._write(
@@ -32,11 +32,11 @@ class TensorBoard:
         )
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the calls as a text, which TensorBoard shows as Markdown."""
+        """Write the calls as a text, which TensorBoard shows as Markdown."""
         self._text("samples", step, at, as_markdown(rows))
 
     def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the episodes as a table of Markdown."""
+        """Write the episodes as a table of Markdown."""
         self._text("episodes", step, at, as_table(rows))
 
     def _text(self, tag: str, step: int, at: float, markdown: str) -> None:
@@ -49,7 +49,7 @@ class TensorBoard:
         self._write(step, at, [Summary.Value(tag=tag, metadata=metadata, tensor=text)])
 
     def close(self, failed: bool) -> None:
-        """Ends the event file."""
+        """End the event file."""
         self._writer.close()
 
     def _write(self, step: int, at: float, values: list[Any]) -> None:

@@ -19,23 +19,21 @@ class Wandb:
         self._run: Any = None
 
     def open(self, run: str | None) -> str:
-        """Raises ConfigError where W&B would ask a person for the API key."""
+        """Raise ConfigError without an API key, because W&B would prompt for it."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        about, settings = self._about, self._about.settings.wandb
-        if not settings.offline and os.environ.get("WANDB_MODE") != "offline" and not wandb.api.api_key:
-            raise ConfigError("no API key of W&B: set WANDB_API_KEY, or [report.wandb] offline = true")
-        directory = (settings.dir or about.directory).resolve()
-        directory.mkdir(parents=True, exist_ok=True)
+        about = self._about
+        mode: Any = os.environ.get("WANDB_MODE")
+        if mode != "offline" and not wandb.api.api_key:
+            raise ConfigError("no API key of W&B: set WANDB_API_KEY, or WANDB_MODE=offline")
         self._run = wandb.init(
-            entity=settings.entity,
             project=about.settings.project,
             name=about.name,
             id=run or secrets.token_hex(4),
             resume="allow",
-            dir=directory,
-            mode="offline" if settings.offline else None,
+            dir=os.environ.get("WANDB_DIR") or about.directory,
+            mode=mode,
             # The command line may hold secrets (`--set gateway.admin_key=...`).
             settings=wandb.Settings(console="off", silent=True, x_disable_meta=True, disable_git=True),
         )
@@ -44,19 +42,19 @@ class Wandb:
         return str(self._run.id)
 
     def figures(self, step: int, at: float, figures: Mapping[str, float]) -> None:
-        """Logs the figures under the version; W&B drops what is below its own step."""
+        """Log the figures under the version; W&B drops steps below its own."""
         self._log(step, {**figures, "version": step, "_timestamp": at})
 
     def samples(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs the calls as a table."""
+        """Log the calls as a table."""
         self._table("samples", step, rows)
 
     def episodes(self, step: int, at: float, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs the episodes as a table."""
+        """Log the episodes as a table."""
         self._table("episodes", step, rows)
 
     def close(self, failed: bool) -> None:
-        """Waits until W&B has everything."""
+        """Wait until W&B has everything."""
         self._run.finish(exit_code=int(failed))
 
     def _table(self, name: str, step: int, rows: Sequence[Mapping[str, Any]]) -> None:

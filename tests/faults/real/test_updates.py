@@ -1,0 +1,39 @@
+"""Weight updates and a killed engine lose, double and mislabel no token, and each mutant is caught for what it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults import mutants
+from tests.faults.mutants import Mutant
+from tests.faults.real.updates import Plan, run_trial, small
+
+
+@pytest.mark.parametrize(
+    ("mode", "order"), [("abort", "pull"), ("keep", "pull"), ("abort", "rolling"), ("keep", "rolling")]
+)
+async def test_eight_updates_and_a_killed_engine_lose_and_mislabel_nothing(mode: str, order: str) -> None:
+    trial = await run_trial(Plan(mode=mode, order=order, seed=1), print)
+    assert trial.problems == []
+    assert trial.report.right
+    assert trial.report.facts["tokens"] > 1000
+    assert len(trial.updates) == 8
+
+
+@pytest.mark.parametrize(
+    ("mutant", "mode"),
+    [(m, mode) for m in mutants.of("updates") for mode in m.modes],
+    ids=lambda v: str(getattr(v, "name", v)),
+)
+async def test_each_mutant_is_caught(mutant: Mutant, mode: str) -> None:
+    trial = await run_trial(small(Plan(mode=mode)), print, mutant)
+    assert mutant.caught_by(trial.report), (trial.report.first, trial.to_json())
+
+
+@pytest.mark.long
+@pytest.mark.vllm
+@pytest.mark.parametrize("mode", ["abort", "keep"])
+async def test_two_real_engines_and_a_killed_one_lose_and_mislabel_nothing(mode: str) -> None:
+    trial = await run_trial(Plan(engine="vllm", mode=mode, tokens=1600), print)
+    assert trial.problems == []
+    assert trial.report.right

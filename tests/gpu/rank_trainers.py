@@ -1,0 +1,76 @@
+"""Trainers of a tiny model on one batch of episodes that branch, on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bench.gpu.workload import tiny, write_model
+from bench.trainer import load
+from bench.trainer.headgate import groups_of
+from gateway.types import Group
+from trainer.rank_trainer import RankTrainer
+from trainer.settings import Settings
+
+State = dict[str, Tensor]
+
+
+def save_tiny(folder: Path) -> Path:
+    """Random weights in float32."""
+    write_model(folder, tiny())
+    return folder
+
+
+def batch() -> list[Group]:
+    """Two groups of two episodes, of four paths that share half of their tokens."""
+    sizes = load.Sizes(groups=2, members=2, vocabulary=tiny().config["vocab_size"])
+    return groups_of(load.branches(sizes, 1, path=80, shared=0.5, fan=4))
+
+
+def settings_of(model: Path, folder: Path, device: str, /, **tables: dict[str, Any]) -> Settings:
+    """One micro-batch a group, about. With eps = 1 a step follows the gradient's size, and not its sign alone."""
+    values: dict[str, dict[str, Any]] = {
+        "run": {"dir": folder, "steps": 9, "device": device, "threads": 1},
+        "gateway": {"url": "http://127.0.0.1:9"},
+        "model": {"path": model},
+        "optimizer": {"lr": 1e-2, "eps": 1.0},
+        "batch": {"tokens": 512},
+    }
+    for name, given in tables.items():
+        values[name] = {**values.get(name, {}), **given}
+    return Settings.parse(values)
+
+
+def learn(settings: Settings, steps: int, look: Callable[[RankTrainer], None] = lambda _: None) -> State:
+    """Trains so many steps on one batch; answers the weights as float32 on the CPU. `look` is called before the optimizer."""
+    trainer = RankTrainer.open(settings)
+    for part in trainer.optimizer.parts[:1]:
+        part.register_step_pre_hook(lambda *_: look(trainer))
+    for _ in range(steps):
+        trainer.train(batch())
+    return state_of(trainer, lambda weight: weight)
+
+
+def state_of(trainer: RankTrainer, of: Callable[[Tensor], Any]) -> State:
+    """The result of `of` for each weight, whole, as float32 on the CPU."""
+    found = {}
+    for name, weight in trainer.model.named_parameters():
+        tensor = of(weight).detach()
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        found[name] = whole.float().cpu().clone()
+    return found
+
+
+def distance(found: State, expected: State, over: State | None = None) -> float:
+    """The norm of the difference, as a share of the norm of `expected`, or of its difference to `over`."""
+    assert found.keys() == expected.keys()
+    zero = torch.zeros(())
+    gaps = sum(float((found[name] - expected[name]).double().square().sum()) for name in expected)
+    norm = sum(
+        float((expected[name] - (over[name] if over else zero)).double().square().sum()) for name in expected
+    )
+    return float((gaps / norm) ** 0.5)

@@ -1,1 +1,0 @@
-"""The proof of what a weight update promises: every token right, none lost, none doubled, no request failed."""

@@ -1,0 +1,83 @@
+"""The matrix of families: what it says of one that is taken, of one that is not, and of one that transformers does not build."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from bench.families import __main__ as families
+from bench.families import measure
+from bench.families.configs import FAMILIES, Family
+from bench.families.measure import Found
+from bench.families.page import page
+from trainer.errors import ConfigError
+
+KEYS = {"verdict", "why", "gap", "gradient", "export", "adapter"}
+
+
+def test_the_last_line_has_each_familys_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    families.main(["qwen3", "bloom", "--json"])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["families"]
+    assert list(found) == ["qwen3", "bloom"]
+    assert all(set(each) == KEYS for each in found.values())
+    qwen, bloom = found["qwen3"], found["bloom"]
+    assert (qwen["verdict"], qwen["why"], qwen["export"], qwen["adapter"]) == ("accepted", None, True, True)
+    assert 0 < qwen["gap"] < 1e-4
+    assert 0 < qwen["gradient"] < 1e-3
+    assert bloom["verdict"] == "refused"
+    assert "BloomForCausalLM does not work" in bloom["why"]
+    assert 'set [model] attention = "rows"' in bloom["why"]
+    assert bloom["gap"] < 1e-4, "measured with rows"
+
+
+def test_wrong_gradients_and_adapters_that_peft_loses_are_seen() -> None:
+    def lost(self: object, directory: Path, factors: dict[str, object]) -> None:
+        save(self, directory, {name: factor for name, factor in factors.items() if "down_proj" not in name})
+
+    from trainer.model.lora import Adapters
+
+    save = Adapters.save
+    with mock.patch.object(Adapters, "save", lost):
+        assert measure.measure(FAMILIES["qwen3"]).adapter is False
+    with mock.patch.object(
+        measure,
+        "lay_out",
+        lambda rows, share_prefixes: measure_lay_out(rows[::-1], share_prefixes=share_prefixes),
+    ):
+        assert (measure.measure(FAMILIES["qwen3"]).gap or 0) > 0.1
+
+
+measure_lay_out = measure.lay_out
+
+
+def test_a_config_that_transformers_does_not_build_is_a_finding() -> None:
+    found = measure.measure(Family("qwen3", {"hidden_size": "wide"}))
+    assert found.verdict == found.rows == "refused"
+    assert found.why is not None
+    assert found.why.startswith("transformers does not build it")
+    assert found.gap is found.gradient is found.export is found.adapter is None
+
+
+def test_the_page_counts_and_explains() -> None:
+    found = {
+        "a": Found("accepted", None, "accepted", 3e-6, 2e-5, True, False),
+        "b": Found("refused", "its keys are compressed", "accepted", 0.0, 1e-7, True, True),
+        "c": Found("refused", "no such class"),
+    }
+    text = page(found, {"transformers": "5.0"})
+    assert "Measured with transformers 5.0" in text
+    assert "1 of 3 families are trained with spans, and 1 more with rows." in text
+    assert "| a | yes | yes | < 1e-5 | < 1e-4 | yes | no |" in text
+    assert "| b | no | yes | 0 | < 1e-6 | yes | yes |" in text
+    assert "| c | no | no |  |  |  |  |" in text
+    assert "- **b**: its keys are compressed" in text
+
+
+def test_names_that_are_not_there_and_a_page_of_a_part_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="families nosuch: there are llama, "):
+        families.families(["nosuch"], None, print)
+    with pytest.raises(ConfigError, match="--out is for all families"):
+        families.families(["qwen3"], tmp_path / "page.md", print)

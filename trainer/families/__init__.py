@@ -1,1 +1,0 @@
-"""The matrix of model families: tiny configs, and what the trainer makes of them (docs/models-matrix.md)."""

@@ -1,0 +1,202 @@
+"""How much memory a rank needs for a step: arithmetic on shapes, and what to change until it fits.
+
+Pure: `trainer.model.shapes` finds the shapes. All figures are bytes. With FSDP (`[model] dtype = "bfloat16"`, or several ranks)
+each layer's weights are gathered when it computes, and its gradients are summed in float32 afterwards. The fullest moment of a
+step is one of five: the output head's backward pass (`head`), a layer's (`layers`), the sum of a layer's gradients (`sums`), that
+of the gradients outside of layers, at the end (`end`), and the optimizer's step (`step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from trainer.settings import Settings, TrainingSettings
+
+GIB = 2**30
+MASTER = 4
+"""Bytes of a trained weight, of its gradient and of each of its moments."""
+_OWN, _LOST = 1.5 * GIB, 0.05
+"""Memory beyond the tensors: bytes of the device's libraries and queues, and the share lost between tensors. Both are assumed."""
+_FEWEST_TOKENS, _MOST_RANKS = 2048, 1024
+_WORTH = 0.01
+"""A change that saves no more than this share is not named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Numbers of weights."""
+
+    trained: int
+    frozen: int
+
+    @property
+    def all(self) -> int:
+        """Trained or not."""
+        return self.trained + self.frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes of a model's weights and of one pass on one rank."""
+
+    weights: Weights
+    """The whole model's."""
+    layer: Weights
+    """The largest layer's."""
+    outer: Weights
+    """Outside of layers: embeddings and output head."""
+    matrices: int
+    """Trained weights that Muon is for."""
+    largest: int
+    """Numbers in the largest trained tensor."""
+    kept: int
+    """Bytes that the layers keep for the backward pass, on the device."""
+    kept_on_host: int
+    """Bytes of the layers' inputs that wait in the host's memory."""
+    head: int
+    """The most bytes that the output head takes in addition to `kept`, forwards and backwards."""
+    layers: int
+    """The most bytes that the layers take in addition to `kept`: one layer's activations and gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes of one rank by what they are for, at the fullest moment of a step."""
+
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    """The first rank's memory, without Python and its libraries."""
+    moment: str
+    """Which moment is the fullest."""
+
+    @property
+    def total(self) -> int:
+        """The bytes of all tensors on the device."""
+        return sum(self.device.values())
+
+    @property
+    def needed(self) -> int:
+        """The memory that the device must have: the total, and the memory beyond tensors."""
+        return int(self.total * (1 + _LOST) + _OWN)
+
+
+def width(settings: Settings) -> int:
+    """Return the bytes of a number in a pass."""
+    return 4 if settings.model.dtype == "float32" else 2
+
+
+def predict(shapes: Shapes, settings: Settings, ranks: int, *, reference: bool) -> Prediction:
+    """Return the memory of one of `ranks`. `reference`: the run needs the initial weights too, as models of their own."""
+    wide, shards = width(settings), ranks // settings.parallel.replicate
+    held, offload = shapes.weights, settings.optimizer.offload == "host"
+    kept_moments = _moments(held.trained, shapes.matrices, settings)
+    static = {
+        "weights": (MASTER * held.trained + wide * held.frozen) // shards,
+        "gradients": MASTER * held.trained // shards,
+        "moments": 0 if offload else kept_moments // shards,
+        "reference model": wide * held.all // shards if reference else 0,
+    }
+    moments = {
+        "head": {"activations kept": shapes.kept, "output head": shapes.head},
+        "layers": {"activations kept": shapes.kept, "one layer's pass": shapes.layers},
+        "step": {"moments at hand": 2 * MASTER * shapes.largest // shards if offload else 0},
+    }
+    if ranks > 1 or settings.model.dtype != "float32":
+        _add_gathered(moments, shapes, wide, shards)
+    moment = max(moments, key=lambda name: sum(moments[name].values()))
+    host = {
+        "moments": kept_moments // shards if offload else 0,
+        "inputs of layers": shapes.kept_on_host,
+        "weights to publish": wide * held.all,
+        "copy for checkpoints": (MASTER * held.trained + kept_moments) // shards,
+    }
+    if settings.gateway.nodes and settings.gateway.offload in ("auto", "host"):
+        host["what leaves while nodes are lent"] = sum(static.values())
+    return Prediction(static | moments[moment], host, moment)
+
+
+def checkpoint_bytes(trained: int, matrices: int, settings: TrainingSettings) -> int:
+    """Return the bytes of a checkpoint of `trained` weights, `matrices` of which Muon is for: they, and their moments."""
+    return MASTER * trained + _moments(trained, matrices, settings)
+
+
+def _moments(trained: int, matrices: int, settings: TrainingSettings) -> int:
+    """Return the bytes of the moments: AdamW has two for each weight, Muon one."""
+    one = matrices if settings.optimizer.type == "muon" else 0
+    return MASTER * (2 * (trained - one) + one)
+
+
+def _add_gathered(moments: dict[str, dict[str, int]], shapes: Shapes, wide: int, shards: int) -> None:
+    """Add whole weights and gradients, as FSDP has them in a pass, and the float32 buffers in which gradients are summed."""
+    outer, layer = shapes.outer, shapes.layer
+
+    def summed(trained: int) -> int:
+        return trained * (wide + MASTER) + trained * MASTER // shards
+
+    # While a layer computes, the next one is gathered, and several ranks still exchange the gradients of the one before.
+    exchanged = MASTER * layer.trained if shards > 1 else 0
+    # Gradients of the output head wait for the others outside of layers.
+    waiting = wide * outer.trained
+    moments |= {"sums": {"activations kept": shapes.kept}, "end": {}}
+    for moment, layers, gradients in (
+        ("head", 0, 0),
+        ("layers", 2, waiting + wide * layer.trained + exchanged),
+        ("sums", 1, waiting + summed(layer.trained)),
+        ("end", 0, summed(outer.trained)),
+    ):
+        moments[moment]["gathered weights"] = wide * (outer.all + layers * layer.all)
+        moments[moment]["gradients to be summed"] = gradients
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A setting that makes a run smaller, after those before it, and what it then needs."""
+
+    settings: Settings
+    ranks: int
+    name: str
+    prediction: Prediction
+
+
+def advise(
+    predicted: Callable[[Settings, int], Prediction], settings: Settings, ranks: int, memory: int
+) -> list[Change]:
+    """Return the changes, one after another, with which a run fits into `memory`; none if it does. The last may still not fit."""
+    found: list[Change] = []
+    now = predicted(settings, ranks)
+    for name, values, factor in _changes(settings):
+        if now.needed <= memory:
+            break
+        changed, more = _changed(settings, values), ranks * factor
+        then = predicted(changed, more)
+        if then.needed < now.needed * (1 - _WORTH):
+            settings, ranks, now = changed, more, then
+            found.append(Change(settings, ranks, name.format(ranks=ranks), then))
+    return found
+
+
+def _changes(settings: Settings) -> Iterator[tuple[str, dict[str, dict[str, object]], int]]:
+    """Change that save memory, the cheapest first: a text, the settings by table, and the factor of the ranks."""
+    if settings.model.dtype == "float32":
+        yield '[model] dtype = "bfloat16"', {"model": {"dtype": "bfloat16"}}, 1
+    if settings.model.activation_checkpointing != 1:
+        yield "[model] activation_checkpointing = 1", {"model": {"activation_checkpointing": 1}}, 1
+    if not settings.model.activation_offload:
+        values: dict[str, object] = {"activation_checkpointing": 1, "activation_offload": True}
+        yield "[model] activation_offload = true", {"model": values}, 1
+    if settings.optimizer.offload == "none":
+        yield '[optimizer] offload = "host"', {"optimizer": {"offload": "host"}}, 1
+    tokens = settings.batch.tokens // 2
+    while tokens >= _FEWEST_TOKENS:
+        yield f"[batch] tokens = {tokens} (if no episode is longer)", {"batch": {"tokens": tokens}}, 1
+        tokens //= 2
+    for _ in range(_MOST_RANKS.bit_length() - 1):
+        yield "{ranks} ranks", {"parallel": {"shard": None}}, 2
+
+
+def _changed(settings: Settings, values: Mapping[str, Mapping[str, object]]) -> Settings:
+    tables = {
+        table: getattr(settings, table).model_copy(update=dict(change)) for table, change in values.items()
+    }
+    return settings.model_copy(update=tables)
