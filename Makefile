@@ -43,7 +43,7 @@ check: setup docs console-check ## lint, formats, types, import contracts, migra
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell $(WORDED)
-	$(BIN)/python -m pytest -q tests/unit/store/test_migrations.py
+	$(BIN)/python -m pytest -q tests/unit/gateway/store/test_migrations.py
 
 fix: setup ## format, sort imports, apply the linter's fixes
 	$(BIN)/ruff check --fix .

@@ -14,8 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from bench.model import save_model, shapes
-from gateway.weights import folders
-from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
+from headgate.weights import folders
+from headgate.weights.manifest import (
+    FORMAT,
+    MANIFEST,
+    entry_of,
+)
 
 BLOCK = {"first": 10, "size": 64}
 _SHARPNESS = 30.0

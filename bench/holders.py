@@ -20,10 +20,10 @@ import torch
 from aiohttp import web
 from blake3 import blake3
 
-from gateway.weights.manifest import MANIFEST, pieces_of
-from gateway.weights.mirror import Mirror
-from gateway.weights.plugin.headgate_transfer.wire import Join, Receiver
-from gateway.weights.server import create_server
+from headgate.weights.manifest import MANIFEST, pieces_of
+from headgate.weights.mirror import Mirror
+from headgate.weights.plugin.headgate_transfer.wire import Join, Receiver
+from headgate.weights.server import create_server
 
 LIMIT_S = 600.0
 

@@ -28,7 +28,7 @@ from bench.model import save_model
 from bench.processes import Child, run_gateway, run_mock
 from bench.report import Steps, finish, machine, number, show
 from bench.targets import GatewayTarget, Prompts
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 
 _STEPS = 100
 _TOKENS = 8

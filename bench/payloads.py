@@ -45,7 +45,7 @@ _MANY = 24
 """Different prompts of each length."""
 _TURN_TOKENS = 48
 _WARM_UP = Shape(1, 4, True)
-_SOURCES = ("gateway", "scheduler", "trainer", "processes", "tests", "docs")
+_SOURCES = ("gateway", "scheduler", "trainer", "headgate", "tests", "docs")
 
 
 @dataclass(frozen=True, slots=True)

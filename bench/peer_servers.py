@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.processes import Child, run_gateway, run_server
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 
 ROUTERS = ("vllm-router", "sglang-router")
 LITELLM_RUST = "litellm-rust"

@@ -28,7 +28,7 @@ from bench.processes import Child, run_mock
 from bench.replies import TOOL_TOKENS
 from bench.report import Spread, Steps, number, show, spread
 from bench.targets import ChatKind, ChatTarget, MessagesTarget, Prompts, open_episodes
-from processes.errors import ChildDied
+from headgate.processes.errors import ChildDied
 
 _FIGURES = (*RATES, *LATENCIES, "cpu_us_per_request", "cpu_us_per_chunk", "cpu_cores", "rss_mib")
 _WARM_UP_S = 0.5

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from gateway.config.settings import Settings
 from gateway.engines.process import EngineProcess
-from gateway.settings import Settings
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -41,10 +41,15 @@ from bench.report import Steps, finish, machine, number, ranged, show, spread
 from bench.transports import TRANSPORTS, Times, World, publish
 from bench.versions import NAME, NOISE, SHAPES, Shape, adapter_of, next_states
 from bench.versions import write as write_version
-from gateway.weights.manifest import entry_of, plan_of
-from gateway.weights.plugin.headgate_transfer.groups import Collective
-from gateway.weights.plugin.headgate_transfer.wire import FRAME, Join, Receiver, Sender
-from gateway.weights.tensors import scan
+from headgate.weights.manifest import entry_of, plan_of
+from headgate.weights.plugin.headgate_transfer.groups import Collective
+from headgate.weights.plugin.headgate_transfer.wire import (
+    FRAME,
+    Join,
+    Receiver,
+    Sender,
+)
+from headgate.weights.tensors import scan
 
 _LR = 1e-6
 _MOST = 2

@@ -33,10 +33,14 @@ from bench.processes import ENGINE_PYTHON, VLLM_CPU, Child, EnginePython, check_
 from bench.report import Spread, Steps, finish, machine, number, percentile, ranged, show, spread
 from bench.slow_trainer import Load, Result, SlowTrainer, wasted
 from bench.timed_engine import Costs, TimedEngine
-from gateway.client import EpisodeRunner, GatewayClient, Task
-from gateway.client.agents import FunctionAgent
 from gateway.engines.fake import create_fake_app
-from processes.ports import free_port
+from headgate.client import (
+    EpisodeRunner,
+    GatewayClient,
+    Task,
+)
+from headgate.client.agents import FunctionAgent
+from headgate.processes.ports import free_port
 from scheduler.policies.throughput import EngineModel
 
 _CACHED: dict[str, dict[str, str]] = {"routing": {"rule": "cached"}, "update": {"order": "rolling"}}

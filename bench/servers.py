@@ -22,7 +22,7 @@ from typing import Any, Literal
 import psycopg
 
 from examples.service.programs import check_unprivileged, find_program, has_icu
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 
 Stop = Literal["kill", "immediate", "fast"]
 _PATIENCE_S = 300.0

@@ -19,8 +19,8 @@ from typing import Any
 
 from bench.endless import Versions
 from bench.report import Steps
-from gateway.client import GatewayClient
-from gateway.types import Group
+from headgate.client import GatewayClient
+from headgate.types import Group
 
 _WASTED = "dropped", "aborted"
 

@@ -26,9 +26,7 @@ from bench.filling import AGENT, BATCH, EQUAL, MODEL, Filled, fill
 from bench.report import Steps, finish, machine, number, percentile, show
 from bench.servers import PostgresServer
 from examples.service.programs import NotInstalled
-from gateway.feed.decision_log import Entry
-from gateway.feed.groups import GroupReader
-from gateway.sections import StalenessSettings, StoreSettings
+from gateway.config import StalenessSettings, StoreSettings
 from gateway.store import decisions, episode_pages, episodes, retention, turns
 from gateway.store.commits import Rows
 from gateway.store.connections import connect
@@ -36,7 +34,9 @@ from gateway.store.database import Database
 from gateway.store.episode_pages import EpisodeFilter
 from gateway.store.models import EpisodeRow, NodeRow
 from gateway.store.schema import bring_up_to_date
-from gateway.types import Node
+from gateway.training_feed.decision_log import Entry
+from gateway.training_feed.groups import GroupReader
+from headgate.types import Node
 
 Query = Callable[[Connection], Any]
 _READER = GroupReader(MODEL, StalenessSettings())

@@ -21,9 +21,9 @@ import orjson
 
 from bench.load import RequestFailed
 from bench.replies import ARGUMENTS, MESSAGES_TOOLS, TOOLS, Reply
-from gateway.client import GatewayClient
+from gateway.config import ModelSettings
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import ModelSettings
+from headgate.client import GatewayClient
 
 _PROMPTS = 2048
 _EPISODES = 256

@@ -27,12 +27,12 @@ from typing import Any
 
 from bench.holders import LIMIT_S, Holder
 from bench.versions import ADAPTER, NAME, write
-from gateway.weights.fan_out import fan_out
-from gateway.weights.folders import name_of
-from gateway.weights.manifest import MANIFEST, plan_of
-from gateway.weights.mirror import Mirror
-from gateway.weights.plugin.headgate_transfer.wire import Join, Sender
-from gateway.weights.tensors import scan
+from headgate.weights.fan_out import fan_out
+from headgate.weights.folders import name_of
+from headgate.weights.manifest import MANIFEST, plan_of
+from headgate.weights.mirror import Mirror
+from headgate.weights.plugin.headgate_transfer.wire import Join, Sender
+from headgate.weights.tensors import scan
 
 TRANSPORTS = ("filesystem", "http", "collective", "ipc", "delta", "lora")
 _HOST = "127.0.0.1"

@@ -43,8 +43,8 @@ from bench.processes import (
 from bench.report import Steps, finish, machine, number, percentile, show
 from bench.streams import OpenStreams
 from bench.targets import GatewayTarget, Prompts
-from gateway.client import GatewayClient
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 
 WINDOW_S = 0.25
 _PAUSES = ("abort", "handback", "freeze")

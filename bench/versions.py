@@ -18,8 +18,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from gateway.weights import delta, folders
-from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
+from headgate.weights import delta, folders
+from headgate.weights.manifest import (
+    FORMAT,
+    MANIFEST,
+    entry_of,
+)
 
 NAME = "model.safetensors"
 ADAPTER = "adapter_model.safetensors"

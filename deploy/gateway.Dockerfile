@@ -15,11 +15,11 @@ RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create
     && install -d -o headgate -g headgate /var/lib/headgate /var/lib/headgate/trainer
 
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE requirements/lock.txt deploy/requirements.py ./
+COPY pyproject.toml setup.py README.md LICENSE requirements/lock.txt deploy/requirements.py ./
 RUN python requirements.py pyproject.toml > requirements.txt && pip install -r requirements.txt -c lock.txt
 COPY gateway gateway
 COPY --from=console /src/gateway/console/dist gateway/console/dist
-COPY processes processes
+COPY headgate headgate
 COPY scheduler scheduler
 COPY trainer trainer
 COPY migrations migrations

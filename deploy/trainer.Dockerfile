@@ -9,10 +9,10 @@ RUN groupadd --gid 10001 headgate && useradd --uid 10001 --gid headgate --create
     && install -d -o headgate -g headgate /var/lib/headgate /var/lib/headgate/trainer /var/cache/headgate
 
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE requirements/lock.txt deploy/requirements.py ./
+COPY pyproject.toml setup.py README.md LICENSE requirements/lock.txt deploy/requirements.py ./
 RUN python requirements.py pyproject.toml trainer > requirements.txt && pip install -r requirements.txt -c lock.txt
 COPY gateway gateway
-COPY processes processes
+COPY headgate headgate
 COPY scheduler scheduler
 COPY trainer trainer
 COPY migrations migrations

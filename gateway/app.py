@@ -14,25 +14,21 @@ from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
 
 from gateway.api import (
-    batches,
-    chat,
-    cluster,
-    completions,
     console,
+    errors,
+    health,
+)
+from gateway.api.admin import (
+    batches,
+    cluster,
     engines,
     episode_pages,
     episode_tokens,
     episodes,
-    errors,
     events,
-    health,
     history,
-    images,
-    messages,
-    models,
     nodes,
     peers,
-    responses,
     staleness,
     trainer_steps,
     weights,
@@ -48,11 +44,19 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.api.middleware.release import Release
 from gateway.api.middleware.web_guard import WebGuard, own_names
+from gateway.api.v1 import (
+    chat,
+    completions,
+    images,
+    messages,
+    models,
+    responses,
+)
+from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.callers import agent_keys
-from gateway.errors import GatewayError
 from gateway.services import open_services
-from gateway.settings import ConfigError, Settings
 from gateway.tenancy.projects import Projects
+from headgate.errors import GatewayError
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
 """FastAPI's own telemetry checks at each request whether it is configured; the gateway has metrics of its own."""

@@ -19,15 +19,17 @@ from sqlalchemy import Connection, select
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api import (
-    batches,
     console,
+    errors,
+    health,
+)
+from gateway.api.admin import (
+    batches,
     engines,
     episode_pages,
     episode_tokens,
     episodes,
-    errors,
     events,
-    health,
     history,
     nodes,
     staleness,
@@ -40,36 +42,36 @@ from gateway.api.middleware.head import Head
 from gateway.api.middleware.web_guard import WebGuard
 from gateway.api.query import QueryRoute
 from gateway.bus.opening import open_bus
+from gateway.cluster.membership import SingleProcess
+from gateway.cluster.role import CurrentRole
+from gateway.config.settings import ConfigError, Settings
 from gateway.control.models import Models, ServedModel
 from gateway.control.read_model import ReadModel, RecordedModel
 from gateway.control.versions import VersionRecords
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.errors import BadRequest
-from gateway.feed.batches import Batches
-from gateway.feed.events import EventFeed
-from gateway.feed.groups import GroupReader
-from gateway.feed.leases import Leases
-from gateway.feed.ledger import EQUALITY, StoredLedger
-from gateway.metrics import Metrics
-from gateway.peers.membership import SingleProcess
-from gateway.peers.role import CurrentRole
+from gateway.generation.pace import Pace
+from gateway.generation.pool import EnginePool
+from gateway.generation.replies import Replies
+from gateway.observe.events import EventFeed
+from gateway.observe.metrics import Metrics
 from gateway.render.checkpoint import Checkpoint
 from gateway.render.detokenizer import TextStream, TokenTexts
 from gateway.render.renderer import ChatRenderer
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.tool_alarm import ToolAlarm
-from gateway.rollout.pace import Pace
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.replies import Replies
 from gateway.services import hub_of
-from gateway.settings import ConfigError, Settings
 from gateway.store.database import Database
 from gateway.store.models import LedgerEventRow, VersionRow
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
+from gateway.training_feed.batches import Batches
+from gateway.training_feed.groups import GroupReader
+from gateway.training_feed.leases import Leases
+from gateway.training_feed.ledger import EQUALITY, StoredLedger
 from gateway.trajectories.recorder import Recorder
-from gateway.web_pages import OwnNames
+from headgate.errors import BadRequest
+from headgate.web_pages import OwnNames
 
 _STORE = "gateway.db"
 

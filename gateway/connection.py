@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway.api.errors import error_body
-from gateway.errors import BadRequest
-from gateway.web_pages import check_host
+from headgate.errors import BadRequest
+from headgate.web_pages import check_host
 
 _HEAD_BYTES = 64 * 1024
 _HEADERS = 512

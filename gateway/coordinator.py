@@ -12,6 +12,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from gateway.api.context import DataPlane
+from gateway.cluster import snapshot
+from gateway.cluster.role import Coordinator
+from gateway.config.settings import Settings
 from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.engine_events import EngineEvents
 from gateway.control.host import CheckCoordinator, ControlHost, ModelEngines
@@ -23,20 +26,17 @@ from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.callers import Callers
 from gateway.episodes.conversations import Conversations
 from gateway.episodes.episodes import Episodes
-from gateway.errors import Fenced
-from gateway.feed.batches import Batches
-from gateway.feed.groups import GroupReader
-from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger
 from gateway.grading.base import OwnGateway
 from gateway.grading.grading import Grading
-from gateway.peers import snapshot
-from gateway.peers.role import Coordinator
-from gateway.rollout.distribution import Distribution
-from gateway.rollout.engine_steps import EngineSteps
-from gateway.settings import Settings
 from gateway.store.database import Database
-from processes.ports import url_of
+from gateway.training_feed.batches import Batches
+from gateway.training_feed.groups import GroupReader
+from gateway.training_feed.leases import Leases
+from gateway.training_feed.ledger import StoredLedger
+from gateway.updates.distribution import Distribution
+from gateway.updates.engine_steps import EngineSteps
+from headgate.errors import Fenced
+from headgate.processes.ports import url_of
 from scheduler.policies.throughput import EngineModel
 
 log = logging.getLogger(__name__)

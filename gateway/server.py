@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from gateway.api.middleware.drain import Drain
-from gateway.settings import ConfigError, Settings
+from gateway.config.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,13 @@ from functools import partial
 from gateway.api.context import DataPlane, Services
 from gateway.bus.base import Process
 from gateway.bus.opening import open_bus
+from gateway.cluster.election import Election
+from gateway.cluster.follower import Follower
+from gateway.cluster.hub import Hub
+from gateway.cluster.membership import Membership, SingleProcess
+from gateway.cluster.role import Coordinator, CurrentRole
+from gateway.config import ClusterMember
+from gateway.config.settings import ConfigError, Settings
 from gateway.control.host import placement_settings
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models, ServedModel
@@ -30,26 +37,19 @@ from gateway.engines.process import check_launch
 from gateway.engines.tied_embeddings import stale_heads
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.feed.events import EventFeed
-from gateway.feed.ledger import check_settings
-from gateway.metrics import Metrics
-from gateway.peers.election import Election
-from gateway.peers.follower import Follower
-from gateway.peers.hub import Hub
-from gateway.peers.membership import Membership, SingleProcess
-from gateway.peers.role import Coordinator, CurrentRole
+from gateway.generation.handover import Handover
+from gateway.generation.pace import Pace
+from gateway.generation.pool import EnginePool
+from gateway.generation.replies import Replies
+from gateway.observe.events import EventFeed
+from gateway.observe.metrics import Metrics
 from gateway.render.renderer import check_model, load_renderer
 from gateway.render.tool_alarm import ToolAlarm
-from gateway.rollout.handover import Handover
-from gateway.rollout.pace import Pace
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.replies import Replies
-from gateway.sections import ClusterMember
-from gateway.settings import ConfigError, Settings
 from gateway.store.database import Database
 from gateway.store.holder import locked
 from gateway.telemetry.opening import open_tracing
 from gateway.tenancy.limits import Limits
+from gateway.training_feed.ledger import check_settings
 from gateway.trajectories.recorder import Recorder
 from scheduler.program.placement import PlacementSettings
 
@@ -148,7 +148,7 @@ async def _models(
     exclusivity = current_role if settings.cluster.url is not None else None
     for name, given in settings.models.items():
         if given.upstream is not None:
-            from gateway.rollout.upstream import Upstream  # httpx brings rich and pygments with it
+            from gateway.generation.upstream import Upstream  # httpx brings rich and pygments with it
 
             models.upstream[name] = upstream = Upstream(
                 name, given.upstream, database, settings.server.keep_alive_s

@@ -23,15 +23,19 @@ from typing import Protocol
 
 import httpx
 
-import processes.supervised
+import headgate.processes.supervised
+from gateway.config.environment import ENGINE_URLS
+from gateway.config.settings import ConfigError, Settings
 from gateway.engines.process import api_of, connect, launch
-from gateway.sections.environment import ENGINE_URLS
 from gateway.server import bound
-from gateway.settings import ConfigError, Settings
-from processes.child import LocalProcess
-from processes.errors import GivenUp
-from processes.ports import free_port
-from processes.supervised import Backoff, Life, SupervisedProcess
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import GivenUp
+from headgate.processes.ports import free_port
+from headgate.processes.supervised import (
+    Backoff,
+    Life,
+    SupervisedProcess,
+)
 
 log = logging.getLogger(__name__)
 
@@ -184,16 +188,16 @@ class Supervisor:
     async def _keep(self, child: Child, stop_s: float) -> None:
         """Start a child again and again. Raise GivenUp if that is of no use."""
 
-        async def start() -> list[processes.supervised.Child]:
+        async def start() -> list[headgate.processes.supervised.Child]:
             process = self._processes[child.name] = await child.start()
             try:
                 self._write_targets()
             except OSError:
                 process.kill()
                 raise
-            return [processes.supervised.Child(process)]
+            return [headgate.processes.supervised.Child(process)]
 
-        async def healthy(_: processes.supervised.Child) -> bool:
+        async def healthy(_: headgate.processes.supervised.Child) -> bool:
             answers = await child.healthy()
             if answers and not kept.up.is_set():
                 self._up |= {child.name} if isinstance(child, Worker) else set()

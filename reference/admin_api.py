@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.app import create_app
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from reference.markdown import cell, code, prose, table
 
 

@@ -1,6 +1,6 @@
 """The page of error codes, from the places in the gateway's source that raise them.
 
-An error is a call of a class of `gateway.errors` (or of a function that makes one) with `code="..."`; its message is the first
+An error is a call of a class of `headgate.errors` (or of a function that makes one) with `code="..."`; its message is the first
 argument, or what was assigned to the name that stands there. f-strings are shown with `...` for what is filled in.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway import errors
+from headgate import errors
 from reference.markdown import cell, code, prose, table
 
 _FILLED = "..."

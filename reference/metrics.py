@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client import Counter, Histogram, ProcessCollector
 
 from gateway.api.live_metrics import LABELS, LIVE_METRICS
-from gateway.metrics import Metrics
+from gateway.observe.metrics import Metrics
 from reference.markdown import cell, code, table
 
 

@@ -11,13 +11,13 @@ from pydantic import BaseModel
 import gateway.cli
 import scheduler.cli
 import trainer.cli
-from gateway.settings import Settings as GatewaySettings
+from gateway.config.settings import Settings as GatewaySettings
 from reference import admin_api, command_line, configuration, errors, metrics, python_client
 from scheduler.cluster.file import ClusterFile
 from scheduler.planning.profile import Profile
 from trainer.algorithms import REGISTRY
-from trainer.settings import Settings as TrainerSettings
-from trainer.settings import SupervisedSettings
+from trainer.config.settings import Settings as TrainerSettings
+from trainer.config.settings import SupervisedSettings
 
 _TOML = "One TOML file. Unknown keys are refused; relative paths are taken from the folder in which the program is started."
 _ALGORITHMS: dict[str, type[BaseModel]] = {

@@ -1,4 +1,4 @@
-"""The page of `gateway.client`, from the signatures and docstrings of what it exports."""
+"""The page of `headgate.client`, from the signatures and docstrings of what it exports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any
 
-import gateway.client
+import headgate.client
 from reference.markdown import prose
 
 _LINE = 100
@@ -19,9 +19,9 @@ def page() -> str:
     """Return every exported name, with its public methods or fields."""
     parts = [
         "# Python client\n",
-        "`gateway.client` drives agents and calls the admin API from your own program. [Your agent](../guide/agents/index.md)"
+        "`headgate.client` drives agents and calls the admin API from your own program. [Your agent](../guide/agents/index.md)"
         " has an example.\n",
-        f"{prose(inspect.getdoc(gateway.client) or '')}\n",
+        f"{prose(inspect.getdoc(headgate.client) or '')}\n",
     ]
     for name in gateway.client.__all__:
         parts += _section(name, getattr(gateway.client, name))

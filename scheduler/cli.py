@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from processes.program import run as run_program
-from scheduler.options import Debug, Version
+from headgate.options import Debug, Version
+from headgate.processes.program import run as run_program
 
 if TYPE_CHECKING:
     from scheduler.reactor.clock import Tag

@@ -32,7 +32,14 @@ TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "test-fast": {
         "fast": (
             *("tests/unit", "-m", "not vllm and not long", *AT_ONCE),
-            *("--ignore", "tests/unit/store", "--ignore", "tests/unit/bus", "--ignore", "tests/unit/bench"),
+            *(
+                "--ignore",
+                "tests/unit/gateway/store",
+                "--ignore",
+                "tests/unit/gateway/bus",
+                "--ignore",
+                "tests/unit/bench",
+            ),
         )
     },
     "test-all": {"long": ("tests", "-m", "long")},  # make runs `test` and `test-compat` before

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from processes.program import run as run_program
-from scheduler.options import Debug, Version
+from headgate.options import Debug, Version
+from headgate.processes.program import run as run_program
 from trainer.program import exit_without_trackers, plain_errors, run_interruptible
 
 if TYPE_CHECKING:
-    from trainer.settings import Settings
+    from trainer.config.settings import Settings
 
 app = typer.Typer(
     help="Trains models on a gateway's episodes.",
@@ -88,9 +88,9 @@ def run_command(
     if (meta or memory) and not dry:
         raise typer.BadParameter("--meta and --memory are for --dry-run")
     with plain_errors():
+        from trainer.config.settings import Settings
         from trainer.loop.run import run, run_other_rank
         from trainer.model.process_group import own_rank
-        from trainer.settings import Settings
 
         settings = Settings.load(config, changes or ())
         if dry:
@@ -171,7 +171,7 @@ def eval_command(
     named = [f"eval.{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     with plain_errors():
         from trainer.commands.evaluate import evaluate
-        from trainer.settings import Settings
+        from trainer.config.settings import Settings
 
         evaluation = evaluate(Settings.load(config, [*(changes or ()), *named]), json_out)
         run_interruptible(evaluation, "stopping, and abandoning open episodes", "stopped: no figures")
@@ -202,7 +202,7 @@ def sft_command(
     """
     with plain_errors():
         from trainer.commands.sft import sft
-        from trainer.settings import SupervisedSettings
+        from trainer.config.settings import SupervisedSettings
 
         try:
             sft(SupervisedSettings.load(config, changes or ()), out)
@@ -235,7 +235,7 @@ def export_command(
     """
     with plain_errors():
         from trainer.commands.export import export
-        from trainer.settings import Settings
+        from trainer.config.settings import Settings
 
         exported = export(Settings.load(config, changes or ()), out, version, adapter=adapter)
         hint = "the adapter, in peft's form" if adapter else f"serve it with: vllm serve {out}"
@@ -293,7 +293,7 @@ def plan_memory_command(
     """
     with plain_errors():
         from trainer.commands.plan_memory import bytes_of, engine_bytes, plan
-        from trainer.settings import Settings
+        from trainer.config.settings import Settings
 
         size = bytes_of(memory) if memory else None
         shared = engine_bytes(engine, size) if engine else None

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trainer.settings import Settings, TrainingSettings
+from trainer.config.settings import Settings, TrainingSettings
 
 GIB = 2**30
 MASTER = 4

@@ -17,8 +17,12 @@ _EXTRA = ("PIL", "peft", "tensorboard", "torch", "transformers")
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
     """Print errors that a user can fix without a traceback, and exit with status 1, or 2 for a wrong configuration."""
-    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from processes.errors import ChildDied
+    from headgate.client import (
+        GatewayRefused,
+        GatewayUnreachable,
+        RunStopped,
+    )
+    from headgate.processes.errors import ChildDied
     from trainer.errors import ConfigError, TrainerError
 
     try:
@@ -48,7 +52,11 @@ def plain_errors() -> Iterator[None]:
 
 def run_interruptible(work: Coroutine[Any, Any, None], ending: str, end: str) -> None:
     """Run `work`; at an interrupt print `ending`, let it finish, and exit after printing `end`."""
-    from processes.interrupts import STATUS, Interrupted, interruptible
+    from headgate.processes.interrupts import (
+        STATUS,
+        Interrupted,
+        interruptible,
+    )
 
     def notify(text: str) -> None:
         typer.echo(text, err=True)

@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from gateway.types import Probe
+from headgate.types import Probe
 from trainer.algorithms import Algorithm, create
+from trainer.config.settings import TrainingSettings
 from trainer.errors import CheckpointDamaged, ConfigError
 from trainer.model import build, optim, parallel, precision, pretrained
 from trainer.model.device import device_of, prepare_torch
@@ -28,7 +29,6 @@ from trainer.model.policy import Policy
 from trainer.model.shards import HostCopy
 from trainer.model.vision import VisionInputs
 from trainer.rank_rpc import on_all_ranks
-from trainer.settings import TrainingSettings
 from trainer.state import checkpoint
 from trainer.state.images import IMAGE_CACHE_BYTES, ImageFiles
 from trainer.state.origin import Origin

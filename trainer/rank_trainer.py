@@ -18,8 +18,9 @@ from functools import partial
 
 from torch import Tensor
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from trainer.algorithms import TokenBatch
+from trainer.config.settings import TrainingSettings
 from trainer.data.batch import Batch, Counts, Minibatch
 from trainer.data.details import DetailChoice
 from trainer.data.images import ImageSupport
@@ -29,7 +30,6 @@ from trainer.model import device, optim, parallel, probe
 from trainer.model.parallel import Ranks
 from trainer.rank_rpc import on_all_ranks
 from trainer.rank_state import RankState
-from trainer.settings import TrainingSettings
 
 MAX_SKIPPED_STEPS = 3
 """A run stops after this many steps in a row whose loss or gradient was not finite."""

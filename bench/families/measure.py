@@ -24,13 +24,13 @@ from transformers import AutoConfig
 from transformers.utils import logging
 
 from bench.families.configs import Family
+from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import Row, row_of_tokens
 from trainer.model import loading, rope
 from trainer.model.policy import Attention, Policy
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 _EXACT = 1e-4
 """Nats: how far adapters that peft has read may be from those that were written, in float32."""

@@ -17,9 +17,9 @@ import numpy as np
 from bench.gpu.workload import THREADS, WORKLOADS, Workload
 from bench.trainer.headgate import groups_of
 from bench.trainer.load import Rollout, Turn
+from trainer.config.settings import Settings
 from trainer.rank_rpc import shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 _WARM_UP = 2
 """Steps that are not counted: kernels are compiled, moments made, and memory found."""

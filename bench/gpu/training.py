@@ -15,9 +15,9 @@ from typing import Any
 from bench.gpu.machine import VISIBLE, Gpu
 from bench.gpu.workload import THREADS, Workload, write_tasks
 from bench.processes import run_server
-from gateway.client import GatewayClient
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 
 START_S = 1200.0
 """How long gateway and engine may take together; vLLM compiles kernels at its first start."""

@@ -19,11 +19,15 @@ import numpy as np
 import torch
 
 from bench.trainer.load import Rollout, load, paths_apart
-from gateway.types import Episode, Group, Node
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
+from trainer.config.settings import Settings
 from trainer.model import parallel
 from trainer.model.device import prepare_torch
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from gateway.end_reasons import failed
+from headgate.end_reasons import failed
 
 _CLOSED = "train/closed/"
 

@@ -29,10 +29,10 @@ import httpx
 from rich.console import Console
 
 from examples.demo import report
-from gateway.client import GatewayClient
-from processes.child import LocalProcess
-from processes.interrupts import run_interruptible
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.child import LocalProcess
+from headgate.processes.interrupts import run_interruptible
+from headgate.processes.ports import free_port
 
 T = TypeVar("T")
 Dtype = Literal["float32", "bfloat16"]

@@ -35,7 +35,7 @@ from rich.table import Table
 from examples.demo.report import failed_requests, smoothed
 from examples.demo.run import SUMS, Demo, run_demos
 from examples.tools_demo.run import SHOP
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 
 DEMOS = {"sums": SUMS, "tools": SHOP}
 ETAS = (0, 1, 2, 4, 8)

@@ -25,13 +25,13 @@ from rich.table import Table
 from examples.demo.report import smoothed
 from examples.frozen_lake import tasks
 from examples.frozen_lake.walks import Walker
-from gateway.types import Group
-from processes.interrupts import exit_at_ctrl_c
+from headgate.processes.interrupts import exit_at_ctrl_c
+from headgate.types import Group
 from trainer.commands.warmstart import Recipe, warm_start
+from trainer.config.settings import Settings
 from trainer.model import parallel
 from trainer.model.device import prepare_torch
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 FROZEN = "frozen"
 """The control: GRPO with a learning rate of 0."""

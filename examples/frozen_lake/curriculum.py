@@ -32,11 +32,15 @@ from examples.frozen_lake.algorithms import (
     trainer_of,
 )
 from examples.frozen_lake.walks import Walker
-from gateway.client import Task
-from gateway.client.order import ByDifficulty, Passes, TaskOrder
-from gateway.types import Group
-from processes.interrupts import exit_at_ctrl_c
-from scheduler.policies.rewards import all_equal
+from headgate.client import Task
+from headgate.client.order import (
+    ByDifficulty,
+    Passes,
+    TaskOrder,
+)
+from headgate.processes.interrupts import exit_at_ctrl_c
+from headgate.rewards import all_equal
+from headgate.types import Group
 from trainer.commands.warmstart import Recipe, warm_start
 
 PASSES, DIFFICULTY = "passes", "difficulty"

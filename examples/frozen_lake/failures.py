@@ -35,8 +35,8 @@ from examples.frozen_lake.algorithms import (
     trainer_of,
 )
 from examples.frozen_lake.walks import Walker
-from gateway.types import Group
-from processes.interrupts import exit_at_ctrl_c
+from headgate.processes.interrupts import exit_at_ctrl_c
+from headgate.types import Group
 from trainer.commands.warmstart import Recipe, warm_start
 
 AS_ZEROS, EXCLUDED, NONE = "as zeros", "excluded", "no failures"

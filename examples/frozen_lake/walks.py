@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from examples.frozen_lake.agent import MAX_STEPS, TOOL, opening
 from examples.frozen_lake.lake import MOVES, Crossing
-from gateway.types import Episode, Node
+from headgate.types import Episode, Node
 from trainer.data.conversations import END
 from trainer.model import pretrained
 

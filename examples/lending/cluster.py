@@ -16,8 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 
 START_S = 300.0
 STEP_S = 180.0

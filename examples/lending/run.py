@@ -19,9 +19,9 @@ from typing import Any
 
 from bench.report import finish, machine, show
 from examples.lending.cluster import TOPOLOGIES, Run
-from processes.child import LocalProcess
-from processes.errors import ChildDied
-from processes.interrupts import run_interruptible
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
+from headgate.processes.interrupts import run_interruptible
 from scheduler.planning.runs import timeline_from
 from scheduler.planning.timeline import Timeline
 

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 import trainer.loop.run
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 
 class Unprobed(RankTrainer):

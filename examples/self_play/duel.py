@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from gateway.client.matches import Player
+from headgate.client.matches import Player
 
 
 async def play(task: dict[str, Any], players: dict[str, Player]) -> dict[str, Any]:

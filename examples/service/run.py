@@ -28,9 +28,9 @@ from rich.console import Console
 
 from examples.service.programs import NotInstalled
 from examples.service.servers import start_postgres, start_prometheus, start_redis
-from processes.child import LocalProcess
-from processes.errors import ChildDied
-from processes.interrupts import Interrupted, interruptible
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
+from headgate.processes.interrupts import Interrupted, interruptible
 
 _HERE = Path(__file__).parent
 _START_S = 300.0

@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from examples.service.programs import NotInstalled, check_unprivileged, find_program
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 
 _START_S = 60.0
 _UNPRIVILEGED = ("postgres", "nobody")

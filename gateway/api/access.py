@@ -12,10 +12,10 @@ from fastapi import Depends, Request
 from gateway.api.context import Services, bearer, services
 from gateway.control.models import LocalModel, ServedModel, TrainedModel
 from gateway.control.read_model import ShownModel
-from gateway.errors import NotAuthenticated, NotFound
 from gateway.store import episodes as statements
 from gateway.store import ledger
 from gateway.tenancy.projects import Projects, Reach
+from headgate.errors import NotAuthenticated, NotFound
 
 _ACCESS = "headgate.access"
 

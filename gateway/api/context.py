@@ -11,6 +11,15 @@ from annotated_types import Interval
 from fastapi import Depends, Request
 
 from gateway.bus.base import Bus
+from gateway.cluster import snapshot
+from gateway.cluster.hub import Hub
+from gateway.cluster.membership import Membership, SingleProcess
+from gateway.cluster.role import (
+    Coordinator,
+    CurrentRole,
+    Role,
+)
+from gateway.config.settings import Settings
 from gateway.control.host import ControlHost
 from gateway.control.lengths import Lengths
 from gateway.control.models import Models
@@ -20,21 +29,24 @@ from gateway.episodes.callers import AgentCalls, Directory
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.errors import BadRequest, NotAuthenticated, Unavailable
-from gateway.feed.events import EventFeed
-from gateway.json_depth import MAX_DEPTH, TooDeep, check_depth
-from gateway.metrics import Metrics
-from gateway.peers import snapshot
-from gateway.peers.hub import Hub
-from gateway.peers.membership import Membership, SingleProcess
-from gateway.peers.role import Coordinator, CurrentRole, Role
+from gateway.generation.replies import Replies
+from gateway.observe.events import EventFeed
+from gateway.observe.metrics import Metrics
 from gateway.render.gil import LARGE, release_gil
 from gateway.render.tool_alarm import ToolAlarm
-from gateway.rollout.replies import Replies
-from gateway.settings import Settings
 from gateway.store.database import Database
 from gateway.telemetry.base import Tracing
 from gateway.tenancy.limits import Limits
+from headgate.errors import (
+    BadRequest,
+    NotAuthenticated,
+    Unavailable,
+)
+from headgate.json_depth import (
+    MAX_DEPTH,
+    TooDeep,
+    check_depth,
+)
 
 _OTHER_HEADERS, _OTHER_QUERY = ("api-key", "x-goog-api-key"), ("key", "api_key", "api-key")
 """Where clients of Azure's and Google's APIs put a key."""

@@ -19,7 +19,7 @@ from starlette.types import Scope
 
 from gateway.api.scope import EPISODE, PREFIX
 from gateway.api.wrong_paths import is_doubled, no_route
-from gateway.errors import (
+from headgate.errors import (
     BadRequest,
     Busy,
     Conflict,

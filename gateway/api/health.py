@@ -10,8 +10,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from gateway.api.context import Gateway
 from gateway.api.middleware.drain import stopping
 from gateway.api.query import QueryRoute
-from gateway.errors import Unavailable
-from gateway.peers.role import Coordinator
+from gateway.cluster.role import Coordinator
+from headgate.errors import Unavailable
 
 router = APIRouter(tags=["Health"], route_class=QueryRoute)
 

@@ -16,14 +16,14 @@ from prometheus_client.registry import Collector
 
 from gateway.api.context import Services
 from gateway.api.middleware.drain import Drain
+from gateway.cluster.follower import Follower
+from gateway.cluster.role import Coordinator
 from gateway.control.coordinator_placement import ControlPlacement
 from gateway.control.lengths import Lengths
 from gateway.control.models import LocalModel, TrainedModel
 from gateway.control.nodes import ROLES, Nodes
-from gateway.feed.ledger import StoredLedger
-from gateway.peers.follower import Follower
-from gateway.peers.role import Coordinator
 from gateway.render.tool_faults import TOOL_FAULTS
+from gateway.training_feed.ledger import StoredLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ LABELS = {
     "status": "of HTTP",
     "type": "of hosted tools, as `[server] hosted_tools` knows them",
 }
-"""The values that the labels of all metrics may have, `gateway.metrics` included: none comes from a request."""
+"""The values that the labels of all metrics may have, `gateway.observe.metrics` included: none comes from a request."""
 
 
 _ROLES = ("alone", "coordinator", "follower", "starting")

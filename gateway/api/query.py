@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 BETA = "beta"
 """Anthropic's clients send it with every request of their beta API; nothing follows from it."""

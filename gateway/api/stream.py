@@ -13,8 +13,8 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.errors import error_body
-from gateway.errors import GatewayError
-from gateway.rollout.reply import Choices
+from gateway.generation.reply import Choices
+from headgate.errors import GatewayError
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 _APIS = "The APIs here are POST /v1/chat/completions, /v1/completions, /v1/responses and /v1/messages, and GET /v1/models"
 _CALL = r"/(chat/completions|completions|responses|messages|models)(?=/|$)"

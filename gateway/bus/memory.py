@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.bus.base import Entry, Log, Outcome, Process
-from gateway.sections import BusSettings
+from gateway.config import BusSettings
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gateway.bus.base import Bus
 from gateway.bus.memory import MemoryBus
-from gateway.sections import BusSettings
+from gateway.config import BusSettings
 
 
 def _redis(settings: BusSettings) -> Bus:

@@ -22,8 +22,8 @@ from redis.exceptions import RedisError
 
 from gateway.bus import scripts
 from gateway.bus.base import Entry, Log, Outcome, Process
-from gateway.errors import BusUnavailable
-from gateway.sections import BusSettings
+from gateway.config import BusSettings
+from headgate.errors import BusUnavailable
 
 log = logging.getLogger(__name__)
 

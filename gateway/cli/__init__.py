@@ -17,8 +17,8 @@ from gateway.cli.run import run_episodes
 from gateway.cli.serve import engine, serve
 from gateway.cli.show import list_episodes, show_episode, staleness, status, why
 from gateway.cli.tail import tail, tail_episodes
-from processes.program import run
-from scheduler.options import Debug, Version
+from headgate.options import Debug, Version
+from headgate.processes.program import run
 
 app = typer.Typer(
     help="headgate's gateway: agents in front, engines behind, every token recorded.",

@@ -46,7 +46,7 @@ def console(
         _show(f"{gateway}/console/", browser)
         return
     from gateway.archive import RecordedRun, find_run
-    from gateway.settings import ConfigError
+    from gateway.config.settings import ConfigError
 
     configure_logging(verbose)
     try:
@@ -76,7 +76,7 @@ def _serve(run: RecordedRun, port: int, browser: bool) -> None:
     from gateway.archive import create_archive, open_archive
     from gateway.connection import Connection
     from gateway.server import Server, bound
-    from processes.ports import url_of
+    from headgate.processes.ports import url_of
 
     async def check() -> None:
         async with open_archive(run):

@@ -26,7 +26,7 @@ def export(
 ) -> None:
     """Write the groups that were trained to a Parquet file, from the database; no gateway need run.
 
-    The schema is the feed's (gateway.arrow.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
+    The schema is the feed's (headgate.arrow.FEED_SCHEMA): one row per node of a token tree. Read it with pandas, pyarrow, or
     datasets.load_dataset("parquet", data_files=FILE).
 
     Examples:
@@ -36,9 +36,9 @@ def export(
       gateway export --config gateway.toml --out all.parquet --all
     """
     from gateway.cli.progress import GroupProgress
-    from gateway.feed.export import ExportError, Selection
-    from gateway.feed.export import export as write
-    from gateway.settings import ConfigError, Settings
+    from gateway.config.settings import ConfigError, Settings
+    from gateway.training_feed.export import ExportError, Selection
+    from gateway.training_feed.export import export as write
 
     if format_ != "parquet":
         raise typer.BadParameter("the only format is parquet", param_hint="--format")
@@ -88,8 +88,8 @@ def prune(
     """
     from rich.console import Console
 
+    from gateway.config.settings import ConfigError, Settings
     from gateway.episodes.retention import in_words, prune_store
-    from gateway.settings import ConfigError, Settings
 
     try:
         settings = Settings.load(config)
@@ -129,7 +129,7 @@ def migrate(
 
       gateway migrate -c gateway.toml --check
     """
-    from gateway.settings import ConfigError, Settings
+    from gateway.config.settings import ConfigError, Settings
     from gateway.store import schema
 
     try:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from gateway.config.settings import Settings
     from gateway.doctor import Finding
-    from gateway.settings import Settings
 
 _COLORS = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -31,7 +31,7 @@ def doctor(
 
       gateway doctor gateway.toml
     """
-    from gateway.settings import ConfigError, Settings
+    from gateway.config.settings import ConfigError, Settings
 
     try:
         settings = Settings.load(config)

@@ -103,7 +103,7 @@ def init(
 
       gateway init --model models/Qwen3-0.6B --agent "python agent.py" --reward exit-code
     """
-    from gateway.settings import ConfigError
+    from gateway.config.settings import ConfigError
 
     try:
         reward = reward or _prompt_for_reward()
@@ -165,9 +165,9 @@ def _has_vllm(python: str) -> bool:
 
 def _project(model: Path, agent: str, reward: str, engine: dict[str, str], lora: bool) -> Project:
     """Return the project of the options. Raise ConfigError for what cannot be one."""
+    from gateway.config import ModelSettings
+    from gateway.config.settings import ConfigError
     from gateway.render.renderer import check_model
-    from gateway.sections import ModelSettings
-    from gateway.settings import ConfigError
 
     if not model.is_dir():
         way = f"`hf download {model} --local-dir models/{model.name}` gets one of Hugging Face"

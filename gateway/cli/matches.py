@@ -15,8 +15,8 @@ from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
     from gateway.cli.progress import EpisodeProgress
-    from gateway.client import Task
-    from gateway.client.matches import Play
+    from headgate.client import Task
+    from headgate.client.matches import Play
 
 
 def run_matches(
@@ -54,11 +54,15 @@ def run_matches(
 
       gateway episodes match --agent duel.py:play --tasks tasks.jsonl --players first=red,second=blue --forever
     """
-    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from gateway.client.agents import function_named, read_tasks
-    from gateway.client.matches import parse_players
-    from processes.interrupts import STATUS
-    from processes.unending import Program
+    from headgate.client import (
+        GatewayRefused,
+        GatewayUnreachable,
+        RunStopped,
+    )
+    from headgate.client.agents import function_named, read_tasks
+    from headgate.client.matches import parse_players
+    from headgate.processes.interrupts import STATUS
+    from headgate.processes.unending import Program
 
     configure_logging(verbose)
     if mode not in ("train", "eval"):
@@ -104,9 +108,9 @@ async def _run(
 ) -> tuple[dict[str, dict[str, float | None]], EpisodeProgress]:
     """Return the summary of each player's episodes, and how the run has ended. `kind`: arguments of Matches."""
     from gateway.cli.progress import ENDING, EpisodeProgress
-    from gateway.client import GatewayClient
-    from gateway.client.matches import Matches
-    from processes.interrupts import interruptible
+    from headgate.client import GatewayClient
+    from headgate.client.matches import Matches
+    from headgate.processes.interrupts import interruptible
 
     total = None if forever else len(tasks) * kind["group_size"] * len(models)
     async with GatewayClient(url, admin_key) as client:

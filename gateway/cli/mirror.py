@@ -42,7 +42,7 @@ def mirror(
 
       gateway mirror --dir /var/lib/headgate/versions --host 0.0.0.0 --port 8100 --keep 3
     """
-    from gateway.sections.cross_checks import is_loopback
+    from gateway.config.cross_checks import is_loopback
 
     if not key and not is_loopback(host):
         raise typer.BadParameter(
@@ -64,9 +64,9 @@ async def _serve(
     """Serve until a signal comes."""
     from aiohttp import web
 
-    from gateway.weights.mirror import Mirror
-    from gateway.weights.server import create_server
-    from processes.ports import url_of
+    from headgate.processes.ports import url_of
+    from headgate.weights.mirror import Mirror
+    from headgate.weights.server import create_server
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

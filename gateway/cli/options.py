@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     import httpx
 
-    from gateway.client import GatewayClient, GatewayRefused
+    from headgate.client import GatewayClient, GatewayRefused
 
 WORKER = "HEADGATE_WORKER"
 """The environment variable that holds the name of one of several workers."""
@@ -38,7 +38,7 @@ Verbose = Annotated[
 
 
 def configure_logging(verbose: bool) -> None:
-    from gateway.logs import Formatter
+    from gateway.cli.logs import Formatter
 
     level = logging.INFO if verbose else logging.WARNING
     worker = f" {os.environ[WORKER]}" if WORKER in os.environ else ""
@@ -56,8 +56,8 @@ def ask(
     """Query a running gateway; a refusal or silence ends the command."""
     import httpx
 
-    from gateway.client import GatewayClient, GatewayRefused
-    from processes.slow import reported
+    from headgate.client import GatewayClient, GatewayRefused
+    from headgate.processes.slow import reported
 
     async def fetch() -> dict[str, Any]:
         async with GatewayClient(url, admin_key) as client:
@@ -72,8 +72,8 @@ def ask(
 
 def refused(url: str, error: GatewayRefused | httpx.TransportError) -> typer.Exit:
     """Explain why a gateway gave no reply and how to fix it, and end the command."""
-    from gateway.client import GatewayRefused
-    from gateway.client.refusal import unanswered
+    from headgate.client import GatewayRefused
+    from headgate.client.refusal import unanswered
 
     if not isinstance(error, GatewayRefused):
         text = unanswered(url, error)

@@ -24,9 +24,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gateway.client.failures import Crashes, in_a_line
-from gateway.client.outcomes import EpisodeOutcome
-from processes.interrupts import Interrupted
+from headgate.client.failures import Crashes, in_a_line
+from headgate.client.outcomes import EpisodeOutcome
+from headgate.processes.interrupts import Interrupted
 
 _LINE_EVERY_S = 5.0
 _WAIT_EVERY_S = 30.0

@@ -17,13 +17,17 @@ from gateway.cli import run_options as options
 from gateway.cli.options import AdminKey, Url, Verbose, configure_logging
 
 if TYPE_CHECKING:
-    from gateway.client import Agent, EpisodeRunner, Task
-    from gateway.client.command_runner import CommandRunner
-    from gateway.client.environment import EnvironmentAgent
-    from gateway.client.order import TaskOrder
-    from gateway.client.sandboxes.base import Limits
-    from gateway.environments.base import Split
-    from gateway.types import EpisodeMode
+    from headgate.client import (
+        Agent,
+        EpisodeRunner,
+        Task,
+    )
+    from headgate.client.command_runner import CommandRunner
+    from headgate.client.environment import EnvironmentAgent
+    from headgate.client.order import TaskOrder
+    from headgate.client.sandboxes.base import Limits
+    from headgate.environments.base import Split
+    from headgate.types import EpisodeMode
 
 _LONELY = (
     "warning: groups of one episode. An algorithm that compares the episodes of a group, as GRPO does, learns nothing from them:"
@@ -83,10 +87,14 @@ def run_episodes(
 
       gateway episodes run --tasks tasks.jsonl --group-size 8 --sandbox bwrap -- python my_agent.py
     """
-    from gateway.client import GatewayRefused, GatewayUnreachable, RunStopped
-    from gateway.client.sandboxes.base import Limits, SandboxUnavailable
-    from processes.interrupts import STATUS
-    from processes.unending import Program
+    from headgate.client import (
+        GatewayRefused,
+        GatewayUnreachable,
+        RunStopped,
+    )
+    from headgate.client.sandboxes.base import Limits, SandboxUnavailable
+    from headgate.processes.interrupts import STATUS
+    from headgate.processes.unending import Program
 
     configure_logging(verbose)
     try:
@@ -150,10 +158,10 @@ async def _run(
     Raise ValueError if the environment cannot be loaded, and SandboxUnavailable.
     """
     from gateway.cli.progress import ENDING, EpisodeProgress
-    from gateway.client import EpisodeRunner, GatewayClient
-    from gateway.client.agents import CommandAgent
-    from gateway.client.environment import EnvironmentAgent
-    from processes.interrupts import interruptible
+    from headgate.client import EpisodeRunner, GatewayClient
+    from headgate.client.agents import CommandAgent
+    from headgate.client.environment import EnvironmentAgent
+    from headgate.processes.interrupts import interruptible
 
     try:
         if isinstance(tasks, tuple):
@@ -190,7 +198,7 @@ def _check_together(
 
 
 def _tasks(path: Path | None, limit: int | None) -> list[Task]:
-    from gateway.client.agents import read_tasks
+    from headgate.client.agents import read_tasks
 
     if path is None:
         raise ValueError("name --tasks FILE, or an environment that has its own, with --env")
@@ -217,7 +225,11 @@ def _agent(
     exit_code_reward: bool,
     runner: CommandRunner | None,
 ) -> Agent:
-    from gateway.client.agents import CommandAgent, WorkerAgent, load_agent
+    from headgate.client.agents import (
+        CommandAgent,
+        WorkerAgent,
+        load_agent,
+    )
 
     if name is None and not command:
         raise ValueError(
@@ -245,14 +257,14 @@ def _agent(
 
 
 def _runner(sandbox: str, limits: Limits, read: list[Path]) -> CommandRunner:
-    from gateway.client.sandboxes import sandbox_of
-    from gateway.client.sandboxes.runner import SandboxRunner
+    from headgate.client.sandboxes import sandbox_of
+    from headgate.client.sandboxes.runner import SandboxRunner
 
     return SandboxRunner(sandbox_of(sandbox, limits, read))
 
 
 def _environment(name: str, args: str, python: Path | None, timeout_s: float) -> EnvironmentAgent:
-    from gateway.client.environment import EnvironmentAgent
+    from headgate.client.environment import EnvironmentAgent
 
     try:
         given = json.loads(args)
@@ -266,7 +278,7 @@ def _environment(name: str, args: str, python: Path | None, timeout_s: float) ->
 def _split(value: str) -> Split:
     from typing import get_args
 
-    from gateway.environments.base import Split
+    from headgate.environments.base import Split
 
     if value not in get_args(Split):
         raise ValueError(f"--env-split is one of {', '.join(get_args(Split))}, not {value!r}")

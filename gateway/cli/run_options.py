@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from gateway.client import Task
-    from gateway.client.order import TaskOrder
+    from headgate.client import Task
+    from headgate.client.order import TaskOrder
 
 Tasks = Annotated[Path | None, typer.Option(help='Tasks: one JSON object a line, each with a "task_id".')]
 Command = Annotated[
@@ -118,8 +118,8 @@ def order_of(state: Path | None, seed: int | None, floor: float | None, tasks: l
 
     `state`: the file that keeps it. `floor`: the least weight of the order by difficulty; None: the tasks come in passes.
     """
-    from gateway.client.kept_order import KeptOrder
-    from gateway.client.order import ByDifficulty, Passes
+    from headgate.client.kept_order import KeptOrder
+    from headgate.client.order import ByDifficulty, Passes
 
     if not tasks:
         raise ValueError("there are no tasks")

@@ -16,7 +16,7 @@ from gateway.cli.options import WORKER, Verbose, configure_logging
 if TYPE_CHECKING:
     from socket import socket
 
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
 KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than clients keep theirs, or some would be used just as they close."""
@@ -72,8 +72,8 @@ def serve(
         raise typer.BadParameter(
             "only for --demo; with --config, set [server] port in the file", param_hint="--port"
         )
+    from gateway.config.settings import ConfigError, Settings
     from gateway.server import listening
-    from gateway.settings import ConfigError, Settings
 
     try:
         settings = Settings.load(config)
@@ -104,8 +104,8 @@ def _serve_demo(port: int, verbose: bool, *, alone: bool) -> None:
     if not alone:
         raise typer.BadParameter("cannot be combined with --config or --workers", param_hint="--demo")
     from gateway.cli.demo import demo_settings, introduction
+    from gateway.config.settings import ConfigError, Settings
     from gateway.server import listening
-    from gateway.settings import ConfigError, Settings
 
     folder = Path("runs/serve-demo") / str(port)
     try:
@@ -124,9 +124,9 @@ def _serve(settings: Settings, sockets: list[socket], verbose: bool, banner: str
     import uvicorn
 
     from gateway.app import create_app, end_calls, leave
+    from gateway.config.settings import ConfigError
     from gateway.connection import Connection
     from gateway.server import GatewayServer
-    from gateway.settings import ConfigError
 
     shared = WORKER in os.environ
     sys.setswitchinterval(_SWITCH_S)
@@ -182,10 +182,10 @@ def engine(
 
       gateway engine --config gateway.toml --port 8200
     """
+    from gateway.config import refused_place
+    from gateway.config.environment import SECRETS
+    from gateway.config.settings import ConfigError, Settings
     from gateway.engines.process import command
-    from gateway.sections import refused_place
-    from gateway.sections.environment import SECRETS
-    from gateway.settings import ConfigError, Settings
 
     try:
         settings = Settings.load(config, only=("models", "engine"))

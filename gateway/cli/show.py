@@ -12,7 +12,7 @@ import typer
 from gateway.cli.options import AdminKey, Url, ask
 
 if TYPE_CHECKING:
-    from gateway.client import GatewayClient
+    from headgate.client import GatewayClient
 
 _URL = "http://127.0.0.1:8000"
 _EVERY_S = 2.0

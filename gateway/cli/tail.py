@@ -14,7 +14,7 @@ import typer
 from gateway.cli.options import AdminKey, Url, refused
 
 if TYPE_CHECKING:
-    from gateway.client.events import EventStream
+    from headgate.client.events import EventStream
 
 _RETRY_S = (0.5, 1.0, 2.0, 5.0)
 """Seconds before each try to reach a gateway that went away; the last one again and again."""
@@ -66,7 +66,7 @@ def tail(
     """
     import httpx
 
-    from gateway.client import GatewayClient, GatewayRefused
+    from headgate.client import GatewayClient, GatewayRefused
 
     for name in kind or ():
         if name.partition(".")[0] not in _KINDS:
@@ -117,7 +117,7 @@ async def _watch(ask: Ask, show: Callable[[dict[str, Any]], None], *, follow: bo
     """Show one stream after the other, each from where the one before ended. Raises if not even the first begins."""
     import httpx
 
-    from gateway.client import GatewayRefused
+    from headgate.client import GatewayRefused
 
     place: int | None = None
     tries = 0

@@ -1,7 +1,7 @@
 """Places the coordinator's calls by the control program, and has followers place theirs alike.
 
 Every engine's load is read once a second. The program gets it and the other processes' calls; what it knows and has decided then
-goes to the followers, as a table (`gateway.rollout.plan_messages`).
+goes to the followers, as a table (`gateway.generation.plan_messages`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from gateway.control.host import ControlHost
 from gateway.control.program_placer import ProgramPlacer
 from gateway.control.speed_model import SpeedModels
 from gateway.engines.base import Load
-from gateway.errors import EngineError
-from gateway.rollout.peers import Peers
-from gateway.rollout.plan_messages import Table
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
+from gateway.generation.peers import Peers
+from gateway.generation.plan_messages import Table
+from gateway.generation.pool import EnginePool
+from gateway.generation.slot import Slot
+from headgate.errors import EngineError
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineLoad, PeerLoad, Snapshot, SpeedFitted
 

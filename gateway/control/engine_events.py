@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import NotRequired, TypedDict
 
 from gateway.control.nodes import Node
-from gateway.rollout.slot import Slot
+from gateway.generation.slot import Slot
 from gateway.store.database import Database
 from gateway.store.events import Event, insert_events
 

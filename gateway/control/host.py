@@ -14,14 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gateway.errors import EngineError, Unavailable, WeightsMissed
-from gateway.rollout.engine_steps import EngineSteps
-from gateway.rollout.peers import Peers
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
-from gateway.sections import EngineSettings
-from gateway.settings import ConfigError, Settings
-from processes.child import LocalProcess
+from gateway.config import EngineSettings
+from gateway.config.settings import ConfigError, Settings
+from gateway.generation.peers import Peers
+from gateway.generation.pool import EnginePool
+from gateway.generation.slot import Slot
+from gateway.updates.engine_steps import EngineSteps
+from headgate.errors import (
+    EngineError,
+    Unavailable,
+    WeightsMissed,
+)
+from headgate.processes.child import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import (
     Added,

@@ -18,13 +18,13 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection
 
-from gateway.errors import GatewayError
-from gateway.rollout.call import Call
-from gateway.sections import LengthSettings
+from gateway.config import LengthSettings
+from gateway.generation.call import Call
 from gateway.store import lengths as statements
 from gateway.store import turns
 from gateway.store.database import Database
 from gateway.trajectories.tree import TokenTree, TreePosition
+from headgate.errors import GatewayError
 from scheduler.lengths import TAIL_SHARE, Features, Prediction, Ranker, make_ranker
 from scheduler.lengths.recall import tail_recall
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.config import ModelSettings
+from gateway.config.settings import Settings
 from gateway.control.versions import Versions
-from gateway.errors import BadRequest, NotFound
-from gateway.feed.batches import Batches
-from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger
+from gateway.generation.pool import EnginePool
 from gateway.render.renderer import ChatRenderer
-from gateway.rollout.pool import EnginePool
-from gateway.sections import ModelSettings
-from gateway.settings import Settings
 from gateway.tenancy.projects import Projects, Reach
+from gateway.training_feed.batches import Batches
+from gateway.training_feed.leases import Leases
+from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.recorder import Recorder
+from headgate.errors import BadRequest, NotFound
 
 if TYPE_CHECKING:
-    from gateway.rollout.upstream import Upstream
+    from gateway.generation.upstream import Upstream
 
 
 @dataclass(slots=True)

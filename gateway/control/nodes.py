@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, get_args
 
+from gateway.config import NodeSettings
+from gateway.config.settings import Settings
 from gateway.control.host import ControlHost
-from gateway.errors import Conflict, NotFound
-from gateway.feed.ledger import LedgerListener, StoredLedger
-from gateway.rollout.peers import Peers
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot import Slot
-from gateway.sections import NodeSettings
-from gateway.settings import Settings
+from gateway.generation.peers import Peers
+from gateway.generation.pool import EnginePool
+from gateway.generation.slot import Slot
+from gateway.training_feed.ledger import LedgerListener, StoredLedger
+from headgate.errors import Conflict, NotFound
 from scheduler.program.nodes import Claimed, Filling, NodeAdded, NodeRemoved, Released, Role, RoleIs
 
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -16,10 +16,10 @@ import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from gateway.errors import GatewayError, Unavailable
-from gateway.rollout.call import Call
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.slot_placer import PlacementRequest
+from gateway.generation.call import Call
+from gateway.generation.pool import EnginePool
+from gateway.generation.slot_placer import PlacementRequest
+from headgate.errors import GatewayError, Unavailable
 from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, Move, Opened, Placed
 from scheduler.program.placement import Placement
 from scheduler.reactor import Output, PhysicalAction
@@ -53,7 +53,7 @@ class ProgramHost(Protocol):
 
 
 class ProgramPlacer:
-    """The calls of one model in this process. See `gateway.rollout.slot_placer.Placer`."""
+    """The calls of one model in this process. See `gateway.generation.slot_placer.Placer`."""
 
     def __init__(self, host: ProgramHost, reactor: Placement, model: str, pool: EnginePool) -> None:
         self.reactor = reactor

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from gateway.control.models import Models, ServedModel, TrainedModel
 from gateway.control.nodes import NodeDescription, TrainedBatch
 from gateway.control.versions import VersionRecords
-from gateway.errors import NotFound
-from gateway.feed.batches import Batches
-from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger
 from gateway.tenancy.projects import Reach
+from gateway.training_feed.batches import Batches
+from gateway.training_feed.leases import Leases
+from gateway.training_feed.ledger import StoredLedger
+from headgate.errors import NotFound
 
 
 @dataclass(slots=True)

@@ -17,16 +17,26 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from gateway.config import EngineSettings
 from gateway.control.host import ControlHost
-from gateway.errors import Conflict, EngineError, Fenced, NotFound, Unprocessable
-from gateway.feed.ledger import StoredLedger
-from gateway.rollout.distribution import Distribution
-from gateway.rollout.slot import Slot
-from gateway.rollout.weights_check import Weights, known_weights, read_weights
-from gateway.sections import EngineSettings
+from gateway.generation.slot import Slot
 from gateway.store import ledger as statements
 from gateway.store.database import Database
-from gateway.weights.manifest import MANIFEST
+from gateway.training_feed.ledger import StoredLedger
+from gateway.updates.distribution import Distribution
+from gateway.updates.weights_check import (
+    Weights,
+    known_weights,
+    read_weights,
+)
+from headgate.errors import (
+    Conflict,
+    EngineError,
+    Fenced,
+    NotFound,
+    Unprocessable,
+)
+from headgate.weights.manifest import MANIFEST
 from scheduler.policies.lineage import orphans
 from scheduler.policies.staleness_events import Publish
 from scheduler.program.events import UpdateResult

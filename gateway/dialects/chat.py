@@ -27,9 +27,13 @@ from gateway.dialects.request import (
     drop_unsupported,
     unsupported,
 )
-from gateway.errors import BadRequest, validation_error
+from gateway.generation.reply import (
+    Choices,
+    Delivery,
+    Reply,
+)
 from gateway.render.renderer import ChatRenderer
-from gateway.rollout.reply import Choices, Delivery, Reply
+from headgate.errors import BadRequest, validation_error
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]

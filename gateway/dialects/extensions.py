@@ -12,8 +12,8 @@ from pydantic import Field
 
 from gateway.dialects.forms import of_vllm
 from gateway.dialects.request import Body, Effort, Unsupported, unsupported
-from gateway.errors import BadRequest
 from gateway.render.constraints import ContentForm
+from headgate.errors import BadRequest
 
 
 class EngineFields(Body):

@@ -6,9 +6,9 @@ from typing import Any
 
 from gateway.dialects.request import unsupported
 from gateway.dialects.schemas import check_schema
-from gateway.errors import BadRequest
-from gateway.json_depth import loads_strictly
 from gateway.render.constraints import ContentForm
+from headgate.errors import BadRequest
+from headgate.json_depth import loads_strictly
 
 _OTHER_FORMS = (
     "send 'text', 'json_object' or 'json_schema'; describe any other form in a message and check the reply"

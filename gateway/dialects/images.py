@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 MOST_ASPECT = 200

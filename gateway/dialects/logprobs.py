@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from gateway.generation.reply import Delivery
 from gateway.render.renderer import ChatRenderer
-from gateway.rollout.reply import Delivery
 
 LEAST = -9999.0
 """Stands for what an engine calls impossible, or has no figure for, as in OpenAI's API and in vLLM's."""

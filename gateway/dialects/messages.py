@@ -28,8 +28,8 @@ from gateway.dialects.request import (
     unsupported,
 )
 from gateway.dialects.schemas import check_parameters, check_schema
-from gateway.errors import BadRequest, validation_error
 from gateway.render.constraints import ContentForm
+from headgate.errors import BadRequest, validation_error
 
 
 class BlockBinding(Body):

@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from gateway.dialects.messages import MessagesRequest
-from gateway.json_depth import check_depth
+from gateway.generation.reply import Choices, Reply
 from gateway.render.segmenter import Piece
-from gateway.rollout.reply import Choices, Reply
+from headgate.json_depth import check_depth
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 Block = dict[str, Any]

@@ -21,7 +21,7 @@ import orjson
 
 from gateway.dialects.images import TEXT_ONLY, TYPES, ImageSupport, url_part
 from gateway.dialects.request import Message, unsupported, unsupported_content
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 Block = dict[str, Any]
 TurnEffort = Literal["low", "medium", "high", "xhigh", "max"]

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.schemas import check_parameters
-from gateway.errors import BadRequest
-from gateway.json_depth import MAX_DEPTH, too_deep
 from gateway.render.constraints import ContentForm
 from gateway.render.meaning import REASONING
+from headgate.errors import BadRequest
+from headgate.json_depth import MAX_DEPTH, too_deep
 
 Message = dict[str, Any]
 """The messages in the form of chat completions."""

@@ -24,8 +24,8 @@ from gateway.dialects.request import (
 )
 from gateway.dialects.responses_input import invalid
 from gateway.dialects.responses_tools import Toolbox, function_name
-from gateway.errors import BadRequest, validation_error
 from gateway.render.constraints import ContentForm
+from headgate.errors import BadRequest, validation_error
 
 LOGPROBS = "message.output_text.logprobs"
 Summary = Literal["auto", "concise", "detailed"]

@@ -17,10 +17,14 @@ from gateway.dialects.responses import ResponsesRequest
 from gateway.dialects.responses_input import item_id
 from gateway.dialects.responses_items import OutputItem
 from gateway.dialects.responses_tools import Toolbox, offered
-from gateway.errors import GatewayError
+from gateway.generation.reply import (
+    Choices,
+    Delivery,
+    Reply,
+)
 from gateway.render.renderer import ChatRenderer
 from gateway.render.segmenter import Piece
-from gateway.rollout.reply import Choices, Delivery, Reply
+from headgate.errors import GatewayError
 
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 """Stores a whole answer."""

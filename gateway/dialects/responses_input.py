@@ -14,7 +14,7 @@ from typing import Any
 from gateway.dialects.images import TEXT_ONLY, ImageSupport, check_url, url_part
 from gateway.dialects.request import Message, check_arguments, unsupported, unsupported_content
 from gateway.dialects.responses_tools import custom_arguments, function_name
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 Item = dict[str, Any]
 

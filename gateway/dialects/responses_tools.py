@@ -15,7 +15,7 @@ import orjson
 
 from gateway.dialects.request import Tool, check_tool_name, check_unique, unsupported
 from gateway.dialects.schemas import check_parameters
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 Hosted = Literal["drop", "refuse"]
 """The ways of treating tools that OpenAI would run."""

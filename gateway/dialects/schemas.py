@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 _TYPES = {"string", "number", "integer", "boolean", "object", "array", "null"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 MOST = {
     "messages": 20_000,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from gateway.config.settings import ConfigError, Settings
 from gateway.doctor import Finding, engines, machine
-from gateway.settings import ConfigError, Settings
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import aiohttp
 
+from gateway.config import EngineSettings, ModelSettings
+from gateway.config.settings import ConfigError, Settings
 from gateway.doctor import Finding
 from gateway.engines.address import check_engines
 from gateway.engines.base import Engine, GenerateRequest
 from gateway.engines.process import api_of, check_launch, connect
 from gateway.engines.tied_embeddings import stale_heads
-from gateway.errors import BadRequest, EngineError
 from gateway.render.renderer import ChatRenderer, check_model, load_renderer
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.settings import ConfigError, Settings
-from gateway.types import Sampling
+from headgate.errors import BadRequest, EngineError
+from headgate.types import Sampling
 from scheduler.policies.probe import SEVERAL
 
 KNOWN_VLLM = ("0.32.", "0.33.")

@@ -15,17 +15,17 @@ from tempfile import TemporaryFile
 import aiohttp
 
 from gateway.bus.opening import open_bus
+from gateway.config import StoreSettings
+from gateway.config.settings import ConfigError, Settings
 from gateway.doctor import Finding
-from gateway.errors import Unavailable
 from gateway.render.tool_alarm import WORDS
-from gateway.sections import StoreSettings
-from gateway.settings import ConfigError, Settings
 from gateway.store import clock, turns
 from gateway.store.connections import connect, driver, without_password
 from gateway.store.holder import REMEDY, holder_of, in_use
 from gateway.store.schema import check_form
 from gateway.telemetry.opening import collector_answers
-from processes.ports import url_of
+from headgate.errors import Unavailable
+from headgate.processes.ports import url_of
 
 _FREE_GIB = 5.0
 _ANSWER_S = 5.0

@@ -6,9 +6,9 @@ import asyncio
 import socket
 from urllib.parse import urlsplit
 
-from gateway.errors import BadRequest
-from gateway.sections import refused_place
-from gateway.settings import ConfigError, Settings
+from gateway.config import refused_place
+from gateway.config.settings import ConfigError, Settings
+from headgate.errors import BadRequest
 
 
 async def check_engines(settings: Settings) -> None:

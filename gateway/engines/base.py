@@ -14,8 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from gateway.errors import EngineRefused
-from gateway.types import FinishReason, ImageSpan, Int32Array, Sampling
+from headgate.errors import EngineRefused
+from headgate.types import (
+    FinishReason,
+    ImageSpan,
+    Int32Array,
+    Sampling,
+)
 from scheduler.policies.proof import Holding
 
 Level = Literal[1, 2]

@@ -14,8 +14,13 @@ import aiohttp
 import orjson
 
 from gateway.engines.streams import CONNECT_S, KEEP_ALIVE_S, StreamConnections
-from gateway.errors import EngineError, EngineRefused, EngineUnreachable, NotComparable
-from gateway.types import FinishReason
+from headgate.errors import (
+    EngineError,
+    EngineRefused,
+    EngineUnreachable,
+    NotComparable,
+)
+from headgate.types import FinishReason
 from scheduler.policies.proof import Holding
 
 _CONTROL_S = 600.0

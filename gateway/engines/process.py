@@ -16,17 +16,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gateway.config import EngineSettings, ModelSettings
+from gateway.config.engines import MAX_LORAS
+from gateway.config.settings import ConfigError
 from gateway.engines.base import Engine
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.vllm import VLLMEngine
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.sections.engines import MAX_LORAS
-from gateway.settings import ConfigError
-from gateway.weights import plugin
-from gateway.weights.adapter import matrices_of
-from processes.child import LocalProcess
-from processes.errors import ChildDied
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
+from headgate.processes.ports import free_port
+from headgate.weights import plugin
+from headgate.weights.adapter import matrices_of
 
 LOOPBACK = "127.0.0.1"
 log = logging.getLogger(__name__)

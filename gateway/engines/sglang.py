@@ -31,8 +31,8 @@ import orjson
 from gateway.engines.base import GenerateRequest, Level, Load, TokenChunk
 from gateway.engines.http import FINISH, EngineHTTP, HTTPEngine, failure, version_spans
 from gateway.engines.prometheus_text import samples
-from gateway.errors import EngineError, EngineUnreachable
-from gateway.types import FinishReason
+from headgate.errors import EngineError, EngineUnreachable
+from headgate.types import FinishReason
 
 _GENERATE = "/generate"
 _GRAMMARS = {"json": "json_schema", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}

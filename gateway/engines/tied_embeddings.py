@@ -7,7 +7,7 @@ import json
 import os
 from pathlib import Path
 
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 
 _BUILD = """
 from importlib.metadata import PackageNotFoundError, version

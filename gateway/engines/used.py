@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.types import LEAST_TEMPERATURE, Sampling
+from headgate.types import LEAST_TEMPERATURE, Sampling
 
 _VLLM_LEAST = 0.01
 """`_MAX_TEMP` in vLLM's `sampling_params.py`."""

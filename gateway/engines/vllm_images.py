@@ -12,8 +12,8 @@ import orjson
 
 from gateway.engines.base import GenerateRequest
 from gateway.engines.http import EngineHTTP
-from gateway.errors import EngineError, EngineRefused
-from gateway.types import ImageSpan
+from headgate.errors import EngineError, EngineRefused
+from headgate.types import ImageSpan
 
 _RENDER = "/v1/chat/completions/render"
 

@@ -12,13 +12,17 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from gateway.errors import Busy, Conflict, jittered
-from gateway.feed.full import no_slot
-from gateway.feed.ledger import LedgerListener, StoredLedger
 from gateway.store import episodes as statements
 from gateway.store.database import Database
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.records import NewEpisode
+from gateway.training_feed.full import no_slot
+from gateway.training_feed.ledger import LedgerListener, StoredLedger
+from headgate.errors import (
+    Busy,
+    Conflict,
+    jittered,
+)
 from scheduler.policies.staleness_events import Command, Join, Refuse
 
 log = logging.getLogger(__name__)

@@ -19,20 +19,25 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from gateway.config import AgentSettings
+from gateway.config.settings import Settings
 from gateway.episodes.conversations import opening
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
-from gateway.errors import Busy, Conflict, GatewayError, jittered
-from gateway.feed.ledger import StoredLedger
+from gateway.generation.completion import Completion
+from gateway.generation.replies import RequestKey
 from gateway.render.offload import offload
-from gateway.rollout.completion import Completion
-from gateway.rollout.replies import RequestKey
-from gateway.sections import AgentSettings
-from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store.database import Database
+from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.conversation import digests
-from gateway.types import EpisodeRequest
+from headgate.errors import (
+    Busy,
+    Conflict,
+    GatewayError,
+    jittered,
+)
+from headgate.types import EpisodeRequest
 
 _OVER = ("group_full", "group_finished", "group_closed", "size_differs")
 _OWED_S = 60.0

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from gateway.config.settings import Settings
 from gateway.episodes.auto_open import AutoOpen
 from gateway.episodes.conversations import UNKNOWN, Conversations
 from gateway.episodes.episodes import Episodes
 from gateway.episodes.open_episode import OpenEpisode
-from gateway.errors import NotAuthenticated, NotFound
-from gateway.keys import Keyring
-from gateway.rollout.replies import RequestKey
-from gateway.settings import Settings
+from gateway.generation.replies import RequestKey
+from headgate.errors import NotAuthenticated, NotFound
+from headgate.keys import Keyring
 
 Message = dict[str, Any]
 

@@ -13,20 +13,24 @@ import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
+from gateway.config import RewardSettings
 from gateway.episodes.closing_state import ClosingState, Outcome, Phase
 from gateway.episodes.open_episode import OpenEpisode, closed, graded
 from gateway.episodes.worth import without_calls
-from gateway.errors import Conflict, Unavailable, shortened
-from gateway.feed.ledger import StoredLedger
+from gateway.generation.peers import NoPeers, Peers
 from gateway.grading.base import GradingFailed
 from gateway.grading.grading import Grading
-from gateway.rollout.peers import NoPeers, Peers
-from gateway.sections import RewardSettings
 from gateway.store import episodes as statements
 from gateway.store import turns
 from gateway.store.database import Database, Write
 from gateway.store.sampled import Sampled, sampled
+from gateway.training_feed.ledger import StoredLedger
 from gateway.trajectories.recorder import Recorder
+from headgate.errors import (
+    Conflict,
+    Unavailable,
+    shortened,
+)
 from scheduler.policies.staleness_events import Drop, Finish, Refuse, Reward
 
 log = logging.getLogger(__name__)

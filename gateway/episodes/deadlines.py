@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 
-from gateway.feed.ledger import StoredLedger
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from gateway.training_feed.ledger import StoredLedger
 from scheduler.policies.staleness_events import CloseGroup, Unstick
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from gateway.config.settings import Settings
 from gateway.episodes.admission import Admission
 from gateway.episodes.closing import Closing
 from gateway.episodes.closing_state import Outcome
@@ -23,20 +24,30 @@ from gateway.episodes.deadlines import GroupDeadlines
 from gateway.episodes.open_episode import CALLS, closed, crashed, graded
 from gateway.episodes.open_episode import OpenEpisode as OpenEpisode
 from gateway.episodes.worth import RewardTaken, taken
-from gateway.errors import BadRequest, Conflict, NotAuthenticated, NotFound, Unavailable, shortened
-from gateway.feed.ledger import LedgerListener, StoredLedger
+from gateway.generation.peers import NoPeers, Peers
 from gateway.grading.grading import Grading
-from gateway.keys import key_hash, split_attempt
-from gateway.rollout.peers import NoPeers, Peers
-from gateway.settings import Settings
 from gateway.store import episodes as statements
 from gateway.store import tallies, turns
 from gateway.store.database import Database
 from gateway.store.records import NewEpisode
 from gateway.store.sampled import sampled
 from gateway.tenancy.limits import EpisodeQuota
+from gateway.training_feed.ledger import LedgerListener, StoredLedger
 from gateway.trajectories.recorder import Recorder
-from gateway.types import EpisodeOpened, EpisodeRequest, EpisodeSampling
+from headgate.errors import (
+    BadRequest,
+    Conflict,
+    NotAuthenticated,
+    NotFound,
+    Unavailable,
+    shortened,
+)
+from headgate.keys import key_hash, split_attempt
+from headgate.types import (
+    EpisodeOpened,
+    EpisodeRequest,
+    EpisodeSampling,
+)
 from scheduler.policies.staleness_events import Join
 
 log = logging.getLogger(__name__)

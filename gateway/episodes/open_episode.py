@@ -8,10 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.episodes.closing_state import RUNNING, ClosingState, Outcome, Phase
-from gateway.errors import Conflict
-from gateway.rollout.running_calls import RunningCalls
+from gateway.generation.running_calls import RunningCalls
 from gateway.store.sampled import Sampled
-from gateway.types import AS_REQUESTED, EpisodeMode, EpisodeSampling
+from headgate.errors import Conflict
+from headgate.types import (
+    AS_REQUESTED,
+    EpisodeMode,
+    EpisodeSampling,
+)
 
 CALLS = "calls"
 """The component of a reward that was posted on calls."""

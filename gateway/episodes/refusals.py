@@ -14,10 +14,10 @@ from functools import partial
 from prometheus_client import Counter
 
 from gateway.episodes.open_episode import OpenEpisode, OtherAttempt
-from gateway.errors import Busy, GatewayError
 from gateway.store import refused_calls
 from gateway.store.database import Database
 from gateway.store.refused_calls import RefusedCall
+from headgate.errors import Busy, GatewayError
 
 log = logging.getLogger(__name__)
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gateway.errors import Conflict, NotFound
-from gateway.sections import RetentionSettings
-from gateway.settings import ConfigError, Settings
+from gateway.config import RetentionSettings
+from gateway.config.settings import ConfigError, Settings
 from gateway.store import clock, events, retention
 from gateway.store import episodes as statements
 from gateway.store.connections import give_back
 from gateway.store.database import Database
 from gateway.store.retention import Ages, Place, Swept
+from headgate.errors import Conflict, NotFound
 
 log = logging.getLogger(__name__)
 

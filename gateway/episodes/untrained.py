@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from gateway.mask_reasons import REMEDIES
-from gateway.types import TokenFlag
+from headgate.mask_reasons import REMEDIES
+from headgate.types import TokenFlag
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.episodes.closing_state import Outcome
-from gateway.mask_reasons import REMEDIES
 from gateway.store.sampled import Sampled
-from gateway.types import NO_CALLS, EpisodeMode
+from headgate.mask_reasons import REMEDIES
+from headgate.types import NO_CALLS, EpisodeMode
 
 _HOW = "an agent must take its base URL from OPENAI_BASE_URL and its key from OPENAI_API_KEY, or what a function is given"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gateway.rewards import number
+from headgate.rewards import number
 
 
 class GradingFailed(Exception):

@@ -12,7 +12,7 @@ from gateway.store import episodes, turns
 from gateway.store.database import Database
 from gateway.store.records import CallRecord
 from gateway.trajectories.tree import TokenTree, TreePosition
-from gateway.types import ABANDONED, CRASHED_ATTEMPT
+from headgate.types import ABANDONED, CRASHED_ATTEMPT
 
 
 async def describe_episode(database: Database, renderer: ChatRenderer, episode_id: str) -> dict[str, Any]:

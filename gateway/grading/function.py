@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from gateway.grading.base import Answer, GradingFailed, answer_of
-from processes.lines import LineWorker, WorkerFailed
+from headgate.processes.lines import LineWorker, WorkerFailed
 
 _START_S = 300.0
 """A function may import large packages, and all workers may start together."""

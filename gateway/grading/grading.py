@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from gateway.config import GraderSettings, RewardSettings
+from gateway.config.settings import ConfigError
 from gateway.grading.base import NOWHERE, Answer, Grader, GradingFailed, OwnGateway
 from gateway.grading.episode_view import describe_episode
 from gateway.grading.function import FunctionGrader
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import GraderSettings, RewardSettings
-from gateway.settings import ConfigError
 from gateway.store.database import Database
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
-from gateway.client import GatewayClient, GatewayRefused
 from gateway.grading.base import GradingFailed, OwnGateway
-from gateway.types import EpisodeOpened
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.types import EpisodeOpened
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import httpx
 import orjson
 
 from gateway.grading.base import Answer, GradingFailed, answer_of
-from gateway.json_depth import loads
+from headgate.json_depth import loads
 
 _TOO_MANY = 429
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from gateway.grading.base import answer_of
-from processes.streams import private_streams
+from headgate.processes.streams import private_streams
 
 _QUOTED = 4000
 """Characters of a traceback."""

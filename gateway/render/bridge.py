@@ -21,7 +21,7 @@ from gateway.render.escaping import quoted
 from gateway.render.recorded import Recorded
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
-from gateway.types import Int32Array
+from headgate.types import Int32Array
 
 TAIL = 256
 """Ids of a prompt that the library is shown: enough for the beginning of a reply that the template writes."""

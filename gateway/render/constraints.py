@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gateway.errors import BadRequest
 from gateway.render.renderer import ChatRenderer, Tool
-from gateway.types import Grammar
+from headgate.errors import BadRequest
+from headgate.types import Grammar
 
 Format = dict[str, Any]
 """A part of a structural tag."""

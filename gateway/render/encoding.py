@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.errors import BadRequest
-from gateway.sections.models import MAX_CONTEXT
+from gateway.config.models import MAX_CONTEXT
+from headgate.errors import BadRequest
 
 _LONG = 16
 """Characters from which on it pays not to have offsets computed."""

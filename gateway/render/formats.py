@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.json_depth import (
+from headgate.json_depth import (
     MAX_SAMPLED_DEPTH,
     check_depth,
     finite,

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from gateway.types import ImageSpan, Int32Array
+from headgate.types import ImageSpan, Int32Array
 
 MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 """The `model_type`s whose placeholders are known here."""

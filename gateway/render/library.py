@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gateway.config import ModelSettings
 from gateway.render.checkpoint import Checkpoint, has_images
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.tokenizer import BareTokenizer
-from gateway.sections import ModelSettings
 
 
 def of_library(

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.json_depth import loads
 from gateway.render.gil import LARGE, release_gil
 from gateway.render.images import ImageMarks
 from gateway.render.meaning import Message, given_arguments, part_text, rendered
+from headgate.json_depth import loads
 
 Tool = dict[str, Any]
 Write = Callable[[list[Message], list[Tool]], str]

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from gateway.types import Int32Array
+from headgate.types import Int32Array
 
 Thinking = Literal["none", "empty", "some", "open"]
 _LONG = 8

@@ -14,8 +14,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from gateway.errors import BadRequest
-from gateway.json_depth import MAX_SAMPLED_DEPTH, too_deep
+from gateway.config import ModelSettings, RenderSettings
+from gateway.config.models import FAMILIES
+from gateway.config.settings import ConfigError
 from gateway.render import recorded
 from gateway.render.bridge import ARGUMENT, TEXT, TOOL, Bridge, LibraryBridge, TemplateBridge, closed_by
 from gateway.render.checkpoint import Checkpoint
@@ -30,10 +31,9 @@ from gateway.render.recorded import Marks
 from gateway.render.special_tokens import ControlTokens
 from gateway.render.template import ChatTemplate, Message, Tool
 from gateway.render.template_options import Switches, chosen, combinations
-from gateway.sections import ModelSettings, RenderSettings
-from gateway.sections.models import FAMILIES
-from gateway.settings import ConfigError
-from gateway.types import Int32Array
+from headgate.errors import BadRequest
+from headgate.json_depth import MAX_SAMPLED_DEPTH, too_deep
+from headgate.types import Int32Array
 
 __all__ = ["FAMILIES", "ChatRenderer", "Marks", "Message", "Tool", "ToolCall"]
 

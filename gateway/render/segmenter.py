@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from gateway.render.renderer import ChatRenderer, Marks, Tool, ToolCall
 from gateway.render.stops import StopStrings
-from gateway.types import Int32Array
+from headgate.types import Int32Array
 
 PieceKind = Literal["reasoning", "content", "tool_call"]
 

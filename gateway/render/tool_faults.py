@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from gateway.json_depth import loads_strictly
 from gateway.render.formats import TOOL_FORMS
+from headgate.json_depth import loads_strictly
 
 UNPARSED = "unparsed"
 """Text that looks like a call, and is none in the form of the model's template."""

@@ -25,7 +25,6 @@ from typing import Any
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.errors import Unavailable
 from gateway.store import coordination, events
 from gateway.store.connections import (
     begin_writing,
@@ -37,6 +36,7 @@ from gateway.store.connections import (
     is_retryable,
     refusal,
 )
+from headgate.errors import Unavailable
 
 log = logging.getLogger(__name__)
 

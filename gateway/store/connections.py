@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, InterfaceError, OperationalError
 
-from gateway.errors import Unprocessable
-from gateway.sections.server import DATABASE_FORMS, DATABASES
-from gateway.settings import ConfigError
+from gateway.config.server import DATABASE_FORMS, DATABASES
+from gateway.config.settings import ConfigError
 from gateway.store.columns import from_json, to_json
+from headgate.errors import Unprocessable
 
 if TYPE_CHECKING:
     import psycopg

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Table, select, update
 
-from gateway.errors import Fenced
 from gateway.store import upsert
 from gateway.store.clock import NOW
 from gateway.store.models import CoordinatorRow
+from headgate.errors import Fenced
 
 _NAME = "control"
 _RESIGNED_S = 1e8

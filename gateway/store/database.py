@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError
 
-from gateway.errors import Unavailable
-from gateway.sections import StoreSettings
+from gateway.config import StoreSettings
 from gateway.store import coordination
 from gateway.store.commits import Committer, Outcome, Write
 from gateway.store.connections import begin_reading, connect, delays, is_disconnected, is_retryable, refusal
+from headgate.errors import Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from gateway.store.clock import NOW
 from gateway.store.columns import contains
 from gateway.store.episodes import COLUMNS, UNFINISHED, by_id
 from gateway.store.models import CallRow, EpisodeRow, VersionRow
-from gateway.types import EpisodeMode
+from headgate.types import EpisodeMode
 
 Place = tuple[float, str]
 """`created_at` and id."""

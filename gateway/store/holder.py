@@ -12,8 +12,12 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from gateway.settings import ConfigError
-from processes.lock import LockHeld, holder, lock
+from gateway.config.settings import ConfigError
+from headgate.processes.lock import (
+    LockHeld,
+    holder,
+    lock,
+)
 
 
 @contextmanager

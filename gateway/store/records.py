@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from gateway.types import EpisodeMode
+from headgate.types import EpisodeMode
 
 
 class UsedSampling(TypedDict, total=False):

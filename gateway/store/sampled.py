@@ -10,7 +10,11 @@ from sqlalchemy import Connection, func, select
 
 from gateway.store import refused_calls, turns
 from gateway.store.models import CallRow
-from gateway.types import CRASHED_ATTEMPT, TokenFlag, UInt8Array
+from headgate.types import (
+    CRASHED_ATTEMPT,
+    TokenFlag,
+    UInt8Array,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, delete, insert, inspect, select
 from sqlalchemy.exc import DBAPIError
 
-from gateway.sections import StoreSettings
-from gateway.settings import ConfigError
+from gateway.config import StoreSettings
+from gateway.config.settings import ConfigError
 from gateway.store import coordination
 from gateway.store.connections import (
     connect,
@@ -41,6 +41,9 @@ OLDEST_BUILD = "0021"
 """The oldest build that works on the newest tables: the newest revision that it knows. A migration that does more than add
 something sets this to its own number."""
 _LOCK_WAIT_S = 60.0
+_GATEWAY = Path(__file__).parents[1]
+_MIGRATIONS = next(filter(Path.is_dir, (_GATEWAY / "migrations", _GATEWAY.parent / "migrations")))
+"""Within the installed package, or next to it in a source tree."""
 _ALEMBIC = threading.Lock()
 """Alembic keeps what it does in a module: one migration at a time in a process."""
 
@@ -216,5 +219,5 @@ def _migrate(connection: Connection, to: str) -> None:
 
 def _alembic() -> Config:
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parents[2] / "migrations"))
+    config.set_main_option("script_location", str(_MIGRATIONS))
     return config

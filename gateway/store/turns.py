@@ -24,13 +24,19 @@ from sqlalchemy import (
     update,
 )
 
-from gateway.errors import Conflict
 from gateway.store.clock import NOW, RESOLUTION_S
 from gateway.store.columns import begins_with, portions
 from gateway.store.episodes import UNFINISHED
 from gateway.store.models import CallRow, EpisodeRow, ExchangeRow, NodeRow, RetryRow
 from gateway.store.records import CallRecord
-from gateway.types import CRASHED_ATTEMPT, ImageSpan, Int32Array, Node, UInt8Array
+from headgate.errors import Conflict
+from headgate.types import (
+    CRASHED_ATTEMPT,
+    ImageSpan,
+    Int32Array,
+    Node,
+    UInt8Array,
+)
 
 _INSERT_NODE = insert(cast(Table, NodeRow.__table__))
 _OPEN_TO = (

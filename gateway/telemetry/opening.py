@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import ModuleType
 
-from gateway.sections import TelemetrySettings
-from gateway.settings import ConfigError
+from gateway.config import TelemetrySettings
+from gateway.config.settings import ConfigError
 from gateway.telemetry.base import NoTracing, Tracing
 
 

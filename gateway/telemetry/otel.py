@@ -21,9 +21,9 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.errors import GatewayError
-from gateway.sections import TelemetrySettings
+from gateway.config import TelemetrySettings
 from gateway.telemetry.base import NO_TRACE, CallTrace, Facts, Step
+from headgate.errors import GatewayError
 
 _MAX_WAITING = 2_048
 """Spans that wait for the collector (OpenTelemetry's own default); more are dropped."""

@@ -19,10 +19,14 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from gateway.errors import BadRequest, Busy, jittered
-from gateway.sections import LimitSettings
-from gateway.settings import Settings
+from gateway.config import LimitSettings
+from gateway.config.settings import Settings
 from gateway.tenancy.projects import Projects
+from headgate.errors import (
+    BadRequest,
+    Busy,
+    jittered,
+)
 
 Holder = tuple[str, str]
 """`episode`, `agent` or `project`, and its name."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.keys import Keyring
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from headgate.keys import Keyring
 
 
 @dataclass(frozen=True, slots=True)

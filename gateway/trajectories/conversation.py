@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from gateway.json_depth import finite, loads_strictly
 from gateway.render.meaning import given_arguments, part_text, rendered
+from headgate.json_depth import finite, loads_strictly
 
 Message = dict[str, Any]
 Defaults = dict[str, dict[str, Any]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.types import Node
+from headgate.types import Node
 
 
 def lineages(nodes: Sequence[Node]) -> dict[int, int]:

@@ -16,7 +16,6 @@ import numpy as np
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
-from gateway.errors import Unavailable
 from gateway.render.images import keyed, names_in, unkeyed
 from gateway.render.offload import offload
 from gateway.render.renderer import ChatRenderer, Message, Tool
@@ -28,7 +27,8 @@ from gateway.store.records import CallRecord
 from gateway.trajectories.conversation import Chain, tool_call_id, tool_call_ids
 from gateway.trajectories.tree import START, TokenTree, TreePosition
 from gateway.trajectories.turn import Span, Turn
-from gateway.types import (
+from headgate.errors import Unavailable
+from headgate.types import (
     UNUSABLE_LOGPROB,
     Float32Array,
     ImageSpan,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gateway.trajectories.lineage import lineages
-from gateway.types import Node, TokenFlag
+from headgate.types import Node, TokenFlag
 
 PROMPT = "prompt"
 """The reason why tokens are not trained that no model sampled."""

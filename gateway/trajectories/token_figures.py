@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gateway.trajectories.token_columns import TokenColumns, code, depths
-from gateway.types import Node
+from headgate.types import Node
 
 FIGURES = ("logprob", "entropy", "advantage", "weight", "mismatch", "clipped")
 _PLACES = ("node", "position", "mask_reason")

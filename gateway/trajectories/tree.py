@@ -17,7 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.render.images import keyed
-from gateway.types import ImageSpan, Int32Array, Node
+from headgate.types import (
+    ImageSpan,
+    Int32Array,
+    Node,
+)
 
 ROOT = -1
 _NOTHING = 2**31

@@ -139,7 +139,7 @@ def trainer_costs(model: str, gpu: str) -> TrainerCosts:
 
 
 AT_ONCE = 4
-"""Engines that the trainer's server sends to at once (`gateway/rollout/collective.py`)."""
+"""Engines that the trainer's server sends to at once (`gateway/updates/collective.py`)."""
 
 
 def measured_costs(

@@ -38,6 +38,11 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from headgate.configuration import (
+    Unreadable,
+    complaints,
+    read_toml,
+)
 from lab.simulate.engine import EngineCosts
 from lab.simulate.errors import ScenarioError
 from lab.simulate.hardware import (
@@ -51,7 +56,6 @@ from lab.simulate.hardware import (
 )
 from lab.simulate.recorded import read
 from lab.simulate.workload import Lengths, Recorded, Stated, Turns, Workload
-from scheduler.configuration import Unreadable, complaints, read_toml
 
 _EIGHTHS = 8
 _DRAWN = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from processes.errors import ProcessError
+from headgate.processes.errors import ProcessError
 
 
 class ClusterError(ProcessError):

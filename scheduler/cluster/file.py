@@ -13,11 +13,15 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from headgate.configuration import (
+    Seconds,
+    Section,
+    complaints,
+)
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.gateway_file import GatewayFile, table_of, tables_in
 from scheduler.cluster.sharing import SHARE, Memory
 from scheduler.cluster.tags import NODE_LABEL, TRAIN, Capacity, Group, Need
-from scheduler.configuration import Seconds, Section, complaints
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,38}[A-Za-z0-9])?$")]
 """The name of a node or a group. A number is appended for each engine, and the result is the engine's name."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from processes.ports import url_of
+from headgate.configuration import Unreadable, read_toml
+from headgate.processes.ports import url_of
 from scheduler.cluster.errors import BadFile
-from scheduler.configuration import Unreadable, read_toml
 
 _SHARE = "--gpu-memory-utilization"
 _SPREAD = ("--tensor-parallel-size", "-tp")

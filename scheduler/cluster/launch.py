@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import processes.supervised
+import headgate.processes.supervised
 from scheduler.cluster.tags import Capacity, DiscoveredNode, Placement
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -35,7 +35,7 @@ class Job:
     """The resources reserved for it alone; none on a node where processes take turns."""
 
 
-class Running(processes.supervised.Running, Protocol):
+class Running(headgate.processes.supervised.Running, Protocol):
     """A started process and its address."""
 
     host: str

@@ -9,9 +9,9 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from processes.child import LocalProcess
-from processes.ports import free_port
-from processes.supervised import Child
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
+from headgate.processes.supervised import Child
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import SECRET, Job, Running, filled, visible
 from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode

@@ -10,7 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from processes.supervised import Report, Restarts, SupervisedProcess
+from headgate.processes.supervised import (
+    Report,
+    Restarts,
+    SupervisedProcess,
+)
 from scheduler.cluster.file import ClusterFile, TrainerTable
 from scheduler.cluster.launch import Job, Launcher, Running
 from scheduler.cluster.tags import Need, Node, Placement, assign, rank_counts

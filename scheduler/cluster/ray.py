@@ -18,7 +18,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from processes.supervised import Ended
+from headgate.processes.supervised import Ended
 from scheduler.cluster.errors import ClusterError, NodeLost, Refused, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running, visible

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from scheduler.cluster.launch import SECRET, filled
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-from processes.supervised import Report
+from headgate.processes.supervised import Report
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import TRAIN, Node
 

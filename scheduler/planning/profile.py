@@ -7,8 +7,13 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from headgate.configuration import (
+    Section,
+    Unreadable,
+    complaints,
+    read_toml,
+)
 from scheduler.cluster import sharing
-from scheduler.configuration import Section, Unreadable, complaints, read_toml
 from scheduler.policies.allocation import Hardware, Points, Pool, Sampling, Site, Stage, Training
 from scheduler.policies.throughput import EngineModel
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from scheduler.policies.rewards import all_equal
+from headgate.rewards import all_equal
 from scheduler.policies.staleness_events import (
     BufferReady,
     Command,

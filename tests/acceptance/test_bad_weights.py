@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gateway.rollout.weights_check import read_weights
+from gateway.updates.weights_check import read_weights
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import probe_of, save_model
 from tests.harness.vllm import SharedEngine

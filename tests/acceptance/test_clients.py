@@ -13,7 +13,7 @@ import anthropic
 import openai
 import pytest
 
-from gateway.types import EpisodeOpened
+from headgate.types import EpisodeOpened
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from gateway.config import ModelSettings
 from gateway.engines.base import Engine, GenerateRequest
 from gateway.render.constraints import ContentForm, constraint
 from gateway.render.renderer import ChatRenderer, Tool
 from gateway.render.segmenter import Piece, Segmenter
-from gateway.sections import ModelSettings
-from gateway.types import Sampling
+from headgate.types import Sampling
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.settings import Settings
 from gateway.doctor import engines
-from gateway.settings import Settings
 from tests.harness.gateways import settings_for
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine

@@ -17,8 +17,8 @@ import pytest
 from gateway.engines.base import Engine, GenerateRequest, Level, TokenChunk
 from gateway.engines.sglang import SGLangEngine
 from gateway.engines.used import used
-from gateway.errors import EngineRefused, EngineUnreachable
-from gateway.types import Grammar, Sampling
+from headgate.errors import EngineRefused, EngineUnreachable
+from headgate.types import Grammar, Sampling
 from tests.harness.models import save_model
 from tests.harness.requests import (
     LONG,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.engines.base import Engine
-from gateway.errors import EngineUnreachable
+from headgate.errors import EngineUnreachable
 from tests.harness.requests import LONG, PATIENCE_S, answer, ask, begun, fake_engine
 from tests.harness.vllm import SharedEngine
 from tests.harness.waiting import result_of

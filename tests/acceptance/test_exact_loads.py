@@ -16,19 +16,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gateway.config import (
+    EngineSettings,
+    UpdateSettings,
+    WeightsSettings,
+)
 from gateway.engines.base import Engine
-from gateway.errors import ProbeFailed
-from gateway.rollout.distribution import Distribution
-from gateway.rollout.slot import Slot
-from gateway.rollout.verification import UpdateReport, Verifier
-from gateway.rollout.weights_check import Weights, read_weights
-from gateway.sections import EngineSettings, UpdateSettings, WeightsSettings
+from gateway.generation.slot import Slot
+from gateway.updates.distribution import Distribution
+from gateway.updates.verification import UpdateReport, Verifier
+from gateway.updates.weights_check import Weights, read_weights
+from headgate.errors import ProbeFailed
 from tests.harness.models import save_model
 from tests.harness.vllm import SharedEngine
 from tests.unit.trainer.rank_trainers import groups_of, settings_of
+from trainer.config.settings import Settings
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module")]
 

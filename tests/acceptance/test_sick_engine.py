@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.faults.weights import save_sources
 from tests.harness.agents import sdk
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for

@@ -16,7 +16,7 @@ import pytest
 
 from examples.demo.task_file import write_tasks
 from examples.demo.tasks import tasks
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness import uneven_agent
 from tests.harness.forked_programs import forked
 from tests.harness.forks import command

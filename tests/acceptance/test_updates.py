@@ -17,7 +17,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from gateway.rollout.slot import Slot
+from gateway.generation.slot import Slot
 from tests.harness.crossing import HOLD_S, crossed
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.mirrors import serving

@@ -15,19 +15,19 @@ import httpx
 import numpy as np
 import pytest
 
+from gateway.config import ModelSettings
 from gateway.render.images import unkeyed
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import ModelSettings
 from gateway.store import turns
 from gateway.trajectories.tree import TokenTree, TreePosition
-from gateway.types import Node
+from headgate.types import Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model, vision_logprobs
 from tests.harness.vllm import LENGTH, SharedEngine
+from trainer.config.settings import Settings
 from trainer.loop.training_loop import TrainingLoop
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock, Metrics
-from trainer.settings import Settings
 
 STUB = Path(__file__).parents[1] / "harness" / "torchvision_stub"
 LIMITS = ["--limit-mm-per-prompt", '{"image": 8, "video": 0}']

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.compat.clients.gate import AGENT, AGENT_KEY
 from tests.compat.engine import serve
 from tests.harness.forks import fork

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.cli.demo import demo_settings
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateway_command import write_toml
 from tests.harness.gateways import RunningGateway, run_gateway
 from tests.harness.typed import typed

@@ -12,8 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from nbclient import NotebookClient
 
-from gateway.arrow import groups_to_arrow
-from gateway.types import Episode, Group, Node
+from headgate.arrow import groups_to_arrow
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 RUN_S = 300

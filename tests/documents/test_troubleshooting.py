@@ -22,7 +22,7 @@ def texts() -> list[str]:
 
 
 def _texts() -> Iterator[str]:
-    for package in ("gateway", "scheduler", "trainer"):
+    for package in ("headgate", "gateway", "scheduler", "trainer"):
         for path in sorted((ROOT / package).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

@@ -18,7 +18,7 @@ from gateway.render.renderer import ChatRenderer, Message, Tool
 from gateway.render.segmenter import Segmenter
 from gateway.trajectories.conversation import digests
 from gateway.trajectories.tree import TokenTree, TreePosition
-from gateway.types import Int32Array, Node
+from headgate.types import Int32Array, Node
 from tests.families.family import Family, renderer
 
 TOOLS: list[Tool] = [

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gateway.config import ModelSettings
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import ModelSettings
 
 TEMPLATES = Path(__file__).parent / "templates"
 MERGES = [

@@ -91,7 +91,7 @@ def labels_at_arrival() -> Context:
         return wrong
 
     unread = ("gateway.trajectories.turn:Turn.end_run", lambda _: lambda _self, _account: None)
-    return _wrong(("gateway.rollout.engine_steps:EngineSteps._hold", late), (_APPEND, labelled), unread)
+    return _wrong(("gateway.updates.engine_steps:EngineSteps._hold", late), (_APPEND, labelled), unread)
 
 
 def _on_append(change: Callable[[Any, list[Any]], list[Any]]) -> Context:
@@ -145,7 +145,7 @@ def other_text() -> Context:
 
         return wrong
 
-    return _wrong(("gateway.rollout.reply:Reply.compose", make))
+    return _wrong(("gateway.generation.reply:Reply.compose", make))
 
 
 # Batches and keys
@@ -165,7 +165,7 @@ def batch_leased_again() -> Context:
 
         return wrong
 
-    return _wrong(("gateway.feed.leases:Leases.ack", make))
+    return _wrong(("gateway.training_feed.leases:Leases.ack", make))
 
 
 def group_left_out() -> Context:
@@ -178,7 +178,7 @@ def group_left_out() -> Context:
 
         return wrong
 
-    return _wrong(("gateway.feed.leases:Leases.groups", make))
+    return _wrong(("gateway.training_feed.leases:Leases.groups", make))
 
 
 def any_key() -> Context:

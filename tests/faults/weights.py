@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from gateway.engines.fake.blocks import SHARPNESS
-from gateway.weights.folders import name_of
+from headgate.weights.folders import name_of
 from tests.harness.models import VOCABULARY, save_tokenizer, tensors
 from tests.harness.transports import finish
 from tests.harness.weights import fake_adapter

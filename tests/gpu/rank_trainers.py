@@ -12,9 +12,9 @@ from torch import Tensor
 from bench.gpu.workload import tiny, write_model
 from bench.trainer import load
 from bench.trainer.headgate import groups_of
-from gateway.types import Group
+from headgate.types import Group
+from trainer.config.settings import Settings
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 State = dict[str, Tensor]
 

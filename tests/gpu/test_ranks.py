@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from processes.child import LocalProcess
+from headgate.processes.child import LocalProcess
 from tests.gpu.rank_trainers import distance, learn, save_tiny, settings_of
 from tests.harness.forked_programs import forked
 from tests.harness.waiting import result_of

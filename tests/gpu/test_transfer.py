@@ -10,8 +10,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gateway.weights.manifest import entry_of, plan_of
-from gateway.weights.plugin.headgate_transfer.wire import Join, Receiver, Sender, TransferError
+from headgate.weights.manifest import entry_of, plan_of
+from headgate.weights.plugin.headgate_transfer.wire import (
+    Join,
+    Receiver,
+    Sender,
+    TransferError,
+)
 
 NAME = "model.safetensors"
 

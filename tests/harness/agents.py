@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from gateway.types import EpisodeOpened
+from headgate.types import EpisodeOpened
 from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import LONG_S

@@ -12,12 +12,12 @@ from unittest import mock
 import httpx
 
 from gateway.app import create_app, leave
-from gateway.client import GatewayClient
+from gateway.cluster import membership
+from gateway.cluster.role import Coordinator
+from gateway.config.settings import Settings
 from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.peers import membership
-from gateway.peers.role import Coordinator
-from gateway.settings import Settings
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness.expiry import LEASE_S
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import until

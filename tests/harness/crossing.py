@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from unittest import mock
 
-from gateway.errors import EngineError
-from gateway.rollout.engine_steps import EngineSteps
-from gateway.rollout.slot import Slot
+from gateway.generation.slot import Slot
+from gateway.updates.engine_steps import EngineSteps
+from headgate.errors import EngineError
 from scheduler.program.events import StepCommand
 
 LIMIT_S = 600.0

@@ -6,8 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gateway.client import EpisodeOutcome, EpisodeRunner, load_agent
-from gateway.client.agents import Task
+from headgate.client import (
+    EpisodeOutcome,
+    EpisodeRunner,
+    load_agent,
+)
+from headgate.client.agents import Task
 from trainer.commands.warmstart import Recipe, warm_start
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 from redis import Redis
 
-from gateway.sections import BusSettings
+from gateway.config import BusSettings
 from tests.harness.servers import RedisServer
 
 LEASE_S = 300.0

@@ -17,7 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from processes.child import LocalProcess
+from headgate.processes.child import LocalProcess
 from tests.harness.forks import GatewayCommand
 from tests.harness.waiting import LONG_S, until
 

@@ -17,11 +17,11 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.cli.serve import KEEP_ALIVE_S
-from gateway.client import GatewayClient
+from gateway.config.settings import Settings
 from gateway.connection import Connection
 from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.settings import Settings
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from scheduler.policies.staleness_events import Publish
 from tests.harness.stores import make_tables
 from tests.harness.waiting import LONG_S

@@ -13,14 +13,14 @@ from typing import Any
 import uvicorn
 
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.models import logprobs
 from tests.unit.trainer.rollouts import episodes
+from trainer.config.settings import Settings
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 BATCH = 3
 TRAINER = """

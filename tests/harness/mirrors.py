@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.weights.mirror import Mirror
-from gateway.weights.server import create_server
+from headgate.weights.mirror import Mirror
+from headgate.weights.server import create_server
 
 Handler = Callable[[web.Request], Any]
 

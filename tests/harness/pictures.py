@@ -14,7 +14,7 @@ import httpx
 from PIL import Image
 
 from gateway.archive import create_archive, find_run
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.browser import Tab, expect, run_browser, tab
 from tests.harness.gateways import serve
 

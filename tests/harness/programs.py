@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.forks import fork
 from tests.harness.waiting import until
 
@@ -88,7 +88,7 @@ def _serve(values: dict[str, Any]) -> None:
     import uvicorn
 
     from gateway.app import create_app
-    from gateway.settings import Settings
+    from gateway.config.settings import Settings
 
     settings = Settings.parse(values)
     uvicorn.run(create_app(settings), port=settings.server.port, log_level="warning")

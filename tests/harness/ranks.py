@@ -10,7 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.forks import LIMIT_S, fork
 
 DIED = "died"

@@ -20,7 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from gateway.cli.demo import save_checkpoint
-from gateway.types import Episode, Group, Node
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import LONG_S, until
 from tests.harness.weights import publish

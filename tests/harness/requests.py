@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from gateway.config import EngineSettings, ModelSettings
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.process import EngineProcess
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.types import Sampling
+from headgate.types import Sampling
 
 PROMPT = [257, 84, 82, 68, 81, 198, 71, 72, 258, 198]
 LONG = 20_000

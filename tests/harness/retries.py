@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from gateway.api.generation import WHOLE_INTERVAL
+from gateway.api.v1.generation import WHOLE_INTERVAL
 from gateway.engines.fake import identity, next_token
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway

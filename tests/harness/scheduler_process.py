@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.client import GatewayClient
-from gateway.types import EpisodeOpened
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
+from headgate.types import EpisodeOpened
 from tests.harness.forked_programs import forked
 from tests.harness.waiting import LONG_S, result_of, until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 
 USER = {"role": "user", "content": "hi"}

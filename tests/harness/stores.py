@@ -8,7 +8,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 
-from gateway.sections import StoreSettings
+from gateway.config import StoreSettings
 from gateway.store.connections import connect
 from gateway.store.schema import bring_up_to_date
 from tests.harness.servers import PostgresServer

@@ -46,13 +46,13 @@ POINTS = {
     "checkpoint written": Point(
         "trainer.state.directory:AtomicDirectory", "__exit__", "after", "checkpoints"
     ),
-    "checkpoint half removed": Point("gateway.weights.folders:shutil", "rmtree", "before", "checkpoints"),
+    "checkpoint half removed": Point("headgate.weights.folders:shutil", "rmtree", "before", "checkpoints"),
     "weights aside": Point("trainer.state.directory:AtomicDirectory", "__exit__", "before", "weights"),
     "weights written": Point("trainer.state.directory:AtomicDirectory", "__exit__", "after", "weights"),
-    "weights half removed": Point("gateway.weights.folders:shutil", "rmtree", "before", "weights"),
-    "publishing": Point("gateway.client:GatewayClient", "publish", "underway"),
+    "weights half removed": Point("headgate.weights.folders:shutil", "rmtree", "before", "weights"),
+    "publishing": Point("headgate.client:GatewayClient", "publish", "underway"),
     "published": Point("trainer.loop.feed:Feed", "publish", "after"),
-    "acknowledging": Point("gateway.client:GatewayClient", "ack", "underway"),
+    "acknowledging": Point("headgate.client:GatewayClient", "ack", "underway"),
     "acknowledged": Point("trainer.loop.feed:Feed", "ack", "after"),
 }
 OFFLOAD = {
@@ -69,7 +69,7 @@ OVERLAPPED = {
         "trainer.publish.filesystem:WeightsDirectory", "write", "before", overlapped=True
     ),
     "written, and not announced": Point("trainer.loop.feed:Feed", "publish", "before", overlapped=True),
-    "announced, and not live": Point("gateway.client:GatewayClient", "publish", "underway", overlapped=True),
+    "announced, and not live": Point("headgate.client:GatewayClient", "publish", "underway", overlapped=True),
 }
 """Points of a version whose batch is acknowledged before."""
 REPLAY = {

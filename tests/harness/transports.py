@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.weights import delta
+from headgate.weights import delta
 from tests.harness.programs import module
 from tests.harness.weights import write_manifest, write_manifest_of_pieces
 

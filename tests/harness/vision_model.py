@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway.types import ImageSpan
+from headgate.types import ImageSpan
 
 SPECIALS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),

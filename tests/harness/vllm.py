@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
+from gateway.config import EngineSettings, ModelSettings
 from gateway.engines.base import Engine
 from gateway.engines.process import LOOPBACK, command, connect
-from gateway.sections import EngineSettings, ModelSettings
-from processes.child import dependent
-from processes.ports import free_port
+from headgate.processes.child import dependent
+from headgate.processes.ports import free_port
 from tests.harness.waiting import until
 
 START_S = STAND_S = 600.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gateway.weights.plugin.headgate_transfer.vllm_worker import ProvingWorker, unpacked
+from headgate.weights.plugin.headgate_transfer.vllm_worker import ProvingWorker, unpacked
 
 
 class DamagedWorker(ProvingWorker):

@@ -18,8 +18,8 @@ import yaml
 
 from bench.report import Steps, finish, machine, show
 from bench.servers import free_port, postgres_server, redis_server
-from gateway.client import GatewayClient
-from processes.child import LocalProcess
+from headgate.client import GatewayClient
+from headgate.processes.child import LocalProcess
 from tests.harness.models import save_model
 from tests.images.build import ROOT, Builder, NotPossible
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, serve
 from tests.harness.upstream import Elsewhere, behind
 from tests.harness.weights import unlike

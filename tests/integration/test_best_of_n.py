@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.errors import Unavailable
+from headgate.errors import Unavailable
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.clusters import run_cluster
 from tests.harness.expiry import patient_bus

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.arrow import groups_from_arrow, groups_to_arrow
-from gateway.client.admin import GatewayRefused
-from gateway.feed.export import Selection, export
-from gateway.settings import Settings
-from gateway.types import Group
+from gateway.config.settings import Settings
+from gateway.training_feed.export import Selection, export
+from headgate.arrow import groups_from_arrow, groups_to_arrow
+from headgate.client.admin import GatewayRefused
+from headgate.types import Group
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import nodes_of
 from tests.harness.retries import lasting

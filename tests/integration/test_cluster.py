@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.api import generation
-from gateway.keys import attempt_key
+from gateway.api.v1 import generation
 from gateway.store import turns
-from gateway.types import CRASHED_ATTEMPT, EpisodeSampling
+from headgate.keys import attempt_key
+from headgate.types import CRASHED_ATTEMPT, EpisodeSampling
 from tests.harness.clusters import Cluster, Member, run_cluster
 from tests.harness.expiry import patient_bus
 from tests.harness.servers import PostgresServer, RedisServer

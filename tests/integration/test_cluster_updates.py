@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from tests.harness.agents import sdk
 from tests.harness.clusters import LIMIT_S, Cluster, Member, placed, run_cluster
 from tests.harness.records import check_sampled_by_the_fake

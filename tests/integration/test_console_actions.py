@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.browser import Browser, Tab, expect, tab
 from tests.harness.gateways import gateway_of, run_gateway, settings_for, slots, two_engines

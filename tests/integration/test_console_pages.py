@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.archive import create_archive, find_run
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.browser import Browser, expect, needed, tab
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.recorded_run import STEPS, Recorded, record

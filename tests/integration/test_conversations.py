@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayRefused
-from gateway.types import EpisodeSampling
+from headgate.client import GatewayRefused
+from headgate.types import EpisodeSampling
 from tests.harness.agents import client_of
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_sampled_by_the_fake, nodes_of, path_to

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.client import EpisodeRunner, Task
-from gateway.client.admin import GatewayRefused
-from gateway.client.agents import FunctionAgent
-from gateway.keys import attempt_key
 from gateway.trajectories.recorder import Recorder
-from gateway.types import CRASHED_ATTEMPT
+from headgate.client import EpisodeRunner, Task
+from headgate.client.admin import GatewayRefused
+from headgate.client.agents import FunctionAgent
+from headgate.keys import attempt_key
+from headgate.types import CRASHED_ATTEMPT
 from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway
 from tests.harness.retries import lasting, send

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.harness.gateways import run_gateway, settings_for
 from trainer.algorithms import create
 from trainer.algorithms.grpo import GrpoSettings
+from trainer.config.batch import CreditSettings
 from trainer.data import credit
-from trainer.sections.batch import CreditSettings
 
 POSTED = {"a": [1.0, 2.0], "b": [0.0, 5.0]}
 """On the two calls of each episode, which is given 10 (a) or 0 (b) beside."""

@@ -16,7 +16,7 @@ from examples.demo.run import Demo
 from examples.demo.seeds import SEEDS
 from examples.environments.run import CHAIN_SUM, EnvironmentDemo
 from gateway.engines.fake import create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine
 from trainer.commands.warmstart import Recipe, warm_start

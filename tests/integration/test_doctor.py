@@ -16,14 +16,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount, Route
 
+from gateway.config import EngineSettings
+from gateway.config.settings import Settings
 from gateway.doctor import machine
 from gateway.doctor.engines import examine_answer, examine_arguments
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.sections import EngineSettings
-from gateway.settings import Settings
 from gateway.store.connections import connect
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.families.family import named, save
 from tests.harness.expiry import patient_bus
 from tests.harness.gateway_command import gateway_command, write_toml

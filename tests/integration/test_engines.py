@@ -12,7 +12,7 @@ import pytest
 
 from gateway.engines import process
 from gateway.engines.fake import identity, next_token
-from processes.child import LocalProcess
+from headgate.processes.child import LocalProcess
 from tests.harness.agents import finished, start_agents, start_held
 from tests.harness.barrier import arrived, hold_after, release, share
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for, slots, two_engines

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.client import EpisodeRunner
-from gateway.client.agents import AgentCrashed, Task
-from gateway.client.environment import EnvironmentAgent
-from gateway.environments.base import Played
-from gateway.environments.worker import _Worker
+from headgate.client import EpisodeRunner
+from headgate.client.agents import AgentCrashed, Task
+from headgate.client.environment import EnvironmentAgent
+from headgate.environments.base import Played
+from headgate.environments.worker import _Worker
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import turns
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.client import GatewayClient
-from gateway.client.admin import GatewayRefused
-from gateway.types import EpisodeMode, EpisodeSampling
+from headgate.client import GatewayClient
+from headgate.client.admin import GatewayRefused
+from headgate.types import EpisodeMode, EpisodeSampling
 from tests.harness.agents import client_of
 from tests.harness.barrier import arrived, hold_after
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for

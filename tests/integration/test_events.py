@@ -16,10 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.client.events import EventStream
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.client.events import EventStream
+from headgate.processes.ports import free_port
 from tests.harness import programs
 from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, serve, settings_for
 from tests.harness.waiting import LONG_S, result_of, until, within

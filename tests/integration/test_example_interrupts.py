@@ -6,8 +6,8 @@ import signal
 import sys
 from pathlib import Path
 
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from tests.harness.gateway_command import command_line, descendants, write_toml
 from tests.harness.gateways import settings_for
 from tests.harness.waiting import result_of, until

@@ -10,9 +10,13 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
-from gateway.feed import export as exports
-from gateway.types import Group
+from gateway.training_feed import export as exports
+from headgate.arrow import (
+    FEED_SCHEMA,
+    groups_from_arrow,
+    groups_to_arrow,
+)
+from headgate.types import Group
 from tests.harness.gateway_command import gateway_command
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 

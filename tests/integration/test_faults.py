@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy import text
 
 from gateway.app import open_services
-from gateway.errors import EngineError
-from gateway.settings import Settings
-from processes.ports import free_port
+from gateway.config.settings import Settings
+from headgate.errors import EngineError
+from headgate.processes.ports import free_port
 from tests.harness.agents import sdk
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for

@@ -20,7 +20,7 @@ from bench.load import Connection, RequestFailed, Shape, connect, events_of
 from bench.model import save_model
 from bench.processes import Child, run_gateway, run_mock, run_server
 from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 
 ROUNDS = 5
 WARM_UP = 100

@@ -18,11 +18,11 @@ from fastapi import FastAPI, Request, Response
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import EpisodeRunner, Task
-from gateway.client.admin import GatewayRefused
-from gateway.client.agents import FunctionAgent
 from gateway.grading import grading as gateway_grading
-from processes.ports import free_port
+from headgate.client import EpisodeRunner, Task
+from headgate.client.admin import GatewayRefused
+from headgate.client.agents import FunctionAgent
+from headgate.processes.ports import free_port
 from tests.harness.agents import ONE_CALL, one_call
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of, path_to

@@ -20,14 +20,14 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.client import GatewayClient
+from gateway.config.settings import Settings
 from gateway.engines.fake import FakeEngine, create_fake_app, identity, next_token
 from gateway.engines.fake.engine import Faults
 from gateway.engines.fake.log import SampleLog
+from gateway.generation.call_log import TOKEN_BYTES
 from gateway.render.renderer import ChatRenderer
-from gateway.rollout.call_log import TOKEN_BYTES
-from gateway.settings import Settings
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness import programs
 from tests.harness.clusters import CLUSTER_KEY, run_cluster
 from tests.harness.expiry import LEASE_S, end_lease, end_life, lives, patient_bus

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from gateway.engines.fake import FakeEngine, create_fake_app, identity
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.agents import agent
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.mirrors import serving

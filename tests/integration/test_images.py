@@ -13,9 +13,18 @@ from typing import Any
 
 import pytest
 
-from gateway.arrow import groups_to_arrow, read_stream, write_stream
 from gateway.store import turns
-from gateway.types import Episode, Group, ImageSpan, Node
+from headgate.arrow import (
+    groups_to_arrow,
+    read_stream,
+    write_stream,
+)
+from headgate.types import (
+    Episode,
+    Group,
+    ImageSpan,
+    Node,
+)
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import (
     END,
@@ -205,7 +214,7 @@ async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
 async def test_what_is_no_image_is_refused_by_name(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, code: str, said: str
 ) -> None:
-    monkeypatch.setattr("gateway.api.images._MAX_BYTES", 4096)
+    monkeypatch.setattr("gateway.api.v1.images._MAX_BYTES", 4096)
     async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("bad")
         content = [HI, {"type": "image_url", "image_url": {"url": url}}]
@@ -219,7 +228,7 @@ async def test_what_is_no_image_is_refused_by_name(
 async def test_the_bytes_of_an_episodes_images_are_bounded(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.api.images._EPISODE_BYTES", 1024)
+    monkeypatch.setattr("gateway.api.v1.images._EPISODE_BYTES", 1024)
     large = png(56, 84, (255, 0, 0)) + bytes(800)
     async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("full")

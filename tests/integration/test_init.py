@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.config.settings import Settings
 from gateway.engines.fake import create_fake_app
-from gateway.settings import Settings
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness import forks
 from tests.harness.gateways import serve
 from tests.harness.killed_runs import ScoringEngine

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from gateway.client import GatewayClient
 from gateway.grading import grading as gateway_grading
 from gateway.grading import judge as gateway_judge
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, serve
 from tests.harness.records import nodes_of
 from tests.harness.upstream import WHOLE, Elsewhere, behind

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import torch
 
-from gateway.client import GatewayClient, GatewayUnreachable
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.client import GatewayClient, GatewayUnreachable
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from tests.harness.forked_programs import forking
 from tests.harness.killed_ranks import Victim, arm, happened, planned
 from tests.harness.killed_runs import TRAINER, straight_on_two, world
@@ -24,7 +24,7 @@ from tests.harness.ranks import on_ranks
 from tests.harness.scheduler_process import KEY, RunningCluster, run_cluster
 from tests.harness.waiting import result_of, until
 from tests.unit.trainer.rollouts import episodes
-from trainer.settings import Settings
+from trainer.config.settings import Settings
 
 LIMIT_S = 600.0
 FIRST: tuple[Victim, ...] = ((0, "some groups accumulated"), (1, "writing shards"), (0, "publishing"))

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway.arrow import groups_to_arrow
-from gateway.client.admin import GatewayRefused
-from gateway.types import Lease
+from headgate.arrow import groups_to_arrow
+from headgate.client.admin import GatewayRefused
+from headgate.types import Lease
 from tests.faults.virtual.clock import Clock
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import nodes_of, versions_of
@@ -159,7 +159,7 @@ async def test_an_older_fence_is_refused(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The leases' own."""
     clock = Clock()
-    monkeypatch.setattr("gateway.feed.leases.time", clock)
+    monkeypatch.setattr("gateway.training_feed.leases.time", clock)
     return clock
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.rollout.call import Call
+from gateway.config.settings import ConfigError, Settings
+from gateway.generation.call import Call
 from gateway.services import open_services
-from gateway.settings import ConfigError, Settings
 from scheduler.lengths import Features
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import until

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from gateway.arrow import groups_from_arrow
-from gateway.client.admin import GatewayRefused
-from gateway.feed.export import Selection, export
 from gateway.store.ledger import insert_version
-from gateway.types import Episode, TokenFlag
+from gateway.training_feed.export import Selection, export
+from headgate.arrow import groups_from_arrow
+from headgate.client.admin import GatewayRefused
+from headgate.types import Episode, TokenFlag
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.weights import fake_weights, publish
 from trainer.data.tree import rows_of

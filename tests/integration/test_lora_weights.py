@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.client import GatewayRefused
+from headgate.processes.ports import free_port
 from tests.harness.agents import finished, start_agents
 from tests.harness.barrier import arrived, release
 from tests.harness.gateways import RunningGateway, faults, run_gateway, serve, settings_for, slots

@@ -19,9 +19,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from examples.service.programs import find_program
-from gateway.client import GatewayClient
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from reference.pages import PAGES
 from tests.harness.agents import sdk
 from tests.harness.gateway_command import command_line, descendants

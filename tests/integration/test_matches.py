@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli import app
-from gateway.client import Task
-from gateway.client.matches import Matches, Player
+from headgate.client import Task
+from headgate.client.matches import Matches, Player
 from tests.harness.agents import one_call
 from tests.harness.gateways import RunningGateway, gateway_of
 from tests.harness.waiting import within

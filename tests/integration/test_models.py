@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gateway.client import EpisodeRunner, Task
-from gateway.client.admin import GatewayRefused
-from gateway.client.agents import FunctionAgent
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.engines.fake.engine import Faults
-from gateway.types import EpisodeMode
-from processes.ports import free_port
+from headgate.client import EpisodeRunner, Task
+from headgate.client.admin import GatewayRefused
+from headgate.client.agents import FunctionAgent
+from headgate.processes.ports import free_port
+from headgate.types import EpisodeMode
 from tests.harness.gateways import Engines, RunningGateway, gateway_of, serve
 from tests.harness.records import check_sampled_by_the_fake, versions_of
 from tests.harness.waiting import until

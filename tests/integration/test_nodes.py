@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayRefused
+from headgate.client import GatewayRefused
 from scheduler.program import PROGRAMS
 from scheduler.reactor import replay
 from tests.harness.agents import finished, start_agents

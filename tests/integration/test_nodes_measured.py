@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayRefused
+from headgate.client import GatewayRefused
 from scheduler.program.nodes import Filling
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from gateway.client import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.processes.ports import free_port
 from tests.harness import programs
 from tests.harness.gateways import serve, settings_for
 from tests.harness.waiting import LONG_S, until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.child import LocalProcess
+from headgate.processes.child import LocalProcess
 from tests.harness.ray_nodes import RayNodes, node_of, ray_nodes
 from tests.harness.scheduler_process import (
     UP_S,

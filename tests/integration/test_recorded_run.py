@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from gateway.archive import RecordedRun, create_archive, find_run
-from gateway.client import GatewayClient
-from gateway.settings import ConfigError
-from processes.ports import free_port
+from gateway.config.settings import ConfigError
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.recorded_run import RUN, STEPS, Recorded, figures, figures_of, record
 from tests.harness.waiting import LONG_S

@@ -12,8 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.errors import Unavailable
 from gateway.store import answers
+from headgate.errors import Unavailable
 from tests.harness.agents import client_of, sdk
 from tests.harness.records import nodes_of
 from tests.harness.responses import Scripted, checked, create, one_path, streamed

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.agents import sdk
 from tests.harness.gateways import RunningGateway, serve
 from tests.harness.upstream import Elsewhere, behind, call_of, events

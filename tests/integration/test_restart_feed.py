@@ -16,10 +16,14 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.client.admin import GatewayClient, GatewayRefused
 from gateway.engines.fake import FakeEngine, create_fake_app
-from gateway.types import Group, Lease, TokenFlag
-from processes.ports import free_port
+from headgate.client.admin import GatewayClient, GatewayRefused
+from headgate.processes.ports import free_port
+from headgate.types import (
+    Group,
+    Lease,
+    TokenFlag,
+)
 from tests.harness import programs
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.stores import crashed

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
+from gateway.config import RetentionSettings
 from gateway.episodes import retention
-from gateway.sections import RetentionSettings
 from gateway.store.retention import Ages
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import within

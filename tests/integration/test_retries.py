@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.generation import WHOLE_INTERVAL
+from gateway.api.v1.generation import WHOLE_INTERVAL
 from gateway.engines.fake import create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.agents import sdk
 from tests.harness.barrier import arrived, hold_after, release
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.client import EpisodeRunner, Task
-from gateway.client.agents import CommandAgent
-from gateway.client.sandboxes import sandbox_of
-from gateway.client.sandboxes.base import Limits, SandboxUnavailable
-from gateway.client.sandboxes.runner import SandboxRunner
+from headgate.client import EpisodeRunner, Task
+from headgate.client.agents import CommandAgent
+from headgate.client.sandboxes import sandbox_of
+from headgate.client.sandboxes.base import Limits, SandboxUnavailable
+from headgate.client.sandboxes.runner import SandboxRunner
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import until
 

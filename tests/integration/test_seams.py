@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.engines.fake import create_fake_app
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.agents import sdk
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.records import nodes_of

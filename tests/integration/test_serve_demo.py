@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from gateway.cli.demo import WORDS
-from gateway.client import GatewayClient
 from gateway.engines.fake import VOCABULARY
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from tests.harness.gateway_command import Served
 
 

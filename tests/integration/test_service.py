@@ -11,8 +11,8 @@ from typing import Any
 
 import openai
 
-from gateway.client import GatewayClient
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness.expiry import LEASE_S, end_lease
 from tests.harness.gateway_command import Served, command_line, descendants, served
 from tests.harness.gateways import settings_for

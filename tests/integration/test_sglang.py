@@ -12,9 +12,9 @@ import pytest
 from gateway.engines.base import Engine, GenerateRequest, TokenChunk
 from gateway.engines.fake import FakeEngine, Faults, create_fake_sglang_app
 from gateway.engines.process import connect
-from gateway.errors import EngineError
-from gateway.types import Sampling
-from processes.ports import free_port
+from headgate.errors import EngineError
+from headgate.processes.ports import free_port
+from headgate.types import Sampling
 from tests.harness.gateways import serve
 from tests.harness.waiting import until
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateway_command import gateway_command
 from tests.harness.gateways import RunningGateway
 

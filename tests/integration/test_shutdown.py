@@ -14,9 +14,9 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.client import GatewayClient
 from gateway.engines.fake import FakeEngine, create_fake_app
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness.agents import sdk
 from tests.harness.gateway_command import Served, served
 from tests.harness.gateways import serve, settings_for

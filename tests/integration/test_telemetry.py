@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.collector import Collector, facts
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.scripted import scripted_gateway
@@ -117,7 +117,7 @@ def test_without_the_sdk_an_endpoint_names_the_extra(tiny_model: Path, tmp_path:
     code = """
 import sys
 sys.modules["opentelemetry.sdk"] = None
-from gateway.sections import TelemetrySettings
+from gateway.config import TelemetrySettings
 from gateway.telemetry.opening import open_tracing
 open_tracing(TelemetrySettings(), "p")
 open_tracing(TelemetrySettings(endpoint="http://127.0.0.1:4318"), "p")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
-from gateway.client import EpisodeRunner, load_agent
-from gateway.client.agents import read_tasks
+from headgate.client import EpisodeRunner, load_agent
+from headgate.client.agents import read_tasks
 from tests.harness.records import nodes_of, path_to
 from tests.harness.scripted import scripted_gateway
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway
 from tests.harness.killed_runs import BATCH, TRAINER, note_manifest, straight_on_two, world
 from tests.harness.ranks import environment, on_ranks
@@ -30,9 +30,9 @@ from tests.harness.trainer_process import (
     start,
 )
 from tests.harness.waiting import until
+from trainer.config.settings import Settings
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 KNOWN = ("checkpoints", "metrics.jsonl", "run.lock", "samples", "weights")
 STEPS = len(POINTS) + 5

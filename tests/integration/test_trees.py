@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.store import turns
-from gateway.types import Episode, Node
+from headgate.types import Episode, Node
 from tests.harness.gateways import RunningGateway
 from tests.harness.retries import RETRY
 from tests.harness.scripted import TOOL_CALL, TOOLS, ScriptedEngine, scripted_gateway

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from gateway.sections import StoreSettings
+from gateway.config import StoreSettings
 from gateway.store.database import Database
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.weights import publish

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from gateway.client.admin import GatewayRefused
+from headgate.client.admin import GatewayRefused
 from tests.harness.agents import sdk
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import USER

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway
 from tests.harness.upstream import (
     EVENTS,

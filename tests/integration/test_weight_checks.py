@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.control import versions
-from gateway.rollout.weights_check import Weights, read_weights
+from gateway.updates.weights_check import Weights, read_weights
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.waiting import until
 from tests.harness.weights import fake_weights, publish

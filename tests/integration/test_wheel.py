@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]

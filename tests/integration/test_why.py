@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.client.admin import GatewayRefused
-from gateway.types import EpisodeMode, TokenFlag
+from headgate.client.admin import GatewayRefused
+from headgate.types import EpisodeMode, TokenFlag
 from scheduler.policies.staleness_events import Publish
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.client import GatewayClient
-from processes.ports import free_port
+from headgate.client import GatewayClient
+from headgate.processes.ports import free_port
 from tests.harness.forks import gateway_command
 from tests.harness.gateway_command import served, write_toml
 from tests.harness.gateways import settings_for

@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.engines.fake import FakeEngine, create_fake_app
 from gateway.store import images
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.upstream import Elsewhere
 from tests.harness.waiting import until

@@ -12,9 +12,9 @@ import pytest
 from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.port_guard import PortGuard
 from gateway.app import create_app
+from gateway.config.settings import ConfigError, Settings
 from gateway.server import listening
-from gateway.settings import ConfigError, Settings
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import settings_for
 from tests.harness.waiting import LONG_S, until
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.middleware.body_limit import BodyLimit
 from gateway.connection import Connection
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.waiting import turns, within
 

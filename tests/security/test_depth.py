@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.json_depth import MAX_DEPTH, MAX_SAMPLED_DEPTH
 from gateway.render.formats import TOOL_FORMS, ToolForm
+from headgate.json_depth import MAX_DEPTH, MAX_SAMPLED_DEPTH
 from tests.harness.gateways import RunningGateway
 from tests.harness.records import nodes_of
 from tests.harness.scripted import TOOLS, USER, ScriptedEngine, scripted_gateway

@@ -10,11 +10,15 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.config import (
+    EngineSettings,
+    ModelSettings,
+    is_public,
+)
+from gateway.config.settings import ConfigError, Settings
 from gateway.engines.address import check_engines, check_place
 from gateway.engines.process import _COMMANDS
-from gateway.errors import BadRequest
-from gateway.sections import EngineSettings, ModelSettings, is_public
-from gateway.settings import ConfigError, Settings
+from headgate.errors import BadRequest
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.waiting import LONG_S
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-import gateway.keys
+import headgate.keys
+from gateway.config.settings import ConfigError, Settings
 from gateway.episodes.callers import Caller
-from gateway.settings import ConfigError, Settings
 from tests.harness.gateways import settings_for
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of
 
@@ -125,7 +125,7 @@ async def test_admin_keys_are_compared_in_constant_time(
     class Counting:
         compare_digest = staticmethod(comparing)
 
-    monkeypatch.setattr(gateway.keys, "hmac", Counting)
+    monkeypatch.setattr(headgate.keys, "hmac", Counting)
     counts = []
     for key in (ROOT, key_of("ann"), key_of("bob"), "wrong", "", ROOT[:-1]):
         compared.clear()

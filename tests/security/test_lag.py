@@ -2,7 +2,7 @@
 
 Measured is the processor time of the loop's own thread between two turns of a timer, which the load of the machine does not
 change, against what the whole request cost. `python -m bench.bodies` measures the lag itself. Whether one call in C lets others
-run is told from the Python code that it gets to meanwhile (as in tests/unit/render/test_gil.py).
+run is told from the Python code that it gets to meanwhile (as in tests/unit/gateway/render/test_gil.py).
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.settings import Settings
 from gateway.episodes.callers import Caller
-from gateway.errors import BadRequest, Busy
-from gateway.settings import Settings
 from gateway.tenancy.limits import EpisodeQuota, Limits, Ticket
 from gateway.tenancy.projects import Projects
+from headgate.errors import BadRequest, Busy
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import until
 

@@ -13,10 +13,10 @@ import pytest_asyncio
 from sqlalchemy import Connection, text
 from starlette.responses import JSONResponse, Response
 
+from gateway.cli.logs import Formatter, safe_text
 from gateway.engines.process import connect
-from gateway.errors import EngineError
-from gateway.logs import Formatter, safe_text
-from processes.ports import free_port
+from headgate.errors import EngineError
+from headgate.processes.ports import free_port
 from tests.harness.scripted import TOOLS
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, agent_key_of, bearer, key_of
 

@@ -10,9 +10,9 @@ import pytest
 from fastapi import APIRouter
 
 from gateway import app as app_module
-from gateway.api.admin_route import AdminRoute
+from gateway.api.admin.admin_route import AdminRoute
 from gateway.app import create_app
-from gateway.settings import ConfigError, Settings
+from gateway.config.settings import ConfigError, Settings
 from gateway.tenancy.projects import Projects
 from tests.harness.gateways import settings_for
 from tests.security.tenants import ROOT, Tenants, agent_key_of, bearer, key_of, routes

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.dialects.request import replies_of
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.upstream import Elsewhere, behind
 from tests.harness.waiting import until

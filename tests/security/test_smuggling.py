@@ -16,10 +16,10 @@ import pytest
 
 from gateway.api.middleware.body_limit import BodyLimit
 from gateway.api.middleware.forward import Forward
-from gateway.keys import Keyring
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from gateway.tenancy.projects import Projects
-from processes.ports import free_port
+from headgate.keys import Keyring
+from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from tests.harness.waiting import within
 

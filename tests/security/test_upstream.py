@@ -12,8 +12,8 @@ import pytest_asyncio
 from starlette.responses import JSONResponse, Response
 
 from gateway.engines.http import EngineHTTP
-from gateway.errors import EngineError
-from processes.ports import free_port
+from headgate.errors import EngineError
+from headgate.processes.ports import free_port
 from tests.harness.upstream import EVENTS, events, whole_or_streamed
 from tests.security.tenants import ROOT, UPSTREAM_KEY, Tenants, bearer
 

@@ -15,8 +15,8 @@ from aiohttp import ClientSession
 from gateway.api.middleware.web_guard import WebGuard
 from gateway.app import create_app
 from gateway.archive import RecordedRun, create_archive
-from gateway.settings import Settings
-from gateway.web_pages import OwnNames
+from gateway.config.settings import Settings
+from headgate.web_pages import OwnNames
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.mirrors import serving
 from tests.harness.waiting import within

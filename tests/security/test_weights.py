@@ -34,14 +34,14 @@ ALLOWED: dict[tuple[str, str], str] = {
         "import_module",
     ): "the function that the administrator's file names as a grader",
     (
-        "gateway/environments/__init__.py",
+        "headgate/environments/__init__.py",
         "import_module",
     ): "the module of a kind of environment, from the registry's table",
     (
-        "gateway/environments/gym.py",
+        "headgate/environments/gym.py",
         "import_module",
     ): "the function that the command line names to read an action",
-    ("gateway/client/agents.py", "import_module"): "the agent that the command line names",
+    ("headgate/client/agents.py", "import_module"): "the agent that the command line names",
     (
         "trainer/commands/warmstart.py",
         "import_module",

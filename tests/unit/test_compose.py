@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from gateway.config import EngineSettings, ModelSettings
+from gateway.config.environment import ENVIRONMENT
+from gateway.config.settings import ConfigError, Settings
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.sections.environment import ENVIRONMENT
-from gateway.settings import ConfigError, Settings
 from trainer.commands.plan_memory import engine_bytes, plan
+from trainer.config.settings import Settings as TrainerSettings
 from trainer.memory_plan import GIB
-from trainer.settings import Settings as TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "compose.yaml").read_text()

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import ConfigError, Settings
+from gateway.config.settings import ConfigError, Settings
 from lab.simulate.errors import ScenarioError
 from lab.simulate.scenario import Scenario
 from scheduler.cluster.errors import BadFile
 from scheduler.cluster.file import ClusterFile
 from trainer.commands.warmstart import Recipe
+from trainer.config.settings import Settings as TrainerSettings
 from trainer.errors import ConfigError as TrainerConfigError
-from trainer.settings import Settings as TrainerSettings
 
 MODEL = {"path": "models/demo"}
 

@@ -12,7 +12,7 @@ import yaml
 from prometheus_client import Counter, Histogram, ProcessCollector
 
 from gateway.api.live_metrics import LABELS, LIVE_METRICS
-from gateway.metrics import Metrics
+from gateway.observe.metrics import Metrics
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FROM_PROMETHEUS = {"instance", "job"}

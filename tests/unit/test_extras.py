@@ -32,7 +32,7 @@ WITHOUT = f"import sys\nfor name in {EXTRA!r}: sys.modules[name] = None\n"
 SERVED = """
 import asyncio, sys
 from gateway.app import create_app
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 
 print("imported:", [name for name in LATER if name in sys.modules])
 
@@ -137,7 +137,7 @@ def test_a_tokenizer_that_only_transformers_can_read_is_refused_with_the_extra_t
     config = tmp_path / "tokenizer_config.json"
     config.write_text(config.read_text().replace("TokenizersBackend", "LlamaTokenizer"))
     load = (
-        "from gateway.render.renderer import load_renderer\nfrom gateway.sections import ModelSettings\n"
+        "from gateway.render.renderer import load_renderer\nfrom gateway.config import ModelSettings\n"
         f"load_renderer('m', ModelSettings(path={str(tmp_path)!r}, family='template'))"
     )
     done = run(WITHOUT + load)

@@ -12,15 +12,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.config import EngineSettings, ModelSettings
+from gateway.config.settings import Settings
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.sections import EngineSettings, ModelSettings
-from gateway.settings import Settings
 from scheduler.cluster import sharing
 from scheduler.cluster.errors import OutOfMemory
 from scheduler.cluster.file import ClusterFile, check_trainer, memory_of
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import Capacity, DiscoveredNode, assign, check_counts, match
-from trainer.settings import Settings as TrainerSettings
+from trainer.config.settings import Settings as TrainerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FOLDER, PLAIN = DEPLOY / "kuberay", DEPLOY / "kubernetes"

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.settings import Settings as GatewaySettings
+from gateway.config.settings import Settings as GatewaySettings
 from scheduler.cluster.file import ClusterFile, check_trainer
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.sharing import IDLE_GB, Need, fit
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
+from trainer.config.settings import Settings
 from trainer.memory_plan import GIB
-from trainer.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"

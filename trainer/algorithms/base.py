@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from scheduler.configuration import Section
+from headgate.configuration import Section
 
 
 class AlgorithmSettings(Section):

@@ -1,7 +1,7 @@
 """Advantages from rewards: what an episode's reward is compared with.
 
 Each function takes one tensor of rewards for each group, shape (episodes,), float64, and returns advantages of the same shapes.
-Invariants: equal rewards (`scheduler.policies.rewards`) give exactly 0; finite rewards, however small or large, give no NaN.
+Invariants: equal rewards (`headgate.rewards`) give exactly 0; finite rewards, however small or large, give no NaN.
 Pure tensor maths.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from scheduler.policies.rewards import all_equal
+from headgate.rewards import all_equal
 
 EPSILON = 1e-4
 """Added to a standard deviation that divides, as in TRL (verl adds 1e-6). Rewards of size 1 that differ by little more than equal

@@ -14,17 +14,21 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Episode, Group, Node
-from gateway.weights import folders
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
+from headgate.weights import folders
 from trainer.commands.plan_memory import MemoryPlan, checkpoint_size, plan
+from trainer.config.run import GatewaySettings
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError, NotFinite
 from trainer.memory_plan import checkpoint_bytes
 from trainer.model.optim import muon_weights
 from trainer.rank_rpc import shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.sections.run import GatewaySettings
-from trainer.settings import Settings
 from trainer.state.faults import GB, existing
 
 _TIMEOUT_S = 5.0

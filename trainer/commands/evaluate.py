@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 from rich.table import Table
 
-from gateway.client import EpisodeOutcome, GatewayClient
+from headgate.client import EpisodeOutcome, GatewayClient
+from trainer.config.settings import Settings
 from trainer.evaluation.episodes import Evaluated, Evaluation, tasks_of
 from trainer.evaluation.episodes import evaluate as run_episodes
 from trainer.evaluation.figures import warnings
 from trainer.loop.children import gateway_process
 from trainer.loop.tasks import run_with_companions
-from trainer.settings import Settings
 
 OVERALL = "overall"
 _WIDE = 240

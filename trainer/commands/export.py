@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gateway.weights import folders
+from headgate.weights import folders
+from trainer.config.settings import Settings
 from trainer.errors import CheckpointError, ConfigError
 from trainer.model import pretrained
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 from trainer.state import faults
 from trainer.state.directory import AtomicDirectory
 

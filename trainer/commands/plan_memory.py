@@ -12,12 +12,12 @@ from typing import Any
 from scheduler.cluster import sharing
 from scheduler.cluster.sharing import Fit
 from trainer.algorithms import create
+from trainer.config.model import ModelSettings
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.memory_plan import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
 from trainer.model import pretrained, process_group, shapes
 from trainer.model.grouped import GroupedShapes
-from trainer.sections.model import ModelSettings
-from trainer.settings import Settings
 
 _UNITS = {"GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from trainer.commands import export
+from trainer.config.settings import SupervisedSettings
 from trainer.data import supervised
 from trainer.data.supervised import Examples
 from trainer.errors import ConfigError, NotFinite
@@ -18,7 +19,6 @@ from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report import trackers
 from trainer.report.metrics import Metrics
 from trainer.report.tracking import Trackers
-from trainer.settings import SupervisedSettings
 from trainer.state.directory import sweep
 
 _KEPT = ("loss", "entropy", "grad_norm", "lr", "trained_tokens", "computed_tokens", "skipped_steps")

@@ -32,13 +32,18 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from scheduler.configuration import Section, Unreadable, complaints, read_toml
+from headgate.configuration import (
+    Section,
+    Unreadable,
+    complaints,
+    read_toml,
+)
+from trainer.config.model import Dtype
 from trainer.data import conversations
 from trainer.data.chat_template import CHATML_TEMPLATE
 from trainer.data.conversations import Example, Rows
 from trainer.errors import ConfigError
 from trainer.model.pretrained import DTYPES
-from trainer.sections.model import Dtype
 
 SPECIAL_TOKENS = (
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>",

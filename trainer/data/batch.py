@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from trainer.algorithms import Algorithm, Loss
+from trainer.config.batch import CreditSettings
 from trainer.data import credit, images, tree
 from trainer.data.details import BatchDetails, DetailChoice, Figures
 from trainer.data.images import ImageSupport
 from trainer.data.packing import MicroBatch, Packer
 from trainer.data.tree import Credit, Row
 from trainer.errors import FeedBroken
-from trainer.sections.batch import CreditSettings
 
 CANDIDATES = 32
 """Ends of rows among which a version's probe is chosen."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from gateway.types import Node
+from headgate.types import Node
 from trainer.errors import ConfigError
 
 Message = Mapping[str, Any]

@@ -16,10 +16,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gateway.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from headgate.types import (
+    ABANDONED,
+    CRASHED_ATTEMPT,
+    Episode,
+    Group,
+    Node,
+)
 from trainer.algorithms import Algorithm
+from trainer.config.batch import CreditSettings
 from trainer.data.tree import Credit
-from trainer.sections.batch import CreditSettings
 
 OVERLONG = "overlong"
 """The reason for which tokens are masked with `truncated = "mask"`."""

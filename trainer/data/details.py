@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 from torch import Tensor
 
-from gateway.types import Group
+from headgate.types import Group
 from trainer.data.packing import MicroBatch
 from trainer.data.tree import Credit
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gateway.types import Episode, Group, Node
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
 
 MISSING = "image_missing"
 """The reason why no token of an episode is trained of which an image is unavailable, or cannot be read as it was recorded."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gateway.types import ImageSpan
+from headgate.types import ImageSpan
 from trainer.data.tree import Row
 
 Int64Array = npt.NDArray[np.int64]

@@ -14,12 +14,16 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from gateway.arrow import groups_from_arrow
-from gateway.types import Episode, Group, Node
+from headgate.arrow import groups_from_arrow
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
+from trainer.config.sft import SftSettings
 from trainer.data.chat import ChatTemplate, conversations
 from trainer.data.tree import rows_of
 from trainer.errors import ConfigError
-from trainer.sections.sft import SftSettings
 
 
 @dataclass(frozen=True, slots=True)

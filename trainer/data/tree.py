@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gateway.types import LEAST_TEMPERATURE, Episode, Float32Array, ImageSpan, Int32Array, Node, TokenFlag
+from headgate.types import (
+    LEAST_TEMPERATURE,
+    Episode,
+    Float32Array,
+    ImageSpan,
+    Int32Array,
+    Node,
+    TokenFlag,
+)
 from trainer.data.images import ImageSupport, refused
 from trainer.errors import FeedBroken
 

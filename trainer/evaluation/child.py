@@ -10,9 +10,14 @@ import os
 import sys
 from pathlib import Path
 
-from gateway.client import GatewayClient, GatewayRefused, GatewayUnreachable, RunStopped
-from processes.interrupts import run_interruptible
-from scheduler.configuration import Section
+from headgate.client import (
+    GatewayClient,
+    GatewayRefused,
+    GatewayUnreachable,
+    RunStopped,
+)
+from headgate.configuration import Section
+from headgate.processes.interrupts import run_interruptible
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import Evaluation, evaluate, tasks_of
 

@@ -17,15 +17,22 @@ from typing import Any
 
 from pydantic import Field
 
-from gateway.client import Agent, EpisodeOutcome, EpisodeRunner, GatewayClient, Task, load_agent
-from gateway.client.agents import read_tasks
-from gateway.client.environment import EnvironmentAgent
-from gateway.types import EpisodeSampling
-from scheduler.configuration import Section
+from headgate.client import (
+    Agent,
+    EpisodeOutcome,
+    EpisodeRunner,
+    GatewayClient,
+    Task,
+    load_agent,
+)
+from headgate.client.agents import read_tasks
+from headgate.client.environment import EnvironmentAgent
+from headgate.configuration import Section
+from headgate.types import EpisodeSampling
+from trainer.config.eval import EvalSettings
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.evaluation.figures import figures
-from trainer.sections.eval import EvalSettings
-from trainer.settings import Settings
 
 
 class Evaluation(Section):

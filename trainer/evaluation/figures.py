@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from gateway.client import EpisodeOutcome
-from trainer.sections.eval import EvalSettings
+from headgate.client import EpisodeOutcome
+from trainer.config.eval import EvalSettings
 
 Rewards = Sequence[float | None]
 """The rewards of a task's samples; None for those that failed."""

@@ -12,7 +12,7 @@ import asyncio
 import time
 from typing import Literal
 
-from gateway.weights import folders
+from headgate.weights import folders
 from trainer.errors import CheckpointDamaged
 from trainer.loop.tasks import Companion, in_thread
 from trainer.rank_trainer import RankTrainer

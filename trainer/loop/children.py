@@ -15,15 +15,15 @@ from pathlib import Path
 
 import httpx
 
-from processes import ports
-from processes.child import LocalProcess
-from processes.errors import ChildDied
-from scheduler.configuration import Unreadable, read_toml
+from headgate.configuration import Unreadable, read_toml
+from headgate.processes import ports
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
+from trainer.config.run import GatewaySettings
+from trainer.config.settings import Settings
+from trainer.config.state import WeightsSettings
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.tasks import Companion
-from trainer.sections.run import GatewaySettings
-from trainer.sections.state import WeightsSettings
-from trainer.settings import Settings
 
 Notify = Callable[[str], None]
 _GATEWAY_START_S = 1800.0

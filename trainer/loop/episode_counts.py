@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.client.failures import LEAST
-from gateway.end_reasons import counted, failed
+from headgate.client.failures import LEAST
+from headgate.end_reasons import counted, failed
 from trainer.errors import TooManyFailed
 
 EQUAL = "zero_variance"

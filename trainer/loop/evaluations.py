@@ -13,14 +13,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from processes.child import LocalProcess
-from processes.errors import ChildDied
+from headgate.processes.child import LocalProcess
+from headgate.processes.errors import ChildDied
+from trainer.config.settings import Settings
 from trainer.evaluation.child import Request
 from trainer.evaluation.episodes import Evaluation
 from trainer.evaluation.figures import scalars
 from trainer.loop.feed import Feed
 from trainer.report.metrics import Metrics
-from trainer.settings import Settings
 
 _STOP_S = 10.0
 """Seconds in which an evaluation that is stopped may abandon its episodes."""

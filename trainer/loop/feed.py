@@ -15,9 +15,13 @@ from typing import Any, TypeVar
 
 import httpx
 
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.client.failures import in_a_line
-from gateway.types import Group, Lease, LeasedGroups
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.client.failures import in_a_line
+from headgate.types import (
+    Group,
+    Lease,
+    LeasedGroups,
+)
 from trainer.errors import LeaseLost, StepTimeout, TrainerError
 
 T = TypeVar("T")

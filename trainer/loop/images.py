@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.types import Group
+from headgate.types import Group
 from trainer.data.images import names_in
 from trainer.loop.feed import Feed
 from trainer.model.vision import VisionInputs

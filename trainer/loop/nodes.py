@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from trainer.config.settings import Settings
 from trainer.loop.feed import Feed
 from trainer.loop.tasks import in_thread
 from trainer.model.device import device_of
 from trainer.model.offload import Where
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 
 @dataclass(slots=True)

@@ -17,15 +17,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gateway.client import GatewayRefused
-from gateway.weights import folders
+from headgate.client import GatewayRefused
+from headgate.weights import folders
+from trainer.config.state import WeightsSettings
 from trainer.errors import PublishFailed, StepTimeout, VersionRejected
 from trainer.loop.checkpoints import Checkpoints
 from trainer.loop.feed import Feed, naming_step
 from trainer.loop.tasks import Companion, in_thread
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.sections.state import WeightsSettings
 
 _REJECTIONS = ("wrong_tensors", "not_finite", "bad_probe")
 """The gateway's codes for weights that it refuses permanently."""

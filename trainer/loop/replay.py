@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gateway.client import GatewayRefused
-from gateway.weights import folders
-from gateway.weights.adapter import FACTORS
+from headgate.client import GatewayRefused
+from headgate.weights import folders
+from headgate.weights.adapter import FACTORS
 from trainer.errors import FeedBroken, LeaseLost
 from trainer.loop.feed import Feed
 from trainer.loop.images import EpisodeImages

@@ -11,10 +11,11 @@ import sys
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
-from gateway.client import GatewayClient
-from processes.slow import reported
+from headgate.client import GatewayClient
+from headgate.processes.slow import reported
 from trainer import rank_rpc
 from trainer.algorithms import create, learns_from_equal
+from trainer.config.settings import Settings
 from trainer.errors import RankLost
 from trainer.loop.children import gateway_process, rollout_log, rollout_process, weights_process
 from trainer.loop.feed import Feed
@@ -26,7 +27,6 @@ from trainer.rank_trainer import RankTrainer
 from trainer.report import trackers
 from trainer.report.metrics import Metrics
 from trainer.report.tracking import Trackers
-from trainer.settings import Settings
 from trainer.state.directory import exclusive
 
 

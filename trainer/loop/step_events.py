@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from gateway.client import GatewayClient
-from trainer.settings import Settings
+from headgate.client import GatewayClient
+from trainer.config.settings import Settings
 
 _MAX_WAITING = 64
 """Steps that wait to be sent; beyond it the oldest are dropped."""

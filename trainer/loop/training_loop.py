@@ -23,11 +23,16 @@ from __future__ import annotations
 
 import time
 
-from gateway.client import GatewayClient
-from gateway.types import Group, Lease, LeasedGroups
-from gateway.weights import folders
-from processes.slow import SILENT_S, reported
+from headgate.client import GatewayClient
+from headgate.processes.slow import SILENT_S, reported
+from headgate.types import (
+    Group,
+    Lease,
+    LeasedGroups,
+)
+from headgate.weights import folders
 from trainer.algorithms import learns_from_equal
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
 from trainer.errors import (
@@ -54,7 +59,6 @@ from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report.details import Details
 from trainer.report.masking import masked_warning
 from trainer.report.metrics import Clock, Metrics
-from trainer.settings import Settings
 from trainer.state.directory import sweep
 
 _LATER_S = 60.0

@@ -8,13 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trainer.config.model import ModelSettings
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.model import activations, loading, parallel, pretrained, rope, start_check, vision
 from trainer.model.parallel import Ranks
 from trainer.model.policy import Policy
 from trainer.model.vision import VisionInputs
-from trainer.sections.model import ModelSettings
 
 
 class Reference(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import torch
 
-from trainer.settings import TrainingSettings
+from trainer.config.settings import TrainingSettings
 
 _GIB = 2**30
 _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")

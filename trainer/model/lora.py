@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from gateway.weights.adapter import FACTORS
+from headgate.weights.adapter import FACTORS
+from trainer.config.model import LoraSettings
 from trainer.errors import ConfigError
 from trainer.model import parallel, vision
 from trainer.model.parallel import State
-from trainer.sections.model import LoraSettings
 
 _NAME = "default"
 """peft's for an adapter that is the only one."""

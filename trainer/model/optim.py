@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.sections.optimizer import OptimizerSettings
+from trainer.config.optimizer import OptimizerSettings
 
 Moments = dict[str, dict[str, Tensor]]
 """An optimizer's tensors (`step`, `exp_avg`, ...) by the name of the weight and their own."""

@@ -25,11 +25,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from trainer.config.parallel import ParallelSettings
 from trainer.errors import ConfigError, RankLost
 from trainer.model import tensor_parallel
 from trainer.model.context_parallel import ContextExchange
 from trainer.model.process_group import check, is_loss, own_device, own_rank, start
-from trainer.sections.parallel import ParallelSettings
 
 T = TypeVar("T")
 _BEAT_S = 5.0

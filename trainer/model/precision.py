@@ -22,7 +22,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from gateway.weights.tensors import Malformed, tensors_of
+from headgate.weights.tensors import Malformed, tensors_of
 
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 """Of one number, by safetensors' name of its kind."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from gateway.types import Probe
+from headgate.types import Probe
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.model.policy import Policy

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from trainer.config.parallel import ParallelSettings
 from trainer.errors import ConfigError
-from trainer.sections.parallel import ParallelSettings
 
 
 def own_rank() -> int:

@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface
 
+from trainer.config.model import ModelSettings
 from trainer.data.packing import MicroBatch
 from trainer.errors import ConfigError
 from trainer.memory_plan import Shapes, Weights
 from trainer.model import activations, loading, optim, rope, vision
 from trainer.model.policy import Policy
-from trainer.sections.model import ModelSettings
 
 _NAME = "headgate_shapes"
 

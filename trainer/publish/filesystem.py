@@ -14,9 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from gateway.types import Probe
-from gateway.weights import delta, folders
-from gateway.weights.manifest import FORMAT, MANIFEST, entry_of
+from headgate.types import Probe
+from headgate.weights import delta, folders
+from headgate.weights.manifest import (
+    FORMAT,
+    MANIFEST,
+    entry_of,
+)
 from trainer.model import pretrained as models
 from trainer.model.policy import Adapters
 from trainer.state.directory import AtomicDirectory, sweep

@@ -3,7 +3,7 @@
     POST /versions/7/send {"backend": "auto", "workers": 1, "timeout_s": 60}   returns how to join, and an "id"
     GET  /sends/ID                                                            waits, and returns {"state": "sent"} or why not
 
-in addition to the routes of `gateway.weights.server`. It is a separate process, so that no transfer delays the trainer and no
+in addition to the routes of `headgate.weights.server`. It is a separate process, so that no transfer delays the trainer and no
 peer that dies in the middle of one ends it. Each transfer has a group and a port of its own.
 """
 
@@ -22,12 +22,20 @@ from pathlib import Path
 
 from aiohttp import web
 
-from gateway.errors import GatewayError, NotFound, Unprocessable
-from gateway.weights.manifest import MANIFEST, BadManifest, plan_of
-from gateway.weights.mirror import Mirror
-from gateway.weights.plugin.headgate_transfer.groups import BACKENDS, TransferError
-from gateway.weights.plugin.headgate_transfer.wire import Sender
-from gateway.weights.server import create_server
+from headgate.errors import (
+    GatewayError,
+    NotFound,
+    Unprocessable,
+)
+from headgate.weights.manifest import (
+    MANIFEST,
+    BadManifest,
+    plan_of,
+)
+from headgate.weights.mirror import Mirror
+from headgate.weights.plugin.headgate_transfer.groups import BACKENDS, TransferError
+from headgate.weights.plugin.headgate_transfer.wire import Sender
+from headgate.weights.server import create_server
 
 _AT_ONCE = 16
 _REMEMBERED = 256

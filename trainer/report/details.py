@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import DetailChoice
 from trainer.report import samples, tokens
 from trainer.report.files import samples_file, tokens_file
 from trainer.report.samples import Decode
-from trainer.settings import Settings
 
 _SAMPLED_EPISODES = 4
 """The best and the worst episode of each of two groups."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.mask_reasons import REMEDIES
+from headgate.mask_reasons import REMEDIES
 
 _MASKED = "masked_tokens/"
 _MOST = 0.5

@@ -12,7 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from gateway.types import Episode, Group, Node
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+)
 from trainer.data import credit
 from trainer.data.details import BatchDetails, Judged
 from trainer.data.tree import Credit, untrained

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from gateway.types import Episode, Node
+from headgate.types import Episode, Node
 from trainer.data.details import BatchDetails, Figures
 from trainer.data.tree import Credit, untrained
 from trainer.report.files import atomic_file

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.config.settings import TrainingSettings
 from trainer.report.files import samples_file
 from trainer.report.samples import episodes_of, read
 from trainer.report.trackers import REGISTRY, About, Tracker
-from trainer.settings import TrainingSettings
 
 FINISH_S = 30.0
 """Seconds that the end of a run waits for all trackers; the next start sends the rest."""

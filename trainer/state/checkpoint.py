@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gateway.weights import folders
+from headgate.weights import folders
 from trainer.errors import CheckpointDamaged, CheckpointError, VersionReused
 from trainer.model import parallel, shards
 from trainer.model.optim import Moments, Optimizer

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from gateway.weights import folders
-from gateway.weights.folders import sync
-from processes.lock import LockHeld, lock
+from headgate.processes.lock import LockHeld, lock
+from headgate.weights import folders
+from headgate.weights.folders import sync
 from trainer.errors import ConfigError, VersionReused
 from trainer.state import faults
 

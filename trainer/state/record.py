@@ -13,7 +13,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from gateway.types import Probe
+from headgate.types import Probe
 from trainer.errors import CheckpointDamaged, CheckpointError
 from trainer.model.shards import File
 from trainer.state.origin import Origin

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response
-from gateway.errors import BadRequest
+from headgate.errors import BadRequest
 
 
 class BodyLimit:

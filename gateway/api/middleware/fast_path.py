@@ -12,11 +12,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.api import chat, completions, messages, responses
 from gateway.api.context import Services, services
 from gateway.api.errors import refusal
 from gateway.api.scope import call_of
-from gateway.errors import GatewayError
+from gateway.api.v1 import (
+    chat,
+    completions,
+    messages,
+    responses,
+)
+from headgate.errors import GatewayError
 
 Endpoint = Callable[[Request, Services], Awaitable[Response]]
 _ENDPOINTS: dict[str, Endpoint] = {

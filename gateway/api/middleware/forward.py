@@ -20,16 +20,21 @@ from typing import Protocol
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api import cluster, events
 from gateway.api.access import reached
+from gateway.api.admin import cluster, events
 from gateway.api.context import credentials
 from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import Hop, was_forwarded
 from gateway.api.scope import PREFIX
-from gateway.errors import GatewayError, NotAccepted, OwnedByPeer, Unavailable
-from gateway.keys import Keyring
 from gateway.tenancy.projects import Projects
+from headgate.errors import (
+    GatewayError,
+    NotAccepted,
+    OwnedByPeer,
+    Unavailable,
+)
+from headgate.keys import Keyring
 
 _PLACED = ("/v1/", PREFIX, "/admin/")
 _EVERYBODYS = (cluster.PATH, events.PATH)

@@ -15,8 +15,8 @@ from starlette.types import Scope, Send
 from yarl import URL
 
 from gateway.api.errors import NOT_BEGUN
-from gateway.errors import Unavailable
-from gateway.keys import Keyring
+from headgate.errors import Unavailable
+from headgate.keys import Keyring
 
 FORWARDED = b"x-headgate-forwarded"
 """The header with the cluster's key, by which a process knows requests that another process has sent on."""

@@ -13,8 +13,8 @@ from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import was_forwarded
 from gateway.api.wrong_paths import no_route
-from gateway.keys import Keyring
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from headgate.keys import Keyring
 
 _BEHIND = ("/admin", "/console", "/metrics")
 _EVERYWHERE = ("/healthz", "/readyz", "/health", "/ping")

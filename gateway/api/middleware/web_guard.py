@@ -1,4 +1,4 @@
-"""Refuses web pages of other sites while the gateway has no admin key (`gateway/web_pages.py`). Pure ASGI.
+"""Refuses web pages of other sites while the gateway has no admin key (`headgate/web_pages.py`). Pure ASGI.
 
 Requests that another process of the cluster forwards were checked there, and carry its cluster key.
 """
@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.api.errors import error_response
 from gateway.api.middleware.episode_prefix import split
 from gateway.api.middleware.hop import was_forwarded
-from gateway.errors import Forbidden
-from gateway.keys import Keyring
-from gateway.settings import Settings
-from gateway.web_pages import OwnNames, check_web_page
+from gateway.config.settings import Settings
+from headgate.errors import Forbidden
+from headgate.keys import Keyring
+from headgate.web_pages import OwnNames, check_web_page
 
 _PAGE = "/console"
 """The console without its data: files that are the same everywhere."""

@@ -35,7 +35,7 @@ from gateway.engines.fake.blocks import Block
 from gateway.engines.fake.faults import catch
 from gateway.engines.fake.log import SampleLog
 from gateway.engines.fake.transfer import Transfer
-from gateway.weights.tensors import scan
+from headgate.weights.tensors import scan
 
 VOCABULARY = 256
 CACHE_BLOCK = 16

@@ -17,7 +17,7 @@ _NUMBERS = {"integer", "number"}
 
 
 def check_grammar(kind: str, value: str) -> None:
-    """Raise ValueError, in an engine's words, for a grammar that engines refuse. `kind`: as in `gateway.types.Grammar`."""
+    """Raise ValueError, in an engine's words, for a grammar that engines refuse. `kind`: as in `headgate.types.Grammar`."""
     try:
         if kind == "json":
             _check(json.loads(value))

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from gateway.engines.fake.blocks import Block
 
 if TYPE_CHECKING:
-    from gateway.weights.plugin.headgate_transfer.wire import Receiver
+    from headgate.weights.plugin.headgate_transfer.wire import Receiver
 
-_WIRE = "gateway.weights.plugin.headgate_transfer.wire"
+_WIRE = "headgate.weights.plugin.headgate_transfer.wire"
 
 
 class Transfer:

@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from examples.service.programs import find_program
+from gateway.config import EngineSettings, ModelSettings
 from gateway.engines.process import _VLLM_ENV, _vllm_command
-from gateway.sections import EngineSettings, ModelSettings
 from tests.harness.forks import Forked
 from tests.harness.gateway_command import write_toml
 from tests.harness.transports import server_argv

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.api.middleware.episode_prefix import split
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from tests.faults.checker import Report
 from tests.faults.mutants import Mutant
 from tests.faults.real.hostile import conversation, talk

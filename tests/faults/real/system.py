@@ -25,7 +25,7 @@ import httpx
 import orjson
 import psycopg
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.faults.evidence import Journal
 from tests.faults.real import processes
 from tests.faults.real.plan import Plan

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.faults.real.proxy import Link
 from tests.harness.waiting import turns, within
 

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Lease
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.types import Lease
 from tests.faults.evidence import Journal
 from tests.faults.weights import write_version
 from tests.harness.transports import Way

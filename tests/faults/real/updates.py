@@ -23,8 +23,8 @@ import httpx
 import openai
 import orjson
 
-from gateway.rollout.slot import Slot
-from gateway.types import EpisodeOpened
+from gateway.generation.slot import Slot
+from headgate.types import EpisodeOpened
 from tests.faults.callers import FAILURES, Call, Caller, question
 from tests.faults.checker import COUNTS, Report, check
 from tests.faults.evidence import Journal, read, read_database, save_tables

@@ -18,16 +18,21 @@ from typing import Any
 from unittest.mock import patch
 
 from gateway.bus.memory import MemoryBus
+from gateway.config.settings import Settings
 from gateway.control.versions import Versions
-from gateway.errors import EngineError, Fenced, GatewayError, Unavailable
-from gateway.metrics import Metrics
-from gateway.rollout.slot import Slot
-from gateway.rollout.weights_check import Weights
-from gateway.settings import Settings
+from gateway.generation.slot import Slot
+from gateway.observe.metrics import Metrics
 from gateway.store import ledger as statements
 from gateway.store import turns
 from gateway.trajectories.turn import Turn
-from gateway.types import EpisodeRequest
+from gateway.updates.weights_check import Weights
+from headgate.errors import (
+    EngineError,
+    Fenced,
+    GatewayError,
+    Unavailable,
+)
+from headgate.types import EpisodeRequest
 from tests.faults.checker import Report, misplaced
 from tests.faults.virtual.clock import Clock, VirtualLoop
 from tests.faults.virtual.engines import PLACES, Server, place_of, version_of
@@ -137,12 +142,12 @@ class Cluster:
             patch("secrets.token_hex", lambda n=16: f"{next(numbers):0{2 * n}x}"),
             patch("asyncio.to_thread", at_once),
             patch("gateway.services._process_name", HERE.get),
-            patch("gateway.peers.follower.aiohttp.ClientSession", lambda **_: self.network.session()),
-            patch("gateway.peers.follower.connect", self._connect),
-            patch("gateway.rollout.engine_steps.connect", self._connect),
+            patch("gateway.cluster.follower.aiohttp.ClientSession", lambda **_: self.network.session()),
+            patch("gateway.cluster.follower.connect", self._connect),
+            patch("gateway.updates.engine_steps.connect", self._connect),
             patch("gateway.control.versions.read_weights", weights),
             patch("gateway.control.host.WallClock", Nanoseconds),
-            patch("gateway.control.follower_placement.WallClock", Nanoseconds),
+            patch("gateway.cluster.follower_placement.WallClock", Nanoseconds),
         ):
             yield
 

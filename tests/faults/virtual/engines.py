@@ -14,7 +14,7 @@ from typing import Any
 
 from gateway.engines.base import GenerateRequest, Load, TokenChunk
 from gateway.engines.fake import FakeEngine, Faults
-from gateway.errors import EngineUnreachable, NotComparable
+from headgate.errors import EngineUnreachable, NotComparable
 from scheduler.policies.proof import Holding
 
 TICK_S = 0.1

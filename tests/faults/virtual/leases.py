@@ -12,14 +12,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Connection, select
 
-from gateway.errors import Conflict, GatewayError, NotFound
-from gateway.feed.groups import GroupReader
-from gateway.feed.leases import Leases
-from gateway.feed.ledger import StoredLedger
-from gateway.sections import FeedSettings, StalenessSettings
+from gateway.config import FeedSettings, StalenessSettings
 from gateway.store import ledger as statements
 from gateway.store.models import LeaseRow
-from gateway.types import Lease
+from gateway.training_feed.groups import GroupReader
+from gateway.training_feed.leases import Leases
+from gateway.training_feed.ledger import StoredLedger
+from headgate.errors import (
+    Conflict,
+    GatewayError,
+    NotFound,
+)
+from headgate.types import Lease
 from scheduler.policies.staleness_events import Join, Publish, Reward
 from tests.faults.virtual.stores import Postgres, sqlite_store
 from tests.faults.virtual.succession import Coordinator, SuccessionMachine
@@ -73,7 +77,7 @@ class LeaseMachine(SuccessionMachine[FeedCoordinator]):
         stack = ExitStack()
         url = stack.enter_context(Postgres.store() if self.kind == "postgresql" else sqlite_store())
         self.begin(stack, url)
-        stack.enter_context(patch("gateway.feed.leases.time", self.clock))
+        stack.enter_context(patch("gateway.training_feed.leases.time", self.clock))
         self.known, self.requests = Known(), list[Request]()
         self.episodes = self.versions = 0
         self.succeed()

@@ -11,16 +11,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Connection, select
 
+from gateway.config.settings import Settings
 from gateway.episodes.episodes import Episodes
-from gateway.errors import Conflict, GatewayError, Unavailable
-from gateway.feed.ledger import EQUALITY, StoredLedger
 from gateway.grading.grading import Grading
-from gateway.keys import key_of
-from gateway.settings import Settings
 from gateway.store import ledger as statements
 from gateway.store.models import EpisodeRow, LedgerEventRow
 from gateway.store.sampled import Sampled
-from gateway.types import EpisodeOpened, EpisodeRequest
+from gateway.training_feed.ledger import EQUALITY, StoredLedger
+from headgate.errors import (
+    Conflict,
+    GatewayError,
+    Unavailable,
+)
+from headgate.keys import key_of
+from headgate.types import EpisodeOpened, EpisodeRequest
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import Consume, Publish, event_from_json
 from scheduler.policies.staleness_state import LedgerSettings

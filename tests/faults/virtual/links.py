@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.errors import Fenced
-from gateway.settings import Settings
+from gateway.config.settings import Settings
+from headgate.errors import Fenced
 from tests.faults.virtual.cluster import ASK_S, LEASE_S, Cluster, Tally
 from tests.faults.virtual.network import HEARTBEAT_S
 from tests.faults.virtual.processes import Process

@@ -90,7 +90,7 @@ class Connection:
         self._bad_since: float | None = None
         self._watch = asyncio.get_running_loop().create_task(self._watched())
 
-    # As `gateway.peers.hub.Wire`
+    # As `gateway.cluster.hub.Wire`
 
     async def receive_text(self) -> str:
         return await self.up.receive()

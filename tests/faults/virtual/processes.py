@@ -15,31 +15,31 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from gateway.api.context import DataPlane, Services
-from gateway.api.generation import new_call, new_completion
+from gateway.api.v1.generation import new_call, new_completion
 from gateway.bus.base import Bus
+from gateway.cluster.follower import Follower
+from gateway.cluster.hub import Hub
+from gateway.cluster.membership import Membership
+from gateway.cluster.role import Coordinator, CurrentRole
+from gateway.config import ClusterMember
 from gateway.control.models import Models, ServedModel
 from gateway.episodes.open_episode import OpenEpisode
 from gateway.episodes.refusals import Refusals
 from gateway.episodes.untrained import UntrainedNotice
-from gateway.errors import GatewayError
-from gateway.feed.events import EventFeed
-from gateway.peers.follower import Follower
-from gateway.peers.hub import Hub
-from gateway.peers.membership import Membership
-from gateway.peers.role import Coordinator, CurrentRole
+from gateway.generation.completion import Completion
+from gateway.generation.pool import EnginePool
+from gateway.generation.replies import Replies, RequestKey
+from gateway.generation.reply import Choices, Reader
+from gateway.observe.events import EventFeed
 from gateway.render.segmenter import Piece
 from gateway.render.tool_alarm import ToolAlarm
-from gateway.rollout.completion import Completion
-from gateway.rollout.pool import EnginePool
-from gateway.rollout.replies import Replies, RequestKey
-from gateway.rollout.reply import Choices, Reader
-from gateway.sections import ClusterMember
 from gateway.services import hub_of, open_cluster_member
 from gateway.telemetry.base import NoTracing
 from gateway.tenancy.limits import Limits
 from gateway.trajectories.recorder import Exclusivity, Prompt, Recorder, TurnDetails
 from gateway.trajectories.turn import Turn
-from gateway.types import Sampling
+from headgate.errors import GatewayError
+from headgate.types import Sampling
 from tests.faults.virtual.engines import Adapter, Server
 from tests.faults.virtual.network import HERE
 from tests.faults.virtual.stores import HandDatabase

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 
-from gateway.sections import StoreSettings
+from gateway.config import StoreSettings
 from gateway.store import coordination
 from gateway.store.commits import Committer, Outcome
 from gateway.store.connections import begin_reading, connect

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from sqlalchemy import Connection, event
 
-from gateway.errors import Fenced
-from gateway.peers.election import Election
-from gateway.sections import ClusterSettings
+from gateway.cluster.election import Election
+from gateway.config import ClusterSettings
 from gateway.store import connections, coordination
 from gateway.store import ledger as statements
 from gateway.store.connections import begin_reading, connect
+from headgate.errors import Fenced
 from tests.faults.virtual.clock import Clock, VirtualLoop, profile
 from tests.faults.virtual.stores import Postgres, sqlite_store
 from tests.faults.virtual.transactions import CLOCK, Hand, Killed, MachineClock, Wrote
@@ -122,7 +122,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.stack.enter_context(patch.object(coordination, "NOW", MachineClock()))
         self.stack.enter_context(patch.object(connections, "_IDLE_S", 3600))  # transactions are stopped
-        self.stack.enter_context(patch("gateway.peers.election.time", self.clock))
+        self.stack.enter_context(patch("gateway.cluster.election.time", self.clock))
         self.watcher: Any = None
         if self.kind == "postgresql":
             self.watcher = psycopg.connect(self.url, autocommit=True)

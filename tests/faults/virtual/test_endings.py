@@ -17,12 +17,12 @@ from sqlalchemy import select
 
 from gateway.episodes.closing_state import ClosingState, Outcome, Phase
 from gateway.episodes.episodes import Episodes
-from gateway.errors import GatewayError, Unavailable
-from gateway.feed.ledger import StoredLedger
 from gateway.grading.grading import Grade, Grading
 from gateway.store.models import EpisodeRow
 from gateway.store.sampled import Sampled
-from gateway.types import EpisodeRequest
+from gateway.training_feed.ledger import StoredLedger
+from headgate.errors import GatewayError, Unavailable
+from headgate.types import EpisodeRequest
 from tests.faults.virtual.clock import Clock, VirtualLoop
 from tests.faults.virtual.ledgers import RULE, SETTINGS, replayed
 from tests.faults.virtual.stores import HandDatabase, open_store, sqlite_store

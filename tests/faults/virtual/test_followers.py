@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
+from gateway.cluster.hub import Hub
+from gateway.cluster.messages import (
+    pack,
+    table_from_json,
+    unpack,
+)
+from gateway.config import QueueSettings
 from gateway.episodes.open_episode import OpenEpisode
-from gateway.errors import Unavailable
-from gateway.peers.hub import Hub
-from gateway.peers.messages import pack, table_from_json, unpack
-from gateway.rollout.plan_messages import Table
-from gateway.rollout.pool import EnginePool
-from gateway.sections import QueueSettings
+from gateway.generation.plan_messages import Table
+from gateway.generation.pool import EnginePool
+from headgate.errors import Unavailable
 from scheduler.program.calls import PeerLoad, PeerQueued, PeerRunning, Plan
 from tests.faults.virtual.cluster import Opened
 from tests.faults.virtual.links import LinkMachine, links

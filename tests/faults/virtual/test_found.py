@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.errors import Unavailable
+from headgate.errors import Unavailable
 from tests.faults.virtual.leases import LeaseMachine
 from tests.faults.virtual.ledgers import LedgerMachine
 from tests.faults.virtual.links import links

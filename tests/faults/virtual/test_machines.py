@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from gateway.rollout import call_runner
+from gateway.generation import call_runner
 from tests.faults.virtual.clock import profile
 from tests.faults.virtual.cluster import Tally
 from tests.faults.virtual.leases import LeaseMachine, PostgresLeaseMachine

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
+from gateway.cluster.follower_placement import FollowerPlacement
 from gateway.control.coordinator_placement import ControlPlacement
-from gateway.control.follower_placement import FollowerPlacement
 from scheduler.program.placement import Placement
 from scheduler.reactor import Context
 from tests.faults.virtual.links import LinkMachine

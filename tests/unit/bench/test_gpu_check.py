@@ -25,9 +25,9 @@ from bench.gpu.checks import run_tests
 from bench.gpu.training import Engine
 from bench.gpu.workload import qwen3_0_6b, tiny, write_model
 from bench.report import Steps
+from gateway.config import EngineSettings
 from gateway.engines.fake import create_fake_app
-from gateway.sections import EngineSettings
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.forked_programs import forked
 from tests.harness.gateways import serve
 from tests.harness.model_engine import ModelEngine

@@ -20,8 +20,8 @@ from bench.replies import ARGUMENTS, LOGPROB, TOOL, TOOL_TOKENS, plain, with_too
 from bench.targets import ChatKind, ChatTarget, MessagesTarget, Prompts
 from gateway.engines.base import GenerateRequest, TokenChunk
 from gateway.engines.vllm import VLLMEngine
-from gateway.types import Sampling
-from processes.ports import free_port
+from headgate.processes.ports import free_port
+from headgate.types import Sampling
 from tests.harness.waiting import LONG_S
 
 PROMPTS = Prompts(["hi"], [[1, 2]], [END])

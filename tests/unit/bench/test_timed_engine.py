@@ -13,7 +13,7 @@ from bench.round_robin import in_turn
 from bench.routing import ARMS, Setup
 from bench.slow_trainer import Load
 from bench.timed_engine import Costs, TimedEngine
-from gateway.settings import Settings
+from gateway.config.settings import Settings
 from scheduler.policies.placement import Choice, Engines
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import Arrived

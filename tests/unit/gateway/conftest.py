@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.config import ModelSettings
 from gateway.render.renderer import ChatRenderer
-from gateway.sections import ModelSettings
 from tests.harness.models import save_tokenizer
 
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import gateway.telemetry
+from gateway.config.settings import Settings
 from gateway.doctor import Finding, checks, engines, machine
-from gateway.settings import Settings
 from gateway.store import clock
 from gateway.store.holder import locked
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.collector import Collector
 from tests.harness.gateways import serve, settings_for
 from tests.harness.models import save_model

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.config.settings import ConfigError
 from gateway.server import bound
-from gateway.settings import ConfigError
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 
 LACKING = "192.0.2.1"
 """An address that no machine has (RFC 5737)."""

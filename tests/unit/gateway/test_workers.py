@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gateway import workers
-from gateway.settings import ConfigError, Settings
+from gateway.config.settings import ConfigError, Settings
 from gateway.workers import SupervisedEngine, Supervisor, Worker, check
-from processes.child import LocalProcess
-from processes.ports import free_port
+from headgate.processes.child import LocalProcess
+from headgate.processes.ports import free_port
 from tests.harness.waiting import until, within
 
 SLEEP = "import time; time.sleep(3600)"

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
+from trainer.config.settings import Settings
 from trainer.model import pretrained
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 STEPS = 4
 Curve = list[dict[str, float]]

@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
-from gateway.client import EpisodeRunner, Task
-from gateway.client.agents import FunctionAgent
+from headgate.client import EpisodeRunner, Task
+from headgate.client.agents import FunctionAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scheduler_process import RunningCluster
 from tests.harness.waiting import LONG_S

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.harness.gateways import RunningGateway
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.loop.training_loop import TrainingLoop
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock, Metrics
 from trainer.report.tracking import Trackers
-from trainer.settings import Settings
 
 CONFIG = """
 [run]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.trainer.trees import group
+from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
@@ -21,7 +22,6 @@ from trainer.model import activations
 from trainer.model.activations import checkpoint_layers
 from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from processes.errors import ChildDied
+from headgate.processes.errors import ChildDied
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError, TooManyFailed
 from trainer.loop.run import run, warn_single_episode_groups
 from trainer.model.device import cpu_warning
 from trainer.report.metrics import Metrics
-from trainer.settings import Settings
 from trainer.state.directory import exclusive
 
 

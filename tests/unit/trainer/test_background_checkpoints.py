@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gateway.weights import folders
+from headgate.weights import folders
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until
 from tests.unit.trainer.rollouts import episodes

@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.types import ABANDONED, Episode, Group, TokenFlag
+from headgate.types import (
+    ABANDONED,
+    Episode,
+    Group,
+    TokenFlag,
+)
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import REGISTRY, create
 from trainer.data.batch import Batch

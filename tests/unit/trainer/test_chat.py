@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.types import Node
+from headgate.types import Node
 from tests.families.family import named, reference, renderer, save
 from trainer.data.chat import ChatTemplate, conversations
 from trainer.errors import ConfigError

@@ -19,13 +19,13 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_ranks
 from tests.unit.trainer.rank_trainers import groups_of, settings_of
+from trainer.config.parallel import ParallelSettings
+from trainer.config.settings import Settings
 from trainer.errors import CheckpointDamaged, CheckpointError
 from trainer.loop.checkpoints import is_due
 from trainer.model import parallel, shards
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.sections.parallel import ParallelSettings
-from trainer.settings import Settings
 
 
 def spoil_bytes(checkpoint: Path, change: Callable[[bytearray], None]) -> None:

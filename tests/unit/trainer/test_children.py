@@ -11,13 +11,13 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from processes.ports import free_port
+from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
+from trainer.config.run import GatewaySettings
+from trainer.config.settings import Settings
+from trainer.config.state import WeightsSettings
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.children import gateway_process, rollout_process, url_of, weights_process
-from trainer.sections.run import GatewaySettings
-from trainer.sections.state import WeightsSettings
-from trainer.settings import Settings
 
 
 def written(directory: Path, text: str) -> Path:

@@ -12,15 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from gateway.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
+from headgate.types import (
+    ABANDONED,
+    CRASHED_ATTEMPT,
+    Episode,
+    Group,
+    Node,
+)
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.grpo import GrpoSettings
+from trainer.config.batch import CreditSettings
+from trainer.config.settings import Settings
 from trainer.data import credit
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError
-from trainer.sections.batch import CreditSettings
-from trainer.settings import Settings
 
 NORMALISED = create(GrpoSettings())
 CENTERED = create(GrpoSettings(normalize_std=False))

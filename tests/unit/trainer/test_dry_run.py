@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from tests.harness.models import MARKS, SPECIALS
 from tests.unit.trainer.trees import group
 from trainer.cli import app
+from trainer.config.settings import Settings
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 CONFIG = """
 [run]

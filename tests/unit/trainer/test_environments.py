@@ -12,8 +12,12 @@ from typing import Any
 
 import pytest
 
-from gateway.client import EpisodeOutcome, EpisodeRunner, Task
-from gateway.client.environment import EnvironmentAgent
+from headgate.client import (
+    EpisodeOutcome,
+    EpisodeRunner,
+    Task,
+)
+from headgate.client.environment import EnvironmentAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
 from tests.unit.trainer.runs import loop_of, settings_of, train_one

@@ -14,16 +14,16 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from tests.harness.forks import command
 from tests.harness.gateways import RunningGateway
 from trainer.cli import app
 from trainer.commands.evaluate import evaluate
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.evaluation.episodes import read
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
-from trainer.settings import Settings
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:

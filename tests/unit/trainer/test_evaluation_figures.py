@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gateway.client import EpisodeOutcome
+from headgate.client import EpisodeOutcome
+from trainer.config.eval import EvalSettings
 from trainer.evaluation.figures import best_of_k, figures, interval, pass_at_k, warnings
-from trainer.sections.eval import EvalSettings
 
 
 def outcomes(*rewards: float | None) -> list[EpisodeOutcome]:

@@ -19,10 +19,10 @@ from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import until, while_going_on, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of, settings_of, train_one
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.loop.training_loop import TrainingLoop
 from trainer.report.tracking import Trackers
-from trainer.settings import Settings
 
 AGENT = "tests.harness.eval_agent:solve"
 LIMIT_S = 120.0

@@ -9,9 +9,14 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.client import AgentCrashed, EpisodeRunner, Task, driver
-from gateway.client.agents import FunctionAgent
 from gateway.grading import grading as gateway_grading
+from headgate.client import (
+    AgentCrashed,
+    EpisodeRunner,
+    Task,
+    driver,
+)
+from headgate.client.agents import FunctionAgent
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import within
 from tests.unit.trainer.runs import loop_of, settings_of

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from tests.unit.trainer.runs import CONFIG
 from tests.unit.trainer.trees import group
 from trainer.cli import app
+from trainer.config.settings import Settings
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 
 @pytest.fixture

@@ -14,15 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from gateway.types import Episode, Group, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+    TokenFlag,
+)
 from tests.harness.plain_model import plain_logits
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.ppo import PpoSettings
+from trainer.config.settings import Settings
 from trainer.errors import FeedBroken
 from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 CAP, LOW, HIGH, ENTROPY, KL, KL_CAP = 1.5, 0.2, 0.28, 0.03, 0.05, 3.0
 EPSILON = 1e-4

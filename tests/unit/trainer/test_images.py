@@ -15,9 +15,13 @@ import pytest
 import torch
 from sqlalchemy import Connection, delete
 
-from gateway.client import GatewayClient
 from gateway.store.models import ImageRow, ImageUseRow
-from gateway.types import Episode, Group, ImageSpan
+from headgate.client import GatewayClient
+from headgate.types import (
+    Episode,
+    Group,
+    ImageSpan,
+)
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within
@@ -25,11 +29,11 @@ from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of
 from tests.unit.trainer.trees import prompt
 from tests.unit.trainer.vision_episodes import name_of
+from trainer.config.settings import Settings
 from trainer.errors import FeedBroken
 from trainer.loop.images import EpisodeImages
 from trainer.loop.training_loop import TrainingLoop
 from trainer.report.metrics import Clock
-from trainer.settings import Settings
 from trainer.state.images import ImageFiles
 
 RED, BLUE = png(56, 84, (255, 0, 0)), png(84, 56, (0, 0, 255))

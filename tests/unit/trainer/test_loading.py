@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.harness.ranks import on_new_ranks, on_ranks
+from trainer.config.parallel import ParallelSettings
 from trainer.errors import ConfigError
 from trainer.model import loading, parallel, start_check
 from trainer.model.policy import Policy
-from trainer.sections.parallel import ParallelSettings
 
 SIZES = {
     "vocab_size": 130, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

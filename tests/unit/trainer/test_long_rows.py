@@ -12,11 +12,11 @@ from torch import Tensor, distributed
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.harness.ranks import on_new_ranks
+from trainer.config.parallel import ParallelSettings
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.model import parallel
 from trainer.model.policy import Policy
-from trainer.sections.parallel import ParallelSettings
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -15,9 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from gateway.engines.fake import create_fake_app
-from gateway.weights.adapter import FACTORS, misfit
-from gateway.weights.tensors import layout_of, tensors_of
-from processes.ports import free_port
+from headgate.processes.ports import free_port
+from headgate.weights.adapter import FACTORS, misfit
+from headgate.weights.tensors import layout_of, tensors_of
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.model_engine import ModelEngine
 from tests.harness.plain_model import plain_logprobs
@@ -27,6 +27,9 @@ from tests.unit.trainer.runs import CONFIG
 from tests.unit.trainer.runs import settings_of as gateway_settings
 from tests.unit.trainer.trees import group
 from trainer.cli import app
+from trainer.config.model import LoraSettings, ModelSettings
+from trainer.config.parallel import ParallelSettings
+from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import CheckpointError, ConfigError
@@ -36,9 +39,6 @@ from trainer.model import build, parallel, pretrained, probe, shards
 from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Metrics
-from trainer.sections.model import LoraSettings, ModelSettings
-from trainer.sections.parallel import ParallelSettings
-from trainer.settings import Settings
 
 RANK, ALPHA = 3, 7.0
 SCALE = ALPHA / RANK

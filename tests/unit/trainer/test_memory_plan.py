@@ -15,14 +15,14 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from gateway.types import Episode, Group
+from headgate.types import Episode, Group
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.memory_plan import Shapes, Weights, advise, predict
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 TOLERANCE = 0.1
 """As docs/topics/trainer.md says."""

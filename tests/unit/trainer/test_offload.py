@@ -13,12 +13,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_new_ranks, on_ranks
 from tests.unit.trainer.rank_trainers import groups_of, settings_of
+from trainer.config.settings import Settings
 from trainer.errors import OffloadFailed
 from trainer.model import parallel
 from trainer.model.offload import Where, give_back
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 FULL = {"type": "grpo", "kl_coef": 0.1}
 MIB = 2**20

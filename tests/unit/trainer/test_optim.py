@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from trainer.config.optimizer import OptimizerSettings
 from trainer.model import optim
-from trainer.sections.optimizer import OptimizerSettings
 
 LR, BETAS, EPS, DECAY = 0.01, (0.8, 0.9), 1e-3, 0.2
 

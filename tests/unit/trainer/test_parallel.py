@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from tests.harness.ranks import on_ranks
+from trainer.config.optimizer import OptimizerSettings
+from trainer.config.parallel import ParallelSettings
 from trainer.errors import ConfigError
 from trainer.model import optim, parallel, process_group, shards
 from trainer.model.parallel import Ranks
-from trainer.sections.optimizer import OptimizerSettings
-from trainer.sections.parallel import ParallelSettings
 
 STEPS, ROWS, VOCABULARY = 5, 4, 64
 OPTIMIZER = OptimizerSettings(lr=1e-2, weight_decay=0.1)

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.trainer.trees import group
+from trainer.config.settings import Settings
 from trainer.model import pretrained
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 SIZES = {
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.types import Probe
+from headgate.types import Probe
 from trainer.model.probe import choose
 
 

@@ -16,10 +16,10 @@ from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import result_of, until, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
+from trainer.config.settings import Settings
 from trainer.errors import PublishFailed
 from trainer.loop.tasks import run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
-from trainer.settings import Settings
 
 LIMIT_S = 120.0
 

@@ -14,15 +14,19 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gateway.types import Episode, Group, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    TokenFlag,
+)
 from tests.harness.plain_model import plain_logprobs
 from tests.unit.trainer.trees import group, prompt, sampled
+from trainer.config.settings import Settings
 from trainer.errors import CheckpointError, VersionReused
 from trainer.model import parallel
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 from trainer.state import checkpoint
 from trainer.state.directory import AtomicDirectory
 

@@ -16,11 +16,11 @@ from torch import Tensor, distributed
 
 from tests.harness.ranks import DIED, on_new_ranks, on_ranks
 from tests.unit.trainer.rank_trainers import STEPS, Curve, assert_close, groups_of, learn, settings_of
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.errors import RankLost
 from trainer.rank_rpc import heartbeat, serve_commands
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 ALGORITHMS = {
     "grpo": {"type": "grpo"},

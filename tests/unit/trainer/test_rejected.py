@@ -15,11 +15,11 @@ from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of, settings_of, train_one
+from trainer.config.settings import Settings
 from trainer.errors import PublishFailed, VersionRejected
 from trainer.loop.training_loop import TrainingLoop
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.report.metrics import Clock
-from trainer.settings import Settings
 
 NAME = "model.layers.1.mlp.up_proj.weight"
 
@@ -148,7 +148,7 @@ def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
         "model": {"path": base},
         "optimizer": {"lr": 1e-3},
     })  # fmt: skip
-    from gateway.rollout.weights_check import read_weights
+    from gateway.updates.weights_check import read_weights
     from trainer.rank_trainer import RankTrainer
 
     trainer = RankTrainer.open(settings)

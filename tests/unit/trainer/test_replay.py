@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from gateway.client import GatewayRefused
-from gateway.types import Group, LeasedGroups
+from headgate.client import GatewayRefused
+from headgate.types import Group, LeasedGroups
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of, settings_of
+from trainer.config.settings import Settings
 from trainer.errors import CheckpointDamaged, LeaseLost
 from trainer.loop.feed import Feed
 from trainer.loop.training_loop import TrainingLoop
 from trainer.model import pretrained as model
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock
-from trainer.settings import Settings
 
 EVERY = 4
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from gateway.client import GatewayClient, GatewayRefused
-from gateway.types import Group
+from headgate.client import GatewayClient, GatewayRefused
+from headgate.types import Group
 from tests.harness.gateways import RunningGateway, gateway_of, run_gateway, settings_for
 from tests.harness.waiting import until, within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import ProbelessTrainer, loop_of, settings_of, train_one
 from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, FeedBroken, GatewayAhead, StepTimeout
 from trainer.loop.children import rollout_process
@@ -31,7 +32,6 @@ from trainer.loop.tasks import Companion, run_with_companions
 from trainer.loop.training_loop import TrainingLoop
 from trainer.report.metrics import Clock, Metrics, phases, sparkline
 from trainer.report.tracking import Trackers
-from trainer.settings import Settings
 
 
 class Watching(ProbelessTrainer):

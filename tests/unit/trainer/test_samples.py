@@ -9,7 +9,12 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from gateway.types import Episode, Group, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+    TokenFlag,
+)
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
@@ -17,12 +22,12 @@ from tests.unit.trainer.runs import loop_of, settings_of
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.algorithms import create
 from trainer.cli import app
+from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.data.details import BatchDetails, DetailChoice
 from trainer.report.details import Details
 from trainer.report.files import samples_file
 from trainer.report.samples import LONGEST, read, samples_of, write
-from trainer.settings import Settings
 
 
 def spelt(ids: Sequence[int]) -> str:

@@ -13,16 +13,16 @@ import torch
 from tokenizers import Tokenizer
 
 from examples.self_play.duel import play
-from gateway.client.agents import read_tasks
-from gateway.client.matches import Matches, Player
 from gateway.engines.fake import create_fake_app
-from processes.ports import free_port
+from headgate.client.agents import read_tasks
+from headgate.client.matches import Matches, Player
+from headgate.processes.ports import free_port
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
 from tests.harness.model_engine import ModelEngine
 from tests.harness.models import save_model
 from tests.unit.trainer.runs import loop_of
+from trainer.config.settings import Settings
 from trainer.model import pretrained
-from trainer.settings import Settings
 
 SEATS = {"first": "red", "second": "blue"}
 TASKS = Path(__file__).parents[3] / "examples" / "self_play" / "tasks.jsonl"

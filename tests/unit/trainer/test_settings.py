@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from trainer.algorithms.grpo import GrpoSettings
 from trainer.cli import app
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
-from trainer.settings import Settings
 
 MINIMAL = """
 [run]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.feed.decision_log import DecisionLog
+from gateway.training_feed.decision_log import DecisionLog
 from scheduler.policies.staleflow import StaleFlow
 from scheduler.policies.staleness_events import Drop, Event, Join, Reward
 from scheduler.policies.staleness_state import LedgerSettings

@@ -16,8 +16,12 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from gateway.arrow import groups_to_arrow
-from gateway.types import Episode, Group, TokenFlag
+from headgate.arrow import groups_to_arrow
+from headgate.types import (
+    Episode,
+    Group,
+    TokenFlag,
+)
 from tests.families.family import TEMPLATES, named, save
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.models import save_model
@@ -25,13 +29,13 @@ from tests.harness.ranks import on_ranks
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.cli import app
 from trainer.commands.sft import sft
+from trainer.config.settings import SupervisedSettings
+from trainer.config.sft import SftSettings
 from trainer.data import supervised
 from trainer.data.supervised import Examples
 from trainer.errors import ConfigError, NotFinite
 from trainer.model import pretrained
 from trainer.rank_trainer import RankTrainer
-from trainer.sections.sft import SftSettings
-from trainer.settings import SupervisedSettings
 
 END = "<|im_end|>"
 ANSWERS = {"color?": "red", "shape?": "an oval", "size?": "10"}

@@ -16,9 +16,9 @@ from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of, settings_of
 from tests.unit.trainer.trees import group
+from trainer.config.settings import Settings
 from trainer.errors import NotFinite
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 
 def settings_in(directory: Path, model: Path) -> Settings:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from gateway.client import GatewayClient
+from headgate.client import GatewayClient
 from tests.harness.waiting import result_of, turns, until
 from trainer.loop import step_events
 from trainer.loop.step_events import RunName, StepEvents

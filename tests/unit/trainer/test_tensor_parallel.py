@@ -14,10 +14,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from tests.harness.ranks import on_ranks
 from tests.unit.trainer.rank_trainers import STEPS, Curve, assert_close, learn, settings_of
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.model import loading
 from trainer.model.tensor_parallel import plan_of
-from trainer.settings import Settings
 
 ARCHITECTURES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 

@@ -16,7 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from gateway.types import Episode, Group, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+    TokenFlag,
+)
 from tests.harness.gateways import RunningGateway
 from tests.harness.plain_model import plain_logits
 from tests.harness.ranks import on_ranks
@@ -25,13 +30,13 @@ from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of
 from tests.unit.trainer.runs import settings_of as settings_for
 from tests.unit.trainer.trees import prompt, sampled
+from trainer.config.settings import Settings
 from trainer.data.details import DetailChoice
 from trainer.model import pretrained
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
 from trainer.report.files import atomic_file
 from trainer.report.tokens import token_table, write
-from trainer.settings import Settings
 
 CAP, LOW, HIGH, BOUNDS, TEMPERATURE = 1.5, 0.2, 0.28, (0.5, 1.9), 0.7
 ALGORITHM = {

@@ -13,12 +13,12 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.harness.ranks import on_ranks
 from tests.unit.trainer.rank_trainers import groups_of
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.model import loading, vision
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 TEXT = {
     "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,

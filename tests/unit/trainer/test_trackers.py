@@ -19,6 +19,7 @@ from rich.console import Console
 
 from tests.harness.forks import run_to_end
 from tests.harness.wandb_files import history, runs
+from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.report import tracking
 from trainer.report.files import samples_file
@@ -27,7 +28,6 @@ from trainer.report.samples import Sample, episodes_of
 from trainer.report.samples import write as write_samples
 from trainer.report.trackers import check
 from trainer.report.tracking import Bookmark, Follower, Trackers
-from trainer.settings import Settings
 
 KEY, PASSWORD = "the-admin-key", "the-password"
 

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.types import Episode, ImageSpan, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    ImageSpan,
+    Node,
+    TokenFlag,
+)
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.data.images import ImageSupport
 from trainer.data.packing import lay_out

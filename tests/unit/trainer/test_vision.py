@@ -32,6 +32,7 @@ from tests.unit.trainer.vision_episodes import (
     two_turns,
 )
 from trainer.commands.dry_run import rehearse
+from trainer.config.settings import Settings
 from trainer.data.details import DetailChoice
 from trainer.data.packing import lay_out
 from trainer.errors import ConfigError
@@ -40,7 +41,6 @@ from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_rpc import serve_commands, shutdown_ranks
 from trainer.rank_trainer import RankTrainer
 from trainer.report.tokens import token_table
-from trainer.settings import Settings
 
 FILES = {name_of(data): data for data in (RED, GREEN, BLUE)}
 STEPS = 2

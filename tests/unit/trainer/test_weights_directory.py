@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from gateway.weights import delta
+from headgate.weights import delta
 from trainer.model import pretrained as model
 from trainer.publish.filesystem import WeightsDirectory
 

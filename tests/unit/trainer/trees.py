@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.types import Episode, Group, Node, TokenFlag
+from headgate.types import (
+    Episode,
+    Group,
+    Node,
+    TokenFlag,
+)
 
 
 def prompt(index: int, parent: int, at: int, ids: Sequence[int]) -> Node:

@@ -15,12 +15,17 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-from gateway.types import Episode, Group, ImageSpan, Node
+from headgate.types import (
+    Episode,
+    Group,
+    ImageSpan,
+    Node,
+)
 from tests.harness.vision_model import END, PAD, START, png
 from tests.unit.trainer.trees import prompt, sampled
+from trainer.config.settings import Settings
 from trainer.data.tree import Row, rows_of
 from trainer.rank_trainer import RankTrainer
-from trainer.settings import Settings
 
 RED, GREEN, BLUE = png(56, 84, (255, 0, 0)), png(56, 84, (0, 255, 0)), png(97, 41, (0, 30, 255))
 LENGTHS = {RED: 6, GREEN: 6, BLUE: 3}

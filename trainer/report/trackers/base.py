@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer.sections.report import ReportSettings
+from trainer.config.report import ReportSettings
 
 
 @dataclass(frozen=True, slots=True)

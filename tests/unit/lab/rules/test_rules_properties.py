@@ -34,7 +34,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.policies.staleness_state import LedgerSettings
 from tests.harness.states import Snapshot, state_of
-from tests.unit.scheduler.staleness_model import QueueModel, Run
+from tests.unit.scheduler.policies.staleness_model import QueueModel, Run
 
 
 class RuleMachine(RuleBasedStateMachine):

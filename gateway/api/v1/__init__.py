@@ -1,0 +1,1 @@
+"""The routes that agents call: `/v1`, in the forms of OpenAI and Anthropic."""

@@ -1,0 +1,410 @@
+"""A process that follows a coordinator: it mirrors the coordinator's engines and episodes, and runs calls of its own.
+
+Owns the link, and mirrors of the coordinator's engines (in the pools) and of the episodes that have called here. Invariants:
+- a run begins only while the link is up and the coordinator shows the engine as open;
+- tokens that arrive while the link is down are held. They are accepted if the next welcome reports that the engine's weights did
+  not change in the meantime; otherwise they are dropped and the call continues elsewhere;
+- the coordinator's requests are done in order, and each is answered when it is done;
+- calls are placed by the newest table of this link; before there is one, by what this process itself knows;
+- an episode that the coordinator has ended starts no call here, and its running calls are recorded before that is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Collection, Coroutine, Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import aiohttp
+
+from gateway.cluster.callers import RemoteCallers
+from gateway.cluster.follower_placement import FollowerPlacement
+from gateway.cluster.messages import (
+    EpisodeMessage,
+    Message,
+    SlotMessage,
+    counts_to_json,
+    episode_from_json,
+    error_from_json,
+    pack,
+    runs_to_json,
+    table_from_json,
+    unpack,
+)
+from gateway.engines.process import connect
+from gateway.episodes.open_episode import OpenEpisode
+from gateway.generation.pool import EnginePool
+from gateway.generation.slot import Slot
+from gateway.trajectories.recorder import Recorder
+from headgate.errors import (
+    EngineError,
+    GatewayError,
+    Unavailable,
+)
+from scheduler.program.placement import PlacementSettings
+
+log = logging.getLogger(__name__)
+
+LINK = "/peers/v1/link"
+_REPORT_S, _SOON_S = 0.5, 0.02
+"""The interval of reports to the coordinator, and the shorter one while it waits for an engine's runs to end."""
+_NO_LINK = "the gateway process has no coordinator now"
+
+
+class Follower:
+    """One process's link to the current coordinator."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        key: str,
+        pools: Mapping[str, EnginePool],
+        recorders: Collection[Recorder],
+        wait_s: float,
+        routing: PlacementSettings,
+    ) -> None:
+        """`name` and `url`: of this process. `recorders`: of every model. `wait_s`: how long a call waits for a coordinator.
+        `routing`: how the coordinator places calls."""
+        self.callers = RemoteCallers(self, wait_s)
+        self.episodes: dict[str, OpenEpisode] = {}
+        """The episodes that have called here since the link was made, or have calls."""
+        self.linked = asyncio.Event()
+        self.followed = False
+        """True once it had a link."""
+        self._retired = False
+        self._name = name
+        self._url = url
+        self._key = key
+        self._pools = pools
+        self._recorders = recorders
+        self._routing = routing
+        self._placements: dict[str, FollowerPlacement] = {}
+        """The placement of each model's calls over this link, from the model's first table on."""
+        self._by_key: dict[str, OpenEpisode] = {}
+        self._known: WeakValueDictionary[str, OpenEpisode] = WeakValueDictionary()
+        """All known episodes, including those that only a waiting request holds. One episode is one object, with all its calls.
+        """
+        self._exclusive: set[str] = set()
+        """Episodes that no other process serves, as the coordinator reports."""
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, asyncio.Future[OpenEpisode]] = {}
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._trouble: list[tuple[str, str, str]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        self._stopping: dict[str, asyncio.Event] = {}
+        """Episodes whose calls are being stopped."""
+
+    async def follow(self, url: str) -> None:
+        """Links to the coordinator at `url`, and returns when the link is lost."""
+        headers = {"Authorization": f"Bearer {self._key}"}
+        async with aiohttp.ClientSession(headers=headers) as session:
+            try:
+                async with session.ws_connect(f"{url}{LINK}", heartbeat=5.0, max_msg_size=0) as wire:
+                    await self._talk(wire)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                log.info("no link to the coordinator at %s: %s", url, error)
+            finally:
+                self._unlink()
+
+    async def keyed(self, key_hash: str, wait_s: float) -> OpenEpisode:
+        """Return the open episode of a key. Raise the coordinator's error, or Unavailable without a coordinator for `wait_s`."""
+        if (live := self._by_key.get(key_hash)) and self.linked.is_set():
+            live.touch()
+            return live
+        live = await self._ask({"key_hash": key_hash}, wait_s)
+        live.set_key(key_hash)
+        self._by_key[key_hash] = live
+        return live
+
+    async def named(self, episode_id: str, wait_s: float) -> OpenEpisode:
+        """Return an open episode by its id; raise as `keyed` does."""
+        if (live := self.episodes.get(episode_id)) and self.linked.is_set():
+            live.touch()
+            return live
+        return await self._ask({"episode": episode_id}, wait_s)
+
+    async def serves_exclusively(self, episode_id: str) -> bool:
+        """Return true if no other process serves an episode that this one serves."""
+        return episode_id in self._exclusive
+
+    def retire(self) -> list[OpenEpisode]:
+        """End following, because this process is the coordinator now; return the episodes that are known here.
+
+        Leaves the engines alone: the coordinator's parts own them now, and they may be open already.
+        """
+        self._retired = True
+        self._exclusive.clear()
+        self.linked.set()  # every request that waits gets the error
+        known, self.episodes = list(self._known.values()), {}  # in this order: `_known` holds none alone
+        return known
+
+    def unreachable(self, model: str, slot: Slot) -> None:
+        """Report to the coordinator that an engine cannot be reached."""
+        self._trouble.append((model, slot.name, ""))
+
+    def disputed(self, model: str, slot: Slot, reason: str) -> None:
+        """Report to the coordinator that something is wrong with an engine."""
+        self._trouble.append((model, slot.name, reason))
+
+    async def _ask(self, values: Message, wait_s: float) -> OpenEpisode:
+        try:
+            async with asyncio.timeout(wait_s):
+                while True:
+                    await self.linked.wait()
+                    if self._retired:
+                        message = "this process has become the coordinator"
+                        raise Unavailable(message, retry_after=0.1, code="no_coordinator")
+                    number = next(self._numbers)
+                    answer: asyncio.Future[OpenEpisode] = asyncio.get_running_loop().create_future()
+                    self._pending[number] = answer
+                    self._outbox.put_nowait({"ask": number, **values})
+                    try:
+                        return await answer
+                    except _LinkLost:
+                        continue
+                    finally:
+                        self._pending.pop(number, None)
+        except TimeoutError as error:
+            message = f"step 'request from the coordinator' took more than {wait_s:g} s: {_NO_LINK}"
+            raise Unavailable(message, retry_after=2.0, code="no_coordinator") from error
+
+    # Link
+
+    async def _talk(self, wire: aiohttp.ClientWebSocketResponse) -> None:
+        self._outbox = asyncio.Queue()
+        hello = {"hello": True, "name": self._name, "url": self._url, "episodes": list(self.episodes)}
+        await wire.send_str(pack({**hello, **self._report()}))
+        speaker = asyncio.create_task(self._speak(wire), name="link-sender")
+        reporter = asyncio.create_task(self._report_forever(), name="link-reporter")
+        try:
+            async for message in wire:
+                if message.type is not aiohttp.WSMsgType.TEXT:
+                    break
+                self._on_message(unpack(message.data))
+                if speaker.done() or reporter.done():
+                    break
+        finally:
+            for task in (speaker, reporter):
+                task.cancel()
+            await asyncio.gather(speaker, reporter, return_exceptions=True)
+
+    async def _speak(self, wire: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            await wire.send_str(pack(await self._outbox.get()))
+
+    async def _report_forever(self) -> None:
+        while True:
+            waits = any(
+                s.runs and s.state != "open" for pool in self._pools.values() for s in pool.slots.values()
+            )
+            await asyncio.sleep(_SOON_S if waits or self._trouble else _REPORT_S)
+            self._outbox.put_nowait(self._report())
+
+    def _report(self) -> Message:
+        now = time.monotonic()
+        trouble, self._trouble = self._trouble, []
+        recent = {
+            live.id: 0.0 if live.calls else round(now - live.last_used_at, 3)
+            for live in self.episodes.values()
+            if live.calls or now - live.last_used_at < 2 * _REPORT_S
+        }
+        return {
+            "runs": {name: runs_to_json(pool) for name, pool in self._pools.items()},
+            "waiting": {name: pool.waiting for name, pool in self._pools.items()},
+            "calls": {name: counts_to_json(pool.counts()) for name, pool in self._pools.items()},
+            "seen": recent,
+            "trouble": trouble,
+        }
+
+    def _unlink(self) -> None:
+        """Hold engines and output, and drop episodes without calls, until the next link reports what is allowed."""
+        self.linked.clear()
+        self._exclusive.clear()
+        for pool in self._pools.values():
+            pool.hold(_NO_LINK)
+            for slot in pool.slots.values():
+                slot.hold_output()
+        self._by_key.clear()
+        idle = [live.id for live in self.episodes.values() if not live.calls]
+        for episode_id in idle:  # the coordinator will not report their end
+            self._drop(episode_id)
+        for answer in self._pending.values():
+            if not answer.done():
+                answer.set_exception(_LinkLost())
+        self._pending.clear()
+
+    # Messages from the coordinator
+
+    def _on_message(self, message: Message) -> None:
+        if "welcome" in message:
+            self._welcome(message)
+        elif "answer" in message:
+            self._answered(message)
+        elif "table" in message:
+            self._plan(message)
+        elif message["do"] == "share":
+            self._exclusive.discard(message["episode"])
+            self._acknowledge(message, self._outbox)
+        elif message["do"] == "end":
+            self._begin(self._end(message, self._outbox), f"end-{message['episode']}")
+        elif message["do"] == "give_back":
+            self._begin(self._give_back(message, self._outbox), f"give-back-{message['name']}")
+        else:
+            self._slot(message)
+            self._acknowledge(message, self._outbox)
+
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do in the background what takes a while, since the link must not wait for it."""
+        task = asyncio.create_task(work, name=name)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed: %s", task.get_name(), error, exc_info=error)
+
+    def _welcome(self, message: Message) -> None:
+        known = {(slot["model"], slot["name"]) for slot in message["slots"]}
+        for name, pool in self._pools.items():
+            for slot in [slot for slot in pool.slots.values() if (name, slot.name) not in known]:
+                slot.fail("the coordinator knows no such engine")
+                del pool.slots[slot.name]
+            self._place_locally(name)  # the calls that run, and who decides, may be others than before
+        self.followed = True
+        self.linked.set()
+        for shown in message["slots"]:
+            self._compare(shown)
+            self._show(shown)
+        for live in list(self.episodes.values()):
+            self._begin(self._verify(live), f"verify-{live.id}")
+
+    def _plan(self, message: Message) -> None:
+        """Place this process's calls by what the coordinator's program knows and has decided."""
+        name = message["table"]
+        if message.get("over"):
+            self._place_locally(name)
+            return
+        placement = self._placements.get(name)
+        if placement is None:
+            placement = self._placements[name] = FollowerPlacement(name, self._pools[name], self._routing)
+        placement.apply_table(table_from_json(message))
+
+    def _place_locally(self, name: str) -> None:
+        """Place a model's calls by the state of this process, until there is a table."""
+        if self._placements.pop(name, None) is not None:
+            self._pools[name].set_placer(None)
+
+    async def _verify(self, live: OpenEpisode) -> None:
+        """Query the coordinator about an episode that may have ended while there was no link."""
+        try:
+            await self._ask({"episode": live.id}, 60.0)
+        except GatewayError as error:
+            if not isinstance(error, Unavailable):
+                await self._stop(live.id, error)
+
+    def _answered(self, message: Message) -> None:
+        answer = self._pending.get(message["answer"])
+        if "error" in message:
+            if answer is not None and not answer.done():
+                answer.set_exception(error_from_json(message))
+            return
+        values: EpisodeMessage = message["episode"]
+        live = self._known.get(values["id"])
+        if live is None:
+            live = self._known[values["id"]] = episode_from_json(values, time.monotonic())
+        live.begin_attempt(values["attempt"])
+        self.episodes[live.id] = live
+        live.touch()
+        if message["exclusive"]:
+            self._exclusive.add(live.id)
+        if answer is not None and not answer.done():
+            answer.set_result(live)
+
+    def _slot(self, message: Message) -> None:
+        if message["do"] == "slot":
+            self._show(message["slot"])
+            return
+        pool = self._pools[message["model"]]
+        slot = pool.slots.get(message["name"])
+        if slot is None:
+            return
+        if message["do"] == "swap":
+            slot.begin_weight_swap(message["version"])
+        else:  # the message is `forget`
+            slot.fail("it was removed")
+            del pool.slots[slot.name]
+            pool.notify()
+
+    def _compare(self, shown: SlotMessage) -> None:
+        """Compare an engine's state with the one before the link broke, to decide whether its held output can be accepted."""
+        slot = self._pools[shown["model"]].slots.get(shown["name"])
+        if slot is None:
+            return
+        same = (slot.generation, slot.version) == (shown["generation"], shown["version"])
+        if same and shown["settled"]:
+            slot.release_output()
+        else:
+            slot.evict("its weights changed while this process had no coordinator")
+
+    def _show(self, shown: SlotMessage) -> None:
+        pool = self._pools[shown["model"]]
+        slot = pool.slots.get(shown["name"])
+        if slot is None:
+            slot = pool.slots[shown["name"]] = Slot(shown["name"], shown["url"])
+        slot.follow(shown["url"], owned=not shown["external"])
+        if slot.engine is None and shown["url"] is not None:
+            slot.attach(connect(slot.name, shown["url"], shown["api"]))
+        slot.mirror_state(shown["state"], shown["reason"], shown["version"], shown["generation"])
+        pool.notify()
+
+    async def _end(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
+        await self._stop(message["episode"], error_from_json(message))
+        self._acknowledge(message, outbox)
+
+    async def _stop(self, episode_id: str, reason: GatewayError) -> None:
+        """Stop an episode's calls, and waits until they are recorded. The next link may request it again."""
+        if (over := self._stopping.get(episode_id)) is not None:
+            await over.wait()
+            return
+        self._exclusive.discard(episode_id)
+        live = self.episodes.pop(episode_id, None)
+        if live is None:
+            return
+        over = self._stopping[episode_id] = asyncio.Event()
+        try:
+            self._by_key.pop(live.key_hash, None)
+            await live.calls.stop(reason)
+            self._drop(episode_id)
+        finally:
+            del self._stopping[episode_id]
+            over.set()
+
+    def _drop(self, episode_id: str) -> None:
+        """Forget an episode and its token trees, which the store has."""
+        self.episodes.pop(episode_id, None)
+        for recorder in self._recorders:
+            recorder.forget(episode_id)
+
+    async def _give_back(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
+        slot = self._pools[message["model"]].slots.get(message["name"])
+        if slot is not None and slot.engine is not None:
+            try:
+                await slot.engine.abort(slot.movable())
+            except EngineError as error:
+                log.warning("%s did not give requests back: %s", slot.name, error)
+        self._acknowledge(message, outbox)
+
+    def _acknowledge(self, message: Message, outbox: asyncio.Queue[Message]) -> None:
+        """Reply on the link of the request, or not at all: the next link gives the same numbers to other requests."""
+        if outbox is self._outbox:
+            outbox.put_nowait({"done": message["id"], **self._report()})
+
+
+class _LinkLost(Exception):
+    """Before the answer came."""

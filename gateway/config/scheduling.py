@@ -1,0 +1,137 @@
+"""The control program and what it decides by: `[control]`, `[lengths]`, `[routing]`, `[nodes]`, `[lending]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from gateway.config.base import Name
+from headgate.configuration import Section
+
+
+class ControlSettings(Section):
+    """`[control]`: the control program, which decides when engines are launched, updated and restarted."""
+
+    recording: Path | None = Path("runs/control.jsonl")
+    """The file that records events and decisions, for `scheduler replay`."""
+
+
+class LengthSettings(Section):
+    """`[lengths]`: how long calls are expected to be, learned from finished calls (docs/topics/scheduler.md, Long tails)."""
+
+    ranker: Literal["none", "history", "boosted"] = "none"
+    """`history`: as long as the calls of the same task were. `boosted`: trees over the prompt, histories and the turn
+    (extra `lengths`)."""
+
+
+class EnginePrior(Section):
+    """`[routing.engine_prior]`: the assumed duration of an engine's step, until it has been measured: s_per_kv_token * cached
+    tokens + max(s_per_batch, s_per_call * running calls) + s_per_step."""
+
+    s_per_kv_token: float = Field(1e-7, ge=0, le=1)
+    """Seconds for each token in the cache."""
+    s_per_batch: float = Field(5e-3, ge=0, le=100)
+    """Seconds for a batch, at least."""
+    s_per_call: float = Field(1e-4, ge=0, le=100)
+    """Seconds for each running call."""
+    s_per_step: float = Field(5e-3, gt=0, le=100)
+    """Seconds for every step."""
+
+
+class RoutingSettings(Section):
+    """`[routing]`: where calls go, when engines pull weights, which calls move (docs/topics/scheduler.md, Where a call goes)."""
+
+    rule: Literal["cached", "gain"] = "gain"
+    """`cached`: a call goes to the engine that has its prefix cached, if that outweighs the load there.
+    `gain`: it goes to the engine where it adds most tokens a second."""
+    min_gain_share: float = Field(0.05, ge=0, lt=1)
+    """With `gain`: a call waits here while it would add less than this share of what it adds to an empty engine."""
+    late_call_weight: float = Field(64.0, ge=1, le=1e6)
+    """With `gain`: the factor by which a call weighs more for each version that its `min_version` is older than the newest."""
+    group_version: Literal["newest", "engine"] = "newest"
+    """The `min_version` of a group that starts, from which its staleness is counted: the `newest` version, or that of the
+    `engine` that would sample it, so that engines which lag get new groups (with `[update] order = "pull"`)."""
+    running_below: int = Field(2, ge=1, le=65_536)
+    """With `[update] order = "pull"`: an engine with fewer calls than these is under-used, and pulls."""
+    rate_below: float = Field(0.0, ge=0, le=1)
+    """With `[update] order = "pull"`: an engine that samples less than this share of the engines' average is under-used, too."""
+    pull_at_once: float = Field(0.25, ge=0, le=1)
+    """The share of the engines that may pull together; one always may."""
+    migrate: bool | None = None
+    """Calls move out of engines with long queues, and from fast engines to slow ones. If it is not given: with `[update] order =
+    "pull"`, where stragglers would otherwise keep an engine from ever pulling."""
+    waiting_above: int = Field(2, ge=0, le=65_536)
+    """The number of calls that may wait in an engine's own queue before some move."""
+    gap_above: float = Field(2.0, ge=1, le=1000)
+    """Calls begin to move once the fastest engine samples this many times more than the slowest."""
+    gap_until: float = Field(1.2, ge=1, le=1000)
+    """Calls move until that factor is below this."""
+    moves_at_once: int = Field(16, ge=1, le=65_536)
+    """The most calls that move in one second."""
+    engine_prior: EnginePrior = EnginePrior()
+
+    @model_validator(mode="after")
+    def _gap_closes(self) -> Self:
+        if self.gap_until > self.gap_above:
+            raise ValueError("gap_until must not exceed gap_above: calls would move back and forth")
+        return self
+
+
+class NodeSettings(Section):
+    """`[nodes.NAME]`: a machine, or a part of one, and what it is for (docs/topics/scheduler.md)."""
+
+    tags: tuple[Name, ...] = Field(min_length=1, max_length=64)
+    """`rollout`: its engines sample; `train`: a trainer works on it; both: its engines sample while the trainer waits. Any other
+    tag is a description."""
+    zone: str = Field("", max_length=64)
+    """The network zone of the node; only shown."""
+    hardware: str = Field("", max_length=64)
+    """The kind of machine; only shown."""
+    capacity: dict[Name, float] = Field({}, max_length=64)
+    """The node's resources, such as `{ gpus = 8 }`; only shown."""
+    engines: int = Field(0, ge=0, le=256)
+    """The number of engines to start there, configured by `[engine]`; they are called NAME-0, NAME-1, ..."""
+    urls: tuple[str, ...] = ()
+    """The URLs of engines that run already, instead of `engines`."""
+    model: str | None = None
+    """Which model its engines run; the first trained one, if none is named."""
+
+    @model_validator(mode="after")
+    def _engines_can_be(self) -> Self:
+        if self.engines and self.urls:
+            raise ValueError("set `engines` (started here) or `urls` (already running), not both")
+        if (self.engines or self.urls) and "rollout" not in self.tags:
+            raise ValueError("engines need the tag 'rollout': without it they would never wake")
+        return self
+
+    @property
+    def places(self) -> tuple[str | None, ...]:
+        """The URL of each engine; None for one that is to be started."""
+        return self.urls or (None,) * self.engines
+
+
+class LendingSettings(Section):
+    """`[lending]`: nodes tagged `rollout` and `train`, which sample while their trainer waits (docs/topics/scheduler.md)."""
+
+    enabled: bool = True
+    """False: the engines of these nodes never wake."""
+    margin_s: float = Field(1.0, ge=0, le=3600)
+    """The margin by which the predicted wait must exceed the measured cost of the switch before a node is lent, and by which a
+    lent node is recalled early."""
+    min_stay_s: float = Field(5.0, ge=0, le=3600)
+    """The shortest time for which a node is lent, unless its trainer claims it, and between a recall and the next loan."""
+    deadline_s: float = Field(30.0, ge=0.2, le=3600)
+    """The longest that a trainer waits for its node. An engine that is not asleep after half of that time is killed."""
+    claim_s: float = Field(30.0, ge=0.5, le=3600)
+    """Seconds without a renewal after which a claimed node may be lent; also how long a node is not lent after the
+    gateway's start, unless its trainer renews its claim."""
+    recall_ahead_share: float = Field(1.0, ge=0, le=1)
+    """The time before its batch is complete at which a trainer gets its node back, as a share of the measured time that it
+    computes on a batch. 0 for a trainer that reads no group before the batch is complete."""
+
+    @property
+    def grace_s(self) -> float:
+        """How long a call that cannot move may continue in an engine that is put to sleep."""
+        return self.deadline_s / 4

@@ -1,0 +1,413 @@
+"""Finds the reply to a request: one in progress (here or elsewhere), a recorded one, or the place of a new one (R4).
+
+Owns every reply in progress, finished replies that no client has had whole (for the grace period), and refused requests that may
+be retried. Invariants:
+- requests with one idempotency key get the same reply, whenever they come;
+- a retry without a key gets the reply of the request that it repeats (`retry_matching`), and no other client's;
+- equal requests get separate replies, unless the other request's client is known to have disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from weakref import WeakValueDictionary
+
+from sqlalchemy import Connection
+
+from gateway.generation.call_log import LoggedCall
+from gateway.generation.completion import Completion, Segment
+from gateway.generation.expected_retries import RefusedRequests
+from gateway.generation.handover import Handover
+from gateway.generation.reply import Reader, Reply
+from gateway.generation.retry_matching import (
+    EarlierRequest,
+    RequestState,
+    find_repeated,
+    is_answered,
+)
+from gateway.generation.running_calls import RunningCalls
+from gateway.store import turns
+from gateway.store.database import Database
+from gateway.store.records import CallRecord
+from gateway.trajectories.tree import TokenTree, TreePosition
+from headgate.errors import (
+    GatewayError,
+    OwnedByPeer,
+    Unavailable,
+    Unprocessable,
+)
+
+log = logging.getLogger(__name__)
+
+_TRIES = 3
+"""The number of times a retry looks for its call while other processes take it over."""
+_NOT_BACK = ("recorded_elsewhere", "episode_closed", "stopping")
+"""Codes of failures after which this process receives no retry of the same call."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """Identifies a request within its episode: `name` is a hash of its idempotency key if it has one, else of its body."""
+
+    episode_id: str
+    name: str
+    body: str
+    retry: bool
+    exact: bool = False
+    """True if the request has an idempotency key, which names one request."""
+
+    @classmethod
+    def of(cls, episode_id: str, body: bytes, idempotency_key: str, retries: int) -> RequestKey:
+        """Return the key of a request. One with an idempotency key counts as a retry: the first looks like the others."""
+        content = hashlib.blake2b(body, digest_size=16, person=b"body").hexdigest()
+        if not idempotency_key:
+            return cls(episode_id, content, content, retries > 0)
+        key = hashlib.blake2b(idempotency_key.encode(), digest_size=16, person=b"key").hexdigest()
+        return cls(episode_id, key, content, True, True)
+
+    def choice(self, index: int) -> RequestKey:
+        """Return the key of one of the request's choices."""
+        if index == 0:
+            return self
+        name = hashlib.blake2b(f"{self.name}:{index}".encode(), digest_size=16).hexdigest()
+        return replace(self, name=name)
+
+    @property
+    def stored(self) -> str:
+        """The key as it is stored with a call; begins with the name."""
+        return self.name + self.body
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The part that retries of one request share."""
+        return self.episode_id, self.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request, the calls of its episode, and how a recorded reply to it is read."""
+
+    key: RequestKey
+    calls: RunningCalls
+    segment: Segment
+
+
+_Source = Completion | LoggedCall | None
+"""The source of an earlier request's reply: its maker in this process, its log in the bus, or (None) the record."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """One request's place: `reader` reads the reply that exists already; without one, `Replies.start` starts a new reply."""
+
+    request: _Request
+    reader: Reader | None = None
+    refused: EarlierRequest[_Source] | None = None
+    """The refused request that a new reply replaces."""
+    log: LoggedCall | None = None
+    """The call of a dead process, which a new reply continues; this process has taken its log over."""
+    asks_store: bool = False
+    """True if the store may have the reply after all, because the bus may have lost the call."""
+
+
+class Replies:
+    """Every reply that a client reads or may return for."""
+
+    def __init__(self, database: Database, handover: Handover | None = None) -> None:
+        """Without `handover` the calls of other processes are unknown."""
+        self._database = database
+        self._handover = handover
+        self._completions: dict[tuple[str, str], list[Completion]] = {}
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """Serializes the retries of one request."""
+        self._beginning: dict[tuple[str, str], set[asyncio.Future[None]]] = {}
+        """First requests whose replies are being started; retries wait for them."""
+        self._refused = RefusedRequests(handover)
+        self._replaced: set[str] = set()
+        """Calls that are ending, in whose place retries have begun already."""
+
+    @asynccontextmanager
+    async def claim(self, key: RequestKey, calls: RunningCalls, segment: Segment) -> AsyncIterator[Claim]:
+        """Find the request's reply, or reserve the place of a new one: until the context ends, retries of the request wait.
+
+        A new reply stays in `calls` while it is generated. `segment` reads the tokens of a recorded one. Raise Unprocessable if
+        another request used the idempotency key, OwnedByPeer if another process generates the reply.
+        """
+        request = _Request(key, calls, segment)
+        if not key.retry:
+            if reader := self._orphan(key):
+                yield Claim(request, reader)
+                return
+            with self._first(key.place):
+                yield Claim(request)
+            return
+        async with self._locks.setdefault(key.place, asyncio.Lock()):
+            if underway := self._beginning.get(key.place):
+                await asyncio.wait(underway)
+            claim = await self._retry(request)
+            try:
+                yield claim
+            finally:
+                if claim.log is not None and self._handover is not None:
+                    await self._handover.drop(claim.log)
+
+    def refused(self, key: RequestKey) -> None:
+        """Record that a request was refused and may be retried. A retry needs no record: its first request has one."""
+        if not key.retry:
+            self._refused.expect(key.place, key.stored, secrets.token_hex(8), time.monotonic())
+
+    @contextmanager
+    def _first(self, place: tuple[str, str]) -> Iterator[None]:
+        """Let the retries of a first request wait while its reply is being started."""
+        started = asyncio.get_running_loop().create_future()
+        starting = self._beginning.setdefault(place, set())
+        starting.add(started)
+        try:
+            yield
+        finally:
+            started.set_result(None)
+            starting.discard(started)
+            if not starting:
+                del self._beginning[place]
+
+    async def _retry(self, request: _Request) -> Claim:
+        earlier: list[EarlierRequest[_Source]] = []
+        for _ in range(_TRIES):
+            earlier = await self._earlier(request.key)
+            asks_store = request.key.exact or len(earlier) < 2
+            found = find_repeated(earlier, exact=request.key.exact)
+            if found is None:
+                return Claim(request, asks_store=asks_store)
+            source = found.source
+            if isinstance(source, LoggedCall) and self._is_reachable(source):
+                raise self._elsewhere(source)
+            if found.state in (RequestState.REFUSED, RequestState.ELSEWHERE):
+                refused = found if found.state is RequestState.REFUSED else None
+                return Claim(request, refused=refused, asks_store=asks_store)
+            if isinstance(source, Completion):
+                return Claim(request, source.reply.read())
+            if source is None:
+                reader = await self._recorded(request, found.call_id)
+                claim = Claim(request, reader) if reader is not None else None
+            else:
+                claim = await self._taken_over(request, source, asks_store=asks_store)
+            if claim is not None:
+                return claim
+        return Claim(request, asks_store=request.key.exact or len(earlier) < 2)
+
+    async def _taken_over(self, request: _Request, logged: LoggedCall, *, asks_store: bool) -> Claim | None:
+        """Take over the call of a dead process, or read its reply from the record if that process recorded it.
+
+        None: another process was faster, or the reply was given up.
+        """
+        assert self._handover is not None
+        episode_id, call_id = request.key.episode_id, logged.log.call
+        if not await self._handover.take_over(logged):
+            return None
+        try:
+            recorded = await self._database.read(lambda c: turns.has_call(c, episode_id, call_id))
+        except BaseException:
+            await self._handover.drop(logged)
+            raise
+        if not recorded:
+            return Claim(request, log=logged, asks_store=asks_store)
+        await self._handover.drop(logged)
+        reader = await self._recorded(request, call_id)
+        return Claim(request, reader) if reader is not None else None
+
+    async def start(self, claim: Claim, completion: Completion) -> Reader:
+        """Start a new reply, or continue the one of a dead process; return a recorded reply if there is one after all."""
+        request = claim.request
+        if claim.log is not None:
+            completion.resume(claim.log)
+        if claim.refused is not None:
+            await self._replace_refused(request.key.place, claim.refused)
+        if claim.asks_store and (reader := await self._answered(request, completion)):
+            return reader
+        if claim.log is not None:
+            log.info("call %s continues here after %d tokens", claim.log.log.call, len(claim.log.turn.ids))
+            claim.log = None  # the reply owns it now
+        return self._start(request, completion)
+
+    async def _answered(self, request: _Request, completion: Completion) -> Reader | None:
+        """Return the recorded reply, or None after older attempts were fenced: then `completion` makes the reply.
+
+        Asks the store, because the bus may have lost the call.
+        """
+        if self._handover is None:
+            return None
+        key, call_id = request.key, completion.reply.call_id
+        if await self._database.submit(lambda c: turns.restart(c, key.episode_id, key.name, call_id)):
+            return None
+        return await self._recorded(request)
+
+    # Earlier requests
+
+    async def _earlier(self, key: RequestKey) -> list[EarlierRequest[_Source]]:
+        """Every earlier request that a retry may repeat: those in this process, then those in the bus, then those in the record.
+
+        No reply is missed that is recorded during the search.
+        """
+        here = {c.reply.call_id: c for c in self._completions.get(key.place, ())}
+        there: dict[str, LoggedCall] = {}
+        expected, looked = self._refused.at(key.place), time.monotonic()
+        if self._handover is not None:
+            unannounced = set(self._handover.announcing)
+            logs = await self._handover.find(key.place)
+        if self._handover is not None and logs is not None:
+            expected = self._refused.unanswered(expected, logs, unannounced)
+            own, known = self._handover.process.id, {*here, *expected}
+            there = {at.log.call: at for at in logs if at.log.call not in known and at.log.owner != own}
+        recorded, restarted = await self._database.read(partial(_answers, key=key))
+        for stored in (
+            *(c.details.request_key for c in here.values()),
+            *(logged.request_key for logged in there.values()),
+            *(call["request_key"] for call in recorded),
+        ):
+            _check(key, stored)
+        ids = [call["id"] for call in recorded]
+        found: list[EarlierRequest[_Source]] = [
+            EarlierRequest(name, RequestState.REFUSED, None, arrived) for name, arrived in expected.items()
+        ]
+        found += [at for at in map(self._state_here, here.values()) if at and at.call_id not in expected]
+        found += [self._state_elsewhere(at, at.log.call in ids, looked) for at in there.values()]
+        known = here.keys() | there.keys()
+        found += [EarlierRequest(name, RequestState.RECORDED, None) for name in ids if name not in known]
+        return [at for at in found if not (restarted and is_answered(at, *restarted, now=time.monotonic()))]
+
+    def _state_here(self, completion: Completion) -> EarlierRequest[_Source] | None:
+        """Return the state of a request of this process. None: another process has the call, or a retry has replaced it."""
+        reply = completion.reply
+        if completion.joinable:
+            return EarlierRequest(
+                reply.call_id, RequestState.LOST if reply.orphaned else RequestState.HERE, completion
+            )
+        if reply.call_id in self._replaced or _is_elsewhere(reply.failure):
+            return None
+        return EarlierRequest(reply.call_id, RequestState.REFUSED, completion, completion.details.arrived)
+
+    def _state_elsewhere(self, logged: LoggedCall, recorded: bool, looked: float) -> EarlierRequest[_Source]:
+        """Return the state of a request in the bus. `looked`: when the bus was read, by the monotonic clock."""
+        assert self._handover is not None
+        if logged.refused or (
+            logged.log.url is None and not recorded and not self._handover.can_take_over(logged)
+        ):
+            arrived = looked - logged.age_s if logged.refused else None
+            return EarlierRequest(logged.log.call, RequestState.REFUSED, logged, arrived)
+        if logged.log.url is not None:
+            return EarlierRequest(logged.log.call, RequestState.ELSEWHERE, logged)
+        return EarlierRequest(logged.log.call, RequestState.LOST, logged)
+
+    def _is_reachable(self, logged: LoggedCall) -> bool:
+        """Return whether a request can be sent on to the process that has a call."""
+        own = self._handover and self._handover.process.url
+        return bool(own and logged.log.url and not logged.refused)
+
+    def _elsewhere(self, logged: LoggedCall) -> OwnedByPeer:
+        assert self._handover is not None and logged.log.url
+        return OwnedByPeer(logged.log.url, partial(self._handover.alive, logged.log.owner))
+
+    async def _replace_refused(self, place: tuple[str, str], request: EarlierRequest[_Source]) -> None:
+        """Forget a refused request, whose retry has a reply now."""
+        if isinstance(request.source, LoggedCall):
+            assert self._handover is not None
+            if request.source.refused:
+                self._handover.end_refused(request.call_id)
+            elif await self._handover.take_over(request.source):
+                await self._handover.drop(request.source)
+        elif request.source is not None:
+            self._replaced.add(request.call_id)
+        else:
+            self._refused.answered(place, request.call_id)
+
+    async def close(self) -> None:
+        """End every reply. What was sampled is left to other processes if it is in the bus, and otherwise recorded."""
+        if self._handover is not None:
+            await self._handover.leave()
+        reason = Unavailable("the gateway is being stopped", retry_after=1.0, code="stopping")
+        found = [completion for some in self._completions.values() for completion in some]
+        await asyncio.gather(*(completion.stop(reason) for completion in found))
+
+    def _orphan(self, key: RequestKey) -> Reader | None:
+        """Return a reply to an equal request whose client has disconnected."""
+        found = (c for c in self._completions.get(key.place, ()) if c.joinable and c.reply.orphaned)
+        completion = next(found, None)
+        return completion.reply.read() if completion else None
+
+    def _start(self, request: _Request, completion: Completion) -> Reader:
+        key, calls = request.key, request.calls
+        calls.add(completion)
+        if self._handover is not None:
+            completion.attach_log(self._handover, key.place)
+        together = self._completions.setdefault(key.place, [])
+        together.append(completion)
+        reader = completion.reply.read()
+
+        def ended(_: asyncio.Task[None]) -> None:
+            calls.discard(completion)
+            together.remove(completion)
+            if not together:
+                del self._completions[key.place]
+            failure, call_id = completion.reply.failure, completion.reply.call_id
+            if call_id in self._replaced:
+                self._replaced.discard(call_id)
+            elif failure is not None and not key.exact and not _is_elsewhere(failure):
+                self._refused.expect(key.place, key.stored, call_id, completion.details.arrived)
+
+        completion.start().add_done_callback(ended)
+        return reader
+
+    async def _recorded(self, request: _Request, call_id: str = "") -> Reader | None:
+        """Replay the recorded reply of a call, or the newest one, from its tokens."""
+        key = request.key
+
+        def read(connection: Connection) -> tuple[CallRecord, TokenTree] | None:
+            calls = turns.answers(connection, key.episode_id, key.name)
+            call = next((call for call in calls if call_id in ("", call["id"])), None)
+            if call is None:
+                return None
+            _check(key, call["request_key"])
+            return call, TokenTree(turns.nodes(connection, call["model"], [key.episode_id])[key.episode_id])
+
+        found = await self._database.read(read)
+        return _replay(*found, request.segment).read() if found else None
+
+
+def _replay(call: CallRecord, tree: TokenTree, segment: Segment) -> Reply:
+    node = tree.nodes[call["node"]]
+    prompt, ids = call["prompt_tokens"], node.ids.tolist()
+    segmenter = segment(tree.path(TreePosition(node.parent, node.at, prompt)))
+    used = call["used"]
+    reply = Reply(
+        call["id"], call["received_at"], prompt, temperature=used["temperature"], top_p=used["top_p"]
+    )
+    pieces = [*segmenter.push(ids), *segmenter.finish()]
+    reply.complete(call["seconds"], segmenter.matched_stop)
+    reply.deliver(reply.compose(pieces, ids, node.logprobs.tolist()))
+    reply.end(call["finish_reason"])
+    return reply
+
+
+def _answers(connection: Connection, key: RequestKey) -> tuple[list[CallRecord], tuple[str, float] | None]:
+    """Return the recorded answers to a request, and the call that a retry of it has restarted."""
+    recorded = turns.answers(connection, key.episode_id, key.name)
+    return recorded, turns.restarted(connection, key.episode_id, key.name)
+
+
+def _check(key: RequestKey, stored: str) -> None:
+    if stored != key.stored:
+        message = "this idempotency key was used for a request with another body"
+        raise Unprocessable(message, code="idempotency_key_reused", param="Idempotency-Key")
+
+
+def _is_elsewhere(failure: Exception | None) -> bool:
+    """Return whether this process will receive no retry of a call that failed here."""
+    return isinstance(failure, GatewayError) and failure.code in _NOT_BACK

@@ -1,0 +1,31 @@
+"""The calls that run in one attempt at an episode.
+
+Invariant: once the attempt is over, no call is added, however late in its way through the gateway a request learns of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.generation.completion import Completion
+from gateway.generation.upstream_call import UpstreamCall
+from headgate.errors import GatewayError
+
+
+class RunningCalls(set[Completion | UpstreamCall]):
+    """The calls of one attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._over: GatewayError | None = None
+
+    def add(self, call: Completion | UpstreamCall) -> None:
+        """Add a call that is about to start. Raise the reason why the attempt is over."""
+        if self._over is not None:
+            raise self._over
+        super().add(call)
+
+    async def stop(self, reason: GatewayError) -> None:
+        """End the attempt: stop its calls, and wait until what they sampled is recorded."""
+        self._over = reason
+        await asyncio.gather(*(call.stop(reason) for call in self))

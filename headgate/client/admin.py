@@ -1,0 +1,405 @@
+"""An async client of the admin API. It owns one connection pool; close it, or use it with `async with`.
+
+Every method raises `GatewayRefused` when the gateway answers with an error, and httpx's own errors when it does not answer.
+Where a method takes a `model`, None is the gateway's first trained one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import httpx
+from httpx_aiohttp import AiohttpTransport
+
+from headgate.arrow import read_stream
+from headgate.client.events import EventStream
+from headgate.client.refusal import (
+    GatewayRefused,
+    answered,
+    refusal,
+)
+from headgate.types import (
+    AS_REQUESTED,
+    EpisodeMode,
+    EpisodeOpened,
+    EpisodeSampling,
+    Group,
+    Lease,
+    LeasedGroups,
+)
+
+__all__ = ["ADMIN", "GatewayClient", "GatewayRefused"]
+
+ADMIN = "/admin/v1"
+_UNAVAILABLE = 503
+# 0 means no limit: a reward must not wait behind a hundred requests that wait for a slot. (None would be aiohttp's default, 100.)
+# The gateway closes idle connections after 5 s: leave before it does.
+_LIMITS = httpx.Limits(max_connections=0, keepalive_expiry=4.0)
+
+
+class GatewayClient:
+    """The admin API of one gateway; `base_url` is its root, such as `http://127.0.0.1:8000`."""
+
+    def __init__(self, base_url: str, admin_key: str | None = None, timeout_s: float = 60.0) -> None:
+        headers = {"Authorization": f"Bearer {admin_key}"} if admin_key else {}
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            headers=headers,
+            timeout=timeout_s,
+            transport=AiohttpTransport(limits=_LIMITS),
+        )
+        self._timeout_s = timeout_s
+        self.url = base_url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # Episodes
+
+    async def open_episode(
+        self,
+        task_id: str,
+        group_id: str | None = None,
+        group_size: int = 1,
+        mode: EpisodeMode = "train",
+        metadata: dict[str, Any] | None = None,
+        wait_s: float = 0.0,
+        model: str | None = None,
+        agent: str | None = None,
+        idempotency_key: str | None = None,
+        sampling: EpisodeSampling = AS_REQUESTED,
+    ) -> EpisodeOpened:
+        """Open an episode; wait up to `wait_s` for a slot, then raise `GatewayRefused` with status 429.
+
+        `agent`: one of the gateway's `[agents]`, whose key then reaches the episode too. `idempotency_key`: at least 16
+        random characters; a request that repeats the key gets the same episode. `sampling`: parameters of an evaluation
+        episode, in place of those that its agent requests.
+        """
+        body = {
+            "task_id": task_id,
+            "group_id": group_id,
+            "group_size": group_size,
+            "mode": mode,
+            "metadata": metadata or {},
+            "model": model,
+            "agent": agent,
+            **({"sampling": given} if (given := sampling.stored()) else {}),
+        }
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        answer = await self._json(
+            "POST", "/episodes", json=body, params={"wait": wait_s}, wait_s=wait_s, headers=headers
+        )
+        return EpisodeOpened(answer["episode_id"], answer["api_key"], answer["base_url"], answer["version"])
+
+    async def reward(
+        self,
+        episode_id: str,
+        reward: float,
+        components: dict[str, float] | None = None,
+        final: bool = True,
+    ) -> dict[str, Any]:
+        """Post a reward; a final one closes the episode, with what was posted on its calls added.
+
+        The answer to a final one has `accepted`, whether the reward counts, with the `reason`; `trainable_tokens`, the number of
+        tokens that a trainer can train; and a `notice` of what to do if either is not so.
+        """
+        body = {"reward": reward, "components": components, "final": final}
+        return await self._json("POST", f"/episodes/{episode_id}/reward", json=body)
+
+    async def call_reward(self, episode_id: str, call_id: str, reward: float) -> None:
+        """Post the reward of one call (its `id` as the agent saw it). It replaces the call's earlier reward and is added
+        to the episode's."""
+        await self._json("POST", f"/episodes/{episode_id}/calls/{call_id}/reward", json={"reward": reward})
+
+    async def close_episode(self, episode_id: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """End an episode's run, so that the gateway's graders compute its reward; wait up to `wait_s` for that.
+
+        Return `state` (`grading` or `closed`) and, once closed, `reason` (`rewarded`, or why not), `reward` and `components`.
+        """
+        path = f"/episodes/{episode_id}/close"
+        return await self._json("POST", path, params={"wait": wait_s}, wait_s=wait_s)
+
+    async def restart(self, episode_id: str) -> int:
+        """Report that an episode's agent crashed and is started again in it: nothing that it did so far is trained or
+        rewarded. Return the number of the attempt that begins, whose key is `attempt_key(api_key, number)`."""
+        attempt: int = (await self._json("POST", f"/episodes/{episode_id}/restart"))["attempt"]
+        return attempt
+
+    async def abandon(self, episode_id: str, reason: str, error: str = "") -> None:
+        """Close an episode that gets no reward, so that its slot is free immediately; `error`: its agent's last lines."""
+        body = {"reason": reason, "error": error}
+        await self._json("POST", f"/episodes/{episode_id}/abandon", json=body)
+
+    async def episode(self, episode_id: str) -> dict[str, Any]:
+        """Return an episode's state."""
+        return await self._json("GET", f"/episodes/{episode_id}")
+
+    async def episodes(self, **filters: str | int) -> list[dict[str, Any]]:
+        """Return the newest episodes; filters: state, mode, group_id, task_id, limit."""
+        return (await self._json("GET", "/episodes", params=filters))["episodes"]
+
+    async def trajectory(self, episode_id: str, model: str | None = None) -> dict[str, Any]:
+        """Return an episode's token tree, as JSON; of the episode's own model, or of another that it called."""
+        return await self._json("GET", f"/episodes/{episode_id}/trajectory", params=_of(model))
+
+    async def exchange(self, episode_id: str, call_id: str) -> dict[str, Any]:
+        """Return the request to an upstream model and its answer."""
+        return await self._json("GET", f"/episodes/{episode_id}/calls/{call_id}/exchange")
+
+    async def not_ready(self) -> str:
+        """Return the reason why calls would not be served now, such as that no engine is ready; empty if they would be, or if
+        the gateway does not know it."""
+        try:
+            response = await self._http.get("/readyz")
+        except httpx.TransportError:
+            return ""
+        return refusal(response).message if response.status_code == _UNAVAILABLE else ""
+
+    async def image(self, name: str) -> bytes:
+        """Return the file of an image that a stored episode has, by its hash (SHA-256, hexadecimal)."""
+        return (await self._send("GET", f"/images/{name}")).content
+
+    # Batches
+
+    async def lease(self, consumer: str, model: str | None = None) -> Lease:
+        """Lease the next buffer, whole or not yet. Raise `GatewayRefused` 409 while another consumer holds it."""
+        return Lease(**await self._json("POST", "/leases", json={"consumer": consumer, "model": model}))
+
+    async def leased_groups(
+        self, lease: Lease, cursor: int = 0, wait_s: float = 0.0, model: str | None = None
+    ) -> LeasedGroups:
+        """Return the groups after `cursor`; wait up to `wait_s` for one to become ready. May return none."""
+        params = {"cursor": cursor, "wait": wait_s, "fence": lease.fence, **_of(model)}
+        response = await self._send("GET", f"/leases/{lease.lease_id}/groups", params=params, wait_s=wait_s)
+        return _leased(response)
+
+    async def renew(self, lease: Lease, model: str | None = None) -> None:
+        """Restart the lease's deadline."""
+        await self._post_lease(lease, "renew", model)
+
+    async def ack(self, lease: Lease, checkpoint: str, model: str | None = None) -> None:
+        """Report that the buffer was trained and that `checkpoint` has the effect."""
+        await self._post_lease(lease, "ack", model, checkpoint=checkpoint)
+
+    async def nack(self, lease: Lease, reason: str, model: str | None = None) -> None:
+        """Give the buffer back untrained: the next lease is of the same buffer, unless a version after it is published."""
+        await self._post_lease(lease, "nack", model, reason=reason)
+
+    async def batches(self, model: str | None = None) -> list[dict[str, Any]]:
+        """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
+        return (await self._json("GET", "/batches", params=_of(model)))["batches"]
+
+    async def batch_groups(self, buffer: int, model: str | None = None) -> tuple[Group, ...]:
+        """Return the groups of a trained batch, in the order and form in which the lease gave them; 404 if the batch was not
+        trained.
+
+        The flag ORPHANED alone may differ: it states what is true now.
+        """
+        response = await self._send("GET", f"/batches/{buffer}/groups", params=_of(model))
+        return _leased(response).groups
+
+    async def staleness(self, model: str | None = None) -> dict[str, Any]:
+        """Return the ledger of a trained model: version, the next batch to train, the batches as rows, waiting groups, recent
+        losses."""
+        return await self._json("GET", "/staleness", params=_of(model))
+
+    async def why(self, episode_id: str) -> dict[str, Any]:
+        """Return the history of an episode and its group, in order and in words, and the verdict."""
+        return await self._json("GET", f"/episodes/{episode_id}/why")
+
+    async def _post_lease(self, lease: Lease, action: str, model: str | None, **fields: str) -> None:
+        body = {"fence": lease.fence, **fields}
+        await self._json("POST", f"/leases/{lease.lease_id}/{action}", json=body, params=_of(model))
+
+    # Weights
+
+    async def publish(
+        self,
+        version: int,
+        path: str | None = None,
+        wait_s: float = 0.0,
+        model: str | None = None,
+        url: str | None = None,
+    ) -> dict[str, Any]:
+        """Hand over version `version` in directory `path`, or at the server `url` (see docs/topics/weights.md).
+
+        The gateway checks the manifest before it answers, then updates its engines. With `wait_s` the answer comes when the
+        engines run the version (or this many seconds have passed); its `state` is `updating`, `live` or `failed`.
+        """
+        body = {"version": version, "path": path, "url": url, "model": model}
+        return await self._json("POST", "/weights", json=body, params={"wait": wait_s}, wait_s=wait_s)
+
+    async def weights(self, version: int, model: str | None = None) -> dict[str, Any]:
+        """One version: its state, parent, probe reports and the seconds of each step of its update."""
+        return await self._json("GET", f"/weights/{version}", params=_of(model))
+
+    async def status(self, model: str | None = None) -> dict[str, Any]:
+        """Return a trained model's newest version and the ledger's buffers; every engine, open episodes, totals."""
+        return await self._json("GET", "/status", params=_of(model))
+
+    # Engines and calls
+
+    async def engines(self) -> list[dict[str, Any]]:
+        """Every engine of every model: state, version, streams."""
+        return (await self._json("GET", "/engines"))["engines"]
+
+    async def add_engine(
+        self,
+        name: str | None = None,
+        url: str | None = None,
+        model: str | None = None,
+        wait_s: float = 0.0,
+        node: str | None = None,
+    ) -> dict[str, Any]:
+        """Add an engine: the one at `url`, or a child process of the gateway; wait up to `wait_s` until it is open, or, on a
+        `node` that is not lent, asleep."""
+        body = {"name": name, "url": url, "model": model, "node": node}
+        return await self._json("POST", "/engines", json=body, params={"wait": wait_s}, wait_s=wait_s)
+
+    async def remove_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Drain and stop an engine; its calls continue elsewhere. `removed` states whether that was done within `wait_s`."""
+        return await self._json("DELETE", f"/engines/{name}", params={"wait": wait_s}, wait_s=wait_s)
+
+    async def pause_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Put an engine to sleep until it is resumed; its calls continue elsewhere. Wait up to `wait_s` until it has none."""
+        return await self._json("POST", f"/engines/{name}/pause", params={"wait": wait_s}, wait_s=wait_s)
+
+    async def resume_engine(self, name: str, wait_s: float = 0.0) -> dict[str, Any]:
+        """Wake a paused engine; wait up to `wait_s` until it is open."""
+        return await self._json("POST", f"/engines/{name}/resume", params={"wait": wait_s}, wait_s=wait_s)
+
+    async def calls(self) -> list[dict[str, Any]]:
+        """Every call that runs in an engine or waits for one."""
+        return (await self._json("GET", "/calls"))["calls"]
+
+    async def move_call(self, call_id: str, engine: str | None = None) -> None:
+        """Send a call to another engine: to `engine`, or to any; it continues there from its last token."""
+        await self._json("POST", f"/calls/{call_id}/move", json={"engine": engine})
+
+    # Nodes
+
+    async def nodes(self) -> list[dict[str, Any]]:
+        """Every node: name, tags, zone, hardware, capacity, role, reason, near, claimed_by, engines, and seconds by role."""
+        return (await self._json("GET", "/nodes"))["nodes"]
+
+    async def node(self, name: str) -> dict[str, Any]:
+        return await self._json("GET", f"/nodes/{name}")
+
+    async def add_node(
+        self,
+        name: str,
+        tags: Sequence[str],
+        zone: str = "",
+        hardware: str = "",
+        capacity: Mapping[str, float] | None = None,
+    ) -> dict[str, Any]:
+        """Add a node, or replace the tags of an existing one."""
+        words = {"zone": zone, "hardware": hardware, "capacity": dict(capacity or {})}
+        return await self._json("POST", "/nodes", json={"name": name, "tags": list(tags), **words})
+
+    async def remove_node(self, name: str) -> dict[str, Any]:
+        """Remove a node; its engines are drained and stopped."""
+        return await self._json("DELETE", f"/nodes/{name}")
+
+    async def claim(self, node: str, wait_s: float = 0.0, model: str | None = None) -> dict[str, Any]:
+        """Claim a node for a trainer, or renew the claim. Wait up to `wait_s` for the node.
+
+        The answer's `role` is `train` once the trainer has the node. The claim lapses unless it is renewed within the
+        answer's `claim_s` seconds.
+        """
+        body = {"model": model, "wait_s": wait_s}
+        return await self._json("POST", f"/nodes/{node}/claim", json=body, wait_s=wait_s)
+
+    async def release(
+        self,
+        node: str,
+        model: str | None = None,
+        busy_s: float = 0.0,
+        load_s: float = 0.0,
+        rest_s: float = 0.0,
+    ) -> dict[str, Any]:
+        """Offer a trainer's node for lending while the trainer waits.
+
+        `busy_s`: seconds for which it computed on the groups of its last batch, without the step at the end and without
+        waiting; it gets the node back that much before the next batch is whole (`[lending]
+        recall_ahead_share`). `load_s`: seconds
+        that its weights took to come back. `rest_s`: all else that the batch kept it busy with, such as the step; with the
+        two others it is the training time that `[elastic]` of a cluster decides by.
+        """
+        body = {"model": model, "busy_s": busy_s, "load_s": load_s, "rest_s": rest_s}
+        return await self._json("POST", f"/nodes/{node}/release", json=body)
+
+    # What happens
+
+    def events(
+        self,
+        after: int | None = None,
+        last: int | None = None,
+        kinds: Sequence[str] = (),
+        model: str | None = None,
+        episode: str | None = None,
+        group: str | None = None,
+        wait_s: float | None = None,
+    ) -> EventStream:
+        """Return the events after an id (0: all), or the `last` few and those that follow; without either, those that follow.
+
+        `kinds`: `episode`, or `episode.closed`. `wait_s`: ends the stream after this many seconds; 0: at the newest
+        event.
+        """
+        given = {
+            "after": after,
+            "last": last,
+            "model": model,
+            "episode": episode,
+            "group": group,
+            "wait": wait_s,
+        }
+        params = [(name, str(value)) for name, value in given.items() if value is not None]
+        return EventStream(self._http, f"{ADMIN}/events", (*params, *(("kind", kind) for kind in kinds)))
+
+    async def post_step(
+        self,
+        step: int,
+        figures: Mapping[str, float],
+        version: int | None = None,
+        model: str | None = None,
+        run: str = "",
+        folder: str = "",
+    ) -> None:
+        """Store a step of the trainer, with its finite figures, and report those who watch.
+
+        `run`: the name by which its curves are found; `folder`: where a gateway on this machine finds its figures by token.
+        """
+        body = {"step": step, "version": version, "figures": dict(figures), "model": model}
+        body |= {"run": run, "folder": folder}
+        await self._json("POST", "/steps", json=body)
+
+    # How requests are sent
+
+    async def _json(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> dict[str, Any]:
+        return answered(await self._send(method, path, wait_s, **kwargs))
+
+    async def _send(self, method: str, path: str, wait_s: float = 0.0, **kwargs: Any) -> httpx.Response:
+        timeout = httpx.Timeout(self._timeout_s + wait_s)
+        response = await self._http.request(method, ADMIN + path, timeout=timeout, **kwargs)
+        if response.is_error:
+            raise refusal(response)
+        return response
+
+
+def _leased(response: httpx.Response) -> LeasedGroups:
+    groups = read_stream(response.content)
+    complete = response.headers["x-headgate-complete"] == "true"
+    return LeasedGroups(groups, int(response.headers["x-headgate-cursor"]), complete)
+
+
+def _of(model: str | None) -> dict[str, str]:
+    return {} if model is None else {"model": model}

@@ -1,0 +1,31 @@
+"""A command that asks a gateway says what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import typer
+
+from gateway.cli.options import ask
+from headgate.client import GatewayClient
+from tests.harness.waiting import within
+
+
+def test_a_gateway_that_takes_long_to_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = asyncio.Event()
+    texts: list[str] = []
+
+    def echo(text: str, err: bool = False) -> None:
+        texts.append(text)
+        said.set()
+
+    async def slow(_client: GatewayClient) -> dict[str, Any]:
+        async with within("the wait is reported", 60.0):
+            await said.wait()
+        return {}
+
+    monkeypatch.setattr(typer, "echo", echo)
+    ask("http://127.0.0.1:9", None, slow)
+    assert texts == ["waiting for an answer of the gateway at http://127.0.0.1:9"]

@@ -1,0 +1,24 @@
+"""A process that a supervisor keeps, without an operating system."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headgate.processes.supervised import Ended
+
+
+class Process:
+    """Ends when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.host, self.port = name, "127.0.0.1", 1
+        self.stopped = False
+        self.grace_s: float | None = None
+        self.ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self.ended)
+
+    async def stop(self, grace_s: float) -> None:
+        self.stopped = True
+        self.grace_s = grace_s

@@ -1,0 +1,293 @@
+"""Groups for which no buffer is left, buffers that are stuck, and rewards that take their time: traces worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import pytest
+
+from scheduler.policies.staleflow import StaleFlow
+from scheduler.policies.staleness_events import (
+    AbortEpisode,
+    BufferReady,
+    Command,
+    Consume,
+    Consumed,
+    Drop,
+    Event,
+    Finish,
+    Grading,
+    GroupDropped,
+    Join,
+    Leased,
+    MemberDropped,
+    Moved,
+    Occupied,
+    OverBound,
+    Publish,
+    Refuse,
+    Reward,
+    Skipped,
+    Unstick,
+    command_to_json,
+    event_from_json,
+    event_to_json,
+)
+from scheduler.policies.staleness_state import LateAction, LedgerSettings
+from tests.harness.states import state_of
+from tests.unit.scheduler.policies.races import (
+    lost,
+    play,
+    solos,
+    table,
+)
+
+
+def no_room(late: LateAction) -> StaleFlow:
+    """Version 1, eta 1: a, b and c of version 0 race for buffer 1, their last. Buffer 2 is empty."""
+    limits = LedgerSettings(1, 1, spare_groups=2, late_groups=late)
+    return play(limits, *solos("abcdef"), Reward("d"), Consume(0), Publish(1))
+
+
+def late_groups(book: StaleFlow) -> list[str]:
+    return [group.group_id for group in book.groups() if group.late]
+
+
+# Groups beyond their bound
+
+
+def test_late_cancel_aborts() -> None:
+    book = no_room("cancel")
+    assert book.apply(Reward("a")) == [Occupied("a", 1, 0), BufferReady(1), *lost("bc", "no_room")]
+
+
+def test_late_drop_lets_the_episodes_run_to_their_end_in_vain() -> None:
+    book = no_room("drop")
+    dropped = [GroupDropped("b", "no_room"), GroupDropped("c", "no_room")]
+    assert book.apply(Reward("a")) == [Occupied("a", 1, 0), BufferReady(1), *dropped]
+    assert book.apply(Finish("b")) == [Refuse("b", "group_finished")]
+    assert book.apply(Reward("b", 1.0)) == [Refuse("b", "group_finished")]
+    assert book.apply(Drop("c", "x")) == [Refuse("c", "group_finished")]
+
+
+def test_late_mask_gives_the_next_buffer_beyond_the_window() -> None:
+    book = no_room("mask")
+    ready = [Occupied("a", 1, 0), BufferReady(1)]
+    assert book.apply(Reward("a")) == [*ready, OverBound("b", 1, 2), OverBound("c", 1, 2)]
+    assert late_groups(book) == ["b", "c"]
+    assert table(book) == [(1, "READY_WITH_CAPACITY", 1, 0), (2, "PENDING", 0, 2)]
+    # No buffer after 2 is open yet, so c is late once more and has no place.
+    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2), *lost("c", "no_room")]
+    book.apply(Consume(1))
+    book.apply(Publish(2))
+    assert book.apply(Consume(2)) == [Consumed(2, ("b",))], "trained two versions after its own"
+
+
+def test_a_late_group_keeps_its_place_though_a_later_entry_is_empty() -> None:
+    # At version 2, b and c are late in buffer 2 and x, y hold buffer 3 of three entries; z's freed entry there is not for them.
+    book = no_room("mask")
+    for event in (Reward("a"), Consume(1), Publish(2), *solos("xyz")):
+        book.apply(event)
+    assert book.apply(Drop("z", "x")) == [MemberDropped("z", "x"), GroupDropped("z", "too_few_rewards")]
+    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2), OverBound("c", 2, 3)]
+
+
+def test_skipped_groups_get_later_places_with_mask() -> None:
+    # a occupies buffer 0, b holds 1. Version 2 passes over both.
+    book = play(LedgerSettings(1, 1, late_groups="mask"), *solos("ab"), Reward("a"))
+    assert book.apply(Publish(2)) == [
+        OverBound("a", 0, 2),
+        Occupied("a", 2, 0),
+        BufferReady(2),
+        OverBound("b", 1, 3),
+        Skipped(0, 2, ()),
+    ]
+    assert late_groups(book) == ["a", "b"]
+    assert book.apply(Reward("b")) == [Occupied("b", 3, 0), BufferReady(3)]
+    assert book.entries(2) == ("a",)
+
+
+def test_a_skipped_group_that_finds_a_place_in_its_window_is_not_late() -> None:
+    book = play(LedgerSettings(2, 1, late_groups="mask"), *solos("a"), Reward("a"))
+    moved = [Moved("a", 0, 1), Occupied("a", 1, 0), BufferReady(1)]
+    assert book.apply(Publish(1)) == [*moved, Skipped(0, 1, ())]
+    assert late_groups(book) == []
+
+
+def test_a_late_group_that_gets_a_buffer_of_its_window_after_all_is_not_late() -> None:
+    # a, b, c hold 2, 1, 0. Version 1 passes over 0: c gets 3, three versions after its own. Then a's entry in 2 is free.
+    book = play(LedgerSettings(2, 1, late_groups="mask"), *solos("abc"))
+    assert book.apply(Publish(1)) == [OverBound("c", 0, 3), Skipped(0, 1, ())]
+    assert book.apply(Drop("a", "x"))[-1] == Moved("b", 1, 2)
+    assert late_groups(book) == ["c"]
+    assert book.apply(Reward("c")) == [Occupied("c", 1, 0), BufferReady(1)]
+    assert late_groups(book) == []
+
+
+def test_a_skipped_group_without_a_place_is_lost_with_mask_too() -> None:
+    # Buffer 0 waits for its Consume while version 2 fills buffers 2 and 3. Then b's buffer 1 is skipped.
+    start = [*solos("ab"), Reward("a"), Reward("b"), Leased(0), Publish(2), *solos("ef")]
+    book = play(LedgerSettings(1, 1, late_groups="mask"), *start)
+    assert book.apply(Consume(0)) == [Consumed(0, ("a",)), Skipped(1, 2, ("b",))]
+
+
+def test_a_racing_group_without_a_place_is_dropped_with_mask_too() -> None:
+    # Of buffer 0, c is done and d races. c takes all of buffer 2 that is trained, and buffer 1 is full.
+    book = play(LedgerSettings(1, 1, spare_groups=1, late_groups="mask"), *solos("abcd"), Reward("c"))
+    saved = [OverBound("c", 0, 2), Occupied("c", 2, 0), BufferReady(2)]
+    assert book.apply(Publish(1)) == [*saved, *lost("d", "stale"), Skipped(0, 1, ())]
+
+
+@pytest.mark.parametrize(("late", "abort"), [("cancel", True), ("drop", False)])
+def test_skipped_groups_without_mask(late: Literal["cancel", "drop"], abort: bool) -> None:
+    book = play(LedgerSettings(0, 2, late_groups=late), *solos("ab"), Reward("a"))
+    aborted = [AbortEpisode("b", "stale")] if abort else []
+    assert book.apply(Publish(1)) == [GroupDropped("b", "stale"), *aborted, Skipped(0, 1, ("a",))]
+
+
+def test_overtake_trains_the_groups_that_finish_first() -> None:
+    book = play(LedgerSettings(1, 1, late_groups="overtake"), *solos("ab"))
+    assert [group.buffer for group in book.groups()] == [1, 0]
+    assert book.apply(Reward("a")) == [Moved("b", 0, 1), Occupied("a", 0, 0), BufferReady(0)]
+    for event in (Leased(0), Publish(1), Consume(0), Join("c", "c", 1)):
+        book.apply(event)
+    assert book.apply(Reward("c")) == [OverBound("b", 1, 2), Occupied("c", 1, 0), BufferReady(1)]
+    assert late_groups(book) == ["b"]
+    for event in (Leased(1), Publish(2), Consume(1)):
+        book.apply(event)
+    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2)], "two versions after its own"
+
+
+# Grading
+
+
+def test_an_episode_that_is_graded_keeps_its_place() -> None:
+    book = play(LedgerSettings(0, 1), *solos("a"))
+    assert book.apply(Finish("a")) == [Grading("a")]
+    assert book.apply(Finish("a")) == [Refuse("a", "episode_finished")]
+    assert book.apply(Join("b", "b", 1)) == [Refuse("b", "no_slot")]
+    assert book.apply(Reward("a", 1.0)) == [Occupied("a", 0, 0), BufferReady(0)]
+    assert book.apply(Finish("a")) == [Refuse("a", "group_finished")]
+
+
+def test_a_grading_that_fails_drops_the_episode() -> None:
+    book = play(LedgerSettings(0, 1), *(Join("g", e, 3) for e in "abc"), Finish("a"), Reward("b"))
+    assert book.apply(Finish("b")) == [Refuse("b", "episode_finished")]
+    assert book.apply(Reward("c")) == [], "a is graded"
+    dropped = MemberDropped("a", "grader failed")
+    assert book.apply(Drop("a", "grader failed")) == [dropped, Occupied("g", 0, 0), BufferReady(0)]
+
+
+def test_a_grading_for_a_dropped_group_is_aborted() -> None:
+    book = play(LedgerSettings(0, 1), *solos("a"), Finish("a"))
+    assert book.apply(Publish(1)) == [*lost("a", "stale"), Skipped(0, 1, ())]
+
+
+# Stuck buffers
+
+
+def test_retry_frees_the_entries_of_a_stuck_buffer() -> None:
+    book = play(LedgerSettings(0, 3), *solos("abc"), Reward("a"))
+    assert book.stuck() == ("b", "c")
+    assert book.apply(Unstick(0, "retry")) == lost("bc", "retry")
+    assert book.stuck() == ()
+    assert table(book) == [(0, "PENDING", 1, 0)]
+    assert book.free_slots() == 2
+
+
+def test_truncate_makes_a_stuck_buffer_complete() -> None:
+    book = play(LedgerSettings(0, 3), *solos("abc"), Reward("a"))
+    assert book.apply(Unstick(0, "truncate")) == [*lost("bc", "truncated"), BufferReady(0)]
+    assert book.complete(0)
+    assert book.free_slots() == 0
+    assert book.apply(Join("d", "d", 1)) == [Refuse("d", "no_slot")]
+    assert book.apply(Leased(0)) == []
+    assert book.apply(Publish(1)) == [], "leased and complete"
+    assert book.apply(Consume(0)) == [Consumed(0, ("a",))]
+
+
+def test_a_truncated_buffer_is_no_room_any_more() -> None:
+    # At version 1, buffer 1 has a (done), b, c of version 0; x, y completed buffer 2 and z races on for buffer 1.
+    raced = [*solos("abcdef"), Reward("d"), Reward("e"), Consume(0), Publish(1)]
+    newer = [*solos("xyz"), Reward("x"), Reward("y"), Reward("a")]
+    book = play(LedgerSettings(1, 2, spare_groups=1), *raced, *newer)
+    assert table(book) == [(1, "STUCK", 1, 2), (2, "READY", 2, 1)]
+    truncated = [*lost("bc", "truncated"), BufferReady(1), *lost("z", "no_room")]
+    assert book.apply(Unstick(1, "truncate")) == truncated
+
+
+@pytest.mark.parametrize(
+    ("limits", "events"),
+    [
+        (LedgerSettings(0, 2), [*solos("a"), Reward("a")]),
+        (LedgerSettings(0, 1), [*solos("a"), Reward("a")]),
+        (LedgerSettings(0, 3, stuck_groups=1), [*solos("abc"), Reward("a")]),
+        (LedgerSettings(0, 3, spare_groups=1, stuck_groups=1), [*solos("abcd"), Reward("a")]),
+    ],
+    ids=["an entry is empty", "complete", "lacks too many", "lacks too many, with a spare"],
+)
+def test_other_buffers_are_not_stuck(limits: LedgerSettings, events: list[Event]) -> None:
+    book = play(limits, *events)
+    before = state_of(book)
+    assert book.stuck() == ()
+    assert book.apply(Unstick(0, "retry")) == [Refuse("", "not_stuck")]
+    assert book.apply(Unstick(0, "truncate")) == [Refuse("", "not_stuck")]
+    with pytest.raises(ValueError, match="buffer 1 stuck: the next to train is 0"):
+        book.apply(Unstick(1, "retry"))
+    assert state_of(book) == before
+
+
+def test_spare_groups_are_not_lacking() -> None:
+    limits = LedgerSettings(0, 2, spare_groups=2, stuck_groups=1)
+    assert play(limits, *solos("abcd"), Reward("a")).stuck() == ("b", "c", "d")
+
+
+def test_a_buffer_without_any_group_cannot_be_truncated_but_retried() -> None:
+    book = play(LedgerSettings(0, 1), *solos("a"))
+    assert book.apply(Unstick(0, "truncate")) == [Refuse("", "not_stuck")]
+    assert book.stuck("truncate") == ()
+    assert book.stuck("retry") == ("a",)
+    assert book.apply(Unstick(0, "retry")) == lost("a", "retry")
+
+
+# JSON
+
+
+def test_events_and_commands_survive_json() -> None:
+    events: list[Event] = [Finish("a"), Reward("a"), Reward("a", 0.25), Unstick(3, "truncate")]
+    text = json.dumps([event_to_json(event) for event in events])
+    assert [event_from_json(value) for value in json.loads(text)] == events
+    commands: list[Command] = [
+        OverBound("g", 1, 2),
+        Grading("a"),
+        Skipped(0, 2, ("g", "h")),
+        Skipped(0, 1, ()),
+    ]
+    assert json.loads(json.dumps([command_to_json(command) for command in commands])) == [
+        {"type": "Late", "group_id": "g", "from_buffer": 1, "to_buffer": 2},
+        {"type": "Grading", "episode_id": "a"},
+        {"type": "Skipped", "first": 0, "until": 2, "group_ids": ["g", "h"]},
+        {"type": "Skipped", "first": 0, "until": 1, "group_ids": []},
+    ]
+    with pytest.raises(ValueError, match="no event of the ledger"):
+        event_from_json({"type": "Late", "group_id": "g"})
+
+
+def test_a_reward_that_an_older_build_stored_is_understood() -> None:
+    assert event_from_json({"type": "Reward", "episode_id": "a"}) == Reward("a", None)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spare_groups": -1},
+        {"spare_members": -1},
+        {"stuck_groups": 0},
+        {"late_groups": "never"},
+        {"late_groups": "overtake", "spare_groups": 1},
+    ],
+)
+def test_impossible_settings(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        LedgerSettings(0, 1, **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""Any fleet, any answers, any order of events: what `watch.py` demands holds, every update ends, every run replays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.program.events import Step, StepCommand
+from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
+from tests.unit.scheduler.program.world import Answer, World
+
+ENGINES = ["a", "b", "c"]
+HAPPENS = st.one_of(
+    st.tuples(st.just("run"), st.integers(0, 12)),
+    st.tuples(st.just("run"), st.integers(0, 12)),
+    st.tuples(st.sampled_from(["add", "remove", "lose", "pause", "resume"]), st.sampled_from(ENGINES)),
+    st.tuples(st.just("publish"), st.sampled_from([1, 1, 1, 0, -1])),
+    st.tuples(st.just("say_again"), st.none()),
+)
+EVENTS = st.lists(HAPPENS, max_size=25)
+
+
+def happen(world: World, what: str, about: Any) -> None:
+    """One event. A version is published that is so much newer than the last one: now and then it is not."""
+    match what:
+        case "run":
+            world.run(about)
+        case "publish":
+            world.publish(max(1, max(world.watch.published, default=0) + about))
+        case "say_again":
+            world.say_again()
+        case _:
+            getattr(world, what)(about)
+
+
+def converge(world: World) -> None:
+    """Complete every step within a second from now on: every update ends, and every remaining engine gets a last version."""
+    world.answer = lambda do: Answer()
+    for engine in list(world.watch.engines):
+        world.resume(engine)
+    world.run(400)
+    assert [ended.version for ended in world.watch.ends] == world.watch.published
+    last = max(world.watch.published, default=0) + 1
+    world.publish(last).run(100)
+    assert world.watch.ends[-1].version == last
+    assert world.watch.ends[-1].live == bool(world.watch.engines)
+    assert all(engine.runs == last for engine in world.watch.engines.values())
+    assert all(engine.removed is None for engine in world.watch.engines.values())
+
+
+@settings(deadline=None, max_examples=150)
+@given(SETTINGS, st.booleans(), st.integers(0, 3), st.sampled_from([0, 0, 2]), ANSWERS, EVENTS)
+def test_whatever_happens(
+    chosen: tuple[dict[str, Any], dict[str, Any]],
+    answers_first: bool,
+    count: int,
+    pinned: int,
+    answers: dict[Step, list[Answer]],
+    events: list[tuple[str, Any]],
+) -> None:
+    drawn = {step: iter(those) for step, those in answers.items()}
+
+    def answer(do: StepCommand) -> Answer:
+        return next(drawn.get(do.step, iter(())), Answer(pinned=pinned))
+
+    world = World(answer, *chosen, answers_first=answers_first)
+    world.add(*ENGINES[:count])
+    for what, about in events:
+        happen(world, what, about)
+    converge(world)
+    world.check_replay()
+
+
+def test_hashes_do_not_matter() -> None:
+    """The same is said in processes that hash strings differently."""
+    code = (
+        "from tests.unit.scheduler.program.world import World\n"
+        "world = World().add(*'abcdef').run(10).lose('d').publish(1).run(80)\n"
+        "print(*world.lines, sep='\\n')"
+    )
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(told) == 1
+    assert "version 1 live" in told.pop()
