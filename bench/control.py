@@ -40,7 +40,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program import ControlProgram
-from scheduler.program.calls import Arrived, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
+from scheduler.program.calls import Arrived, CallDeparted, Demand, EngineLoad, Move, Opened, Placed, Snapshot
 from scheduler.program.nodes import Filling
 from scheduler.reactor import MILLISECOND, SECOND, PhysicalAction, Recording, Runtime, VirtualClock
 
@@ -124,8 +124,8 @@ class Load:
             self.runtime.run_until(now)
             self._tick(now / SECOND)
             if now // SECOND > (now - tick) // SECOND:
-                engines = [EngineSeen(*seen) for seen in self._seen()]
-                self._tell("snapshot", self._placement.seen, Seen(tuple(engines)))
+                engines = [EngineLoad(*seen) for seen in self._seen()]
+                self._tell("snapshot", self._placement.snapshot, Snapshot(tuple(engines)))
                 filling = Filling.of(_MODEL, self._rule, self.placed)
                 self._tell("batch", self.program.lending.filling, filling)
 
@@ -147,7 +147,7 @@ class Load:
             engine = self._where.pop(call, None)
             if engine is not None:
                 self._running[engine] -= 1
-            left.append(Left(call, _PROMPT + _SAMPLED))
+            left.append(CallDeparted(call, _PROMPT + _SAMPLED))
             if rest:
                 arrived.append(self._begin(call.rpartition("/")[0], rest, engine or ""))
             else:

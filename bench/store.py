@@ -170,7 +170,7 @@ def _turn(episode: str, first: int) -> tuple[list[Node], dict[str, Any]]:
     )
     call = {
         "id": call_id, "episode_id": episode, "model": MODEL, "node": first + 1, "request_key": secrets.token_hex(32),
-        "api": "chat", "stream": True, "asked": {"temperature": 1.0}, "used": {"temperature": 1.0},
+        "api": "chat", "stream": True, "requested": {"temperature": 1.0}, "used": {"temperature": 1.0},
         "logprobs_mode": "processed_logprobs", "engine": "engine-0", "finish_reason": "stop", "prompt_tokens": 56,
         "completion_tokens": 32, "pauses": 0, "digest": secrets.token_bytes(16), "received_at": time.time(),
         "first_token_s": 0.1, "seconds": 1.0,

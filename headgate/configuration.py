@@ -21,7 +21,7 @@ class Section(BaseModel):
 
 
 class Unreadable(Exception):
-    """A file that is not there, or is no TOML; the message names it and says why."""
+    """A file that is missing, or is not TOML; the message names it and the reason."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def _unknown_key(name: str, known: list[str]) -> str:
 
 
 def _keys(annotation: Any, path: Place) -> list[str]:
-    """Return the keys of the table at `path` below a type; none where it is no table."""
+    """Return the keys of the table at `path` below a type; none where it is not a table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         names = {field.alias or name: field for name, field in annotation.model_fields.items()}
         if not path:

@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 episodes_app = typer.Typer(
-    help="Run agents, once per episode; look at episodes and ask what became of one.",
+    help="Run agents, once per episode; inspect episodes and explain what became of them.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -60,5 +60,5 @@ def _options(version: Version = False, debug: Debug = False) -> None:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     run("gateway", app)

@@ -41,7 +41,7 @@ class Project:
     reward: str
     """`agent`, `exit-code`, or a grader: `module:function` or a URL."""
     engine: dict[str, str]
-    """The keys of `[engine]` that say where it is."""
+    """The keys of `[engine]` that locate it."""
     lora: bool = True
     """Train adapters, which engines load next to the model's weights, instead of all weights."""
 
@@ -93,11 +93,11 @@ def init(
     lora: Annotated[
         bool, typer.Option("--lora/--full", help="Train LoRA adapters, or all weights of the model.")
     ] = True,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
 ) -> None:
-    """Write gateway.toml, trainer.toml and an example of tasks for your model and agent, and say what to run next.
+    """Write gateway.toml, trainer.toml and an example of tasks for your model and agent, and print what to run next.
 
-    What no option says is asked.
+    Prompts for what no option sets.
 
     Example:
 
@@ -106,7 +106,7 @@ def init(
     from gateway.config.settings import ConfigError
 
     try:
-        reward = reward or _asked_reward()
+        reward = reward or _prompt_for_reward()
         project = _project(model, agent, reward, _engine(engine_url, engine_python), lora)
         warnings = _warnings(project)
         files = {
@@ -114,10 +114,10 @@ def init(
             "trainer.toml": trainer_toml(project),
             "tasks.jsonl": _tasks(),
         }
-        there = [name for name in files if (directory / name).exists()]
-        if there and not force:
+        existing = [name for name in files if (directory / name).exists()]
+        if existing and not force:
             raise ConfigError(
-                f"{', '.join(there)}: there already in {directory.resolve()}; --force replaces them"
+                f"{', '.join(existing)}: there already in {directory.resolve()}; --force replaces them"
             )
     except ConfigError as error:
         typer.echo(str(error), err=True)
@@ -130,7 +130,7 @@ def init(
     typer.echo(next_steps(project, directory))
 
 
-def _asked_reward() -> str:
+def _prompt_for_reward() -> str:
     """Ask for the reward; without a terminal, and so without an answer, it is the default."""
     try:
         return str(typer.prompt(_REWARD, default="agent"))
@@ -178,7 +178,7 @@ def _project(model: Path, agent: str, reward: str, engine: dict[str, str], lora:
     family = _FAMILIES.get(config.get("model_type", ""), "template")
     project = Project(name, model, family, min(_CONTEXT, _longest(config)), agent, reward, engine, lora)
     if project.grader and not (_FUNCTION.fullmatch(reward) or reward.startswith(("http://", "https://"))):
-        raise ConfigError(f"--reward {reward}: say agent, exit-code, module:function, or a URL")
+        raise ConfigError(f"--reward {reward}: use agent, exit-code, module:function, or a URL")
     if reward == "exit-code" and project.is_function:
         raise ConfigError("--reward exit-code is for a command: a function returns its reward")
     return project
@@ -201,7 +201,7 @@ def gateway_toml(project: Project) -> str:
     grader = ""
     if project.grader:
         key = "url" if "://" in project.grader else "function"
-        grader = "\n[graders.reward]                    # asked when an episode is closed without a reward\n"
+        grader = "\n[graders.reward]                    # called when an episode is closed without a reward\n"
         grader += f"{key} = {_quoted(project.grader)}\n"
     engine = "\n".join(f"{key} = {_quoted(value)}" for key, value in project.engine.items())
     if project.lora:
@@ -215,7 +215,7 @@ port = 8000
 [models.{project.name}]
 path = {_quoted(str(project.model))}
 family = "{project.family}"
-aliases = ["*"]                     # unmodified agents ask for models by names of their own
+aliases = ["*"]                     # unmodified agents request models by names of their own
 max_model_len = {project.context}
 
 [engine]
@@ -223,7 +223,7 @@ max_model_len = {project.context}
 log = "runs/{project.name}/engine.log"
 
 [sampling]                          # in training episodes only
-temperature = {{ override = 1.0 }}    # agents that ask for temperature 0 teach nothing
+temperature = {{ override = 1.0 }}    # agents that request temperature 0 teach nothing
 top_p = {{ override = 1.0 }}
 seed = "ignore"
 
@@ -279,7 +279,7 @@ tokens = {max(8192, project.context)}
 
 
 def next_steps(project: Project, directory: Path) -> str:
-    """The message that says what was written, and which commands follow."""
+    """Return the message about what was written and which commands follow."""
     lines = [
         f"wrote gateway.toml, trainer.toml and tasks.jsonl, an example: put your tasks there ({directory.resolve()})",
         "check:  gateway doctor gateway.toml",

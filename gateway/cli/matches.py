@@ -118,6 +118,6 @@ async def _run(
             matches = Matches(client, play, models, on_outcome=progress.add, on_wait=progress.wait, **kind)
             with progress.interrupts():
                 await interruptible(
-                    matches.run(tasks, asyncio.Event() if forever else None), progress.say, ENDING
+                    matches.run(tasks, asyncio.Event() if forever else None), progress.report, ENDING
                 )
     return matches.summary(), progress

@@ -177,7 +177,7 @@ async def _run(
                 runner = EpisodeRunner(client, agent, on_outcome=progress.add, on_wait=progress.wait, **kind)
                 work = runner.run_forever(tasks, asyncio.Event()) if forever else _once(runner, tasks)
                 with progress.interrupts():
-                    await interruptible(work, progress.say, ENDING)
+                    await interruptible(work, progress.report, ENDING)
     finally:
         await agent.close()
     return progress.summary()
@@ -269,7 +269,7 @@ def _environment(name: str, args: str, python: Path | None, timeout_s: float) ->
     try:
         given = json.loads(args)
     except ValueError as error:
-        raise ValueError(f"--env-args is no JSON: {error}") from error
+        raise ValueError(f"--env-args is not JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError("--env-args is a JSON object")
     return EnvironmentAgent(name, given, python, timeout_s)

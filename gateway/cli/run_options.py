@@ -24,7 +24,7 @@ Worker = Annotated[
 Env = Annotated[
     str | None,
     typer.Option(
-        help="Instead of an agent and tasks: an environment, verifiers:NAME, inspect:TASK, gym:ID or reasoning-gym:NAME."
+        help="Run an environment instead of an agent and tasks: verifiers:NAME, inspect:TASK, gym:ID or reasoning-gym:NAME."
     ),
 ]
 EnvArgs = Annotated[
@@ -39,10 +39,10 @@ EnvSplit = Annotated[
         help="Its tasks: train, eval (one in 16) or all. [default: eval with --mode eval, else train]"
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="At most so many tasks.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most this many tasks.")]
 Grade = Annotated[
     bool,
-    typer.Option(help="What the command prints is no reward: the gateway's graders compute it."),
+    typer.Option(help="Ignore the command's output: the gateway's graders compute the reward."),
 ]
 ExitCodeReward = Annotated[
     bool,
@@ -67,16 +67,16 @@ Forever = Annotated[bool, typer.Option(help="Go through the tasks again and agai
 Order = Annotated[
     str,
     typer.Option(
-        help="With --forever: passes, or difficulty: tasks whose groups are all equal come less often."
+        help="With --forever: passes, or difficulty: tasks with equal rewards in their groups are played less often."
     ),
 ]
 OrderFloor = Annotated[
     float,
-    typer.Option(min=0.001, max=1.0, help="With --order difficulty: a task comes at least this often."),
+    typer.Option(min=0.001, max=1.0, help="With --order difficulty: a task is played at least this often."),
 ]
 OrderState = Annotated[
     Path | None,
-    typer.Option(help="With --forever: the file that keeps where the order is, for the next start."),
+    typer.Option(help="With --forever: the file that keeps the position in the order, for the next start."),
 ]
 Seed = Annotated[
     int | None,

@@ -19,14 +19,14 @@ _EVERY_S = 2.0
 _SHOWN = 400
 """Characters of a node's text, without `--full`."""
 Model = Annotated[str | None, typer.Option(help="A trained model. [default: the first]")]
-Json = Annotated[bool, typer.Option("--json", help="Print the gateway's answer as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the gateway's reply as JSON.")]
 
 
 def status(
     gateway: Url = _URL,
     admin_key: AdminKey = None,
     model: Model = None,
-    watch: Annotated[bool, typer.Option(help="Ask again every two seconds, until interrupted.")] = False,
+    watch: Annotated[bool, typer.Option(help="Refresh every two seconds, until interrupted.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show a running gateway on one screen: versions, engines, batches and episodes of a model.
@@ -69,12 +69,12 @@ def staleness(gateway: Url = _URL, admin_key: AdminKey = None, model: Model = No
 def list_episodes(
     gateway: Url = _URL,
     admin_key: AdminKey = None,
-    task: Annotated[str | None, typer.Option(help="Of this task alone.")] = None,
-    group: Annotated[str | None, typer.Option(help="Of this group alone.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only episodes of this task.")] = None,
+    group: Annotated[str | None, typer.Option(help="Only episodes of this group.")] = None,
     state: Annotated[
-        Literal["open", "grading", "closed"] | None, typer.Option(help="In this state alone.")
+        Literal["open", "grading", "closed"] | None, typer.Option(help="Only episodes in this state.")
     ] = None,
-    mode: Annotated[Literal["train", "eval"] | None, typer.Option(help="Of this mode alone.")] = None,
+    mode: Annotated[Literal["train", "eval"] | None, typer.Option(help="Only episodes of this mode.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Episodes, the newest first.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -89,10 +89,10 @@ def list_episodes(
     given = {"task_id": task, "group_id": group, "state": state, "mode": mode, "limit": limit}
     filters = {name: value for name, value in given.items() if value is not None}
 
-    async def asked(client: GatewayClient) -> dict[str, Any]:
+    async def fetch(client: GatewayClient) -> dict[str, Any]:
         return {"episodes": await client.episodes(**filters)}
 
-    found = ask(gateway, admin_key, asked)
+    found = ask(gateway, admin_key, fetch)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -109,7 +109,7 @@ def show_episode(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what an episode's model read and said: each piece of text with its tokens, versions and log-probabilities.
+    """Show what an episode's model read and sampled: each piece of text with its tokens, versions and log-probabilities.
 
     Example:
 
@@ -117,10 +117,10 @@ def show_episode(
     """
     from gateway.cli.tables import show_trajectory
 
-    async def asked(client: GatewayClient) -> dict[str, Any]:
+    async def fetch(client: GatewayClient) -> dict[str, Any]:
         return {**await client.episode(episode_id), **await client.trajectory(episode_id, model)}
 
-    found = ask(gateway, admin_key, asked)
+    found = ask(gateway, admin_key, fetch)
     if as_json:
         typer.echo(json.dumps(found))
     else:
@@ -132,7 +132,7 @@ def why(
     gateway: Url = _URL,
     admin_key: AdminKey = None,
 ) -> None:
-    """Tell what became of an episode and its group, step by step, and why it was trained or not.
+    """Show what became of an episode and its group, step by step, and why it was trained or not.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""Tells those who watch what engines and nodes do: a duty of the coordinator, which knows the states of all of them.
+"""Publishes what engines and nodes do as events. Runs in the coordinator, which knows all their states.
 
 States that last less than the duty's interval may go untold: `version.live` has the steps of an update with their seconds.
 """

@@ -1,6 +1,6 @@
 """The state of nodes in the gateway: their tags, who uses them, and how long they spent in each role.
 
-Tells the control program about nodes, and how full the batches are: once a second, and when a batch is complete or a trainer
+Reports nodes and the fill of batches to the control program: once a second, and when a batch is complete or a trainer
 waits for the next one. The program decides which node is lent (`scheduler.program.lending`). Owns the trainers' claims, and the
 seconds by role since this process became the coordinator. Nodes (and engines) that were added by the admin API are known until
 this process ends.
@@ -51,7 +51,7 @@ class Node:
             self.holder = ""
 
     def spent(self) -> dict[Role, float]:
-        """Seconds by role, so far."""
+        """Return the seconds by role, so far."""
         return {
             role: s + (time.monotonic() - self.since if role == self.role else 0.0)
             for role, s in self.seconds.items()
@@ -115,7 +115,7 @@ class Nodes(LedgerListener):
         host.observe(host.program.lending.roles, self._on_roles)
 
     def begin(self) -> None:
-        """The nodes of the configuration are there, and so are the batches."""
+        """Add the nodes of the configuration, and report the batches."""
         for model, ledger in self._ledgers.items():
             ledger.subscribe(self)
             self.batch_changed(model)
@@ -139,7 +139,7 @@ class Nodes(LedgerListener):
         if node is None:
             node = self.nodes[name] = Node(name, given)
         node.given = given
-        self._tell(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
+        self._send(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
         return node
 
     def remove(self, name: str) -> Node:
@@ -148,7 +148,7 @@ class Nodes(LedgerListener):
         for model, slot in self.engines(name):
             self._host.remove(model, slot.name)
         del self.nodes[name]
-        self._tell(self._host.program.lending.removed, NodeRemoved(name))
+        self._send(self._host.program.lending.removed, NodeRemoved(name))
         self._notify()
         return node
 
@@ -171,13 +171,13 @@ class Nodes(LedgerListener):
     # Trainers
 
     async def claim(self, name: str, model: str, wait_s: float) -> Node:
-        """Claims a node for a trainer, or renews its claim; waits up to `wait_s` until the trainer has the node.
+        """Claim a node for a trainer, or renew its claim; wait up to `wait_s` until the trainer has the node.
 
-        Raise NotFound, also if the node is removed meanwhile, and Conflict if it is not for trainers or another trainer has it.
+        Raise NotFound, also for a node that is being removed, and Conflict if it is not for trainers or another trainer has it.
         """
         node = self._trainers(name, model)
         node.holder = model
-        self._tell(self._host.program.lending.claimed, Claimed(name, model))
+        self._send(self._host.program.lending.claimed, Claimed(name, model))
         await self._until(lambda: node.role == "train" or self.nodes.get(name) is not node, wait_s)
         self.one(name)
         return node
@@ -185,7 +185,7 @@ class Nodes(LedgerListener):
     def release(
         self, name: str, model: str, busy_s: float = 0.0, load_s: float = 0.0, rest_s: float = 0.0
     ) -> Node:
-        """Offers a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
+        """Offer a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
         weights had taken `load_s` to come back to the node, and was busy for `rest_s` with the rest of it.
 
         Raise NotFound and Conflict, as `claim`.
@@ -194,7 +194,7 @@ class Nodes(LedgerListener):
         node.holder = ""
         if busy_s and (ledger := self._ledgers.get(model)) is not None:
             self.batches[model] = TrainedBatch(ledger.trained, busy_s, load_s, rest_s)
-        self._tell(self._host.program.lending.released, Released(name, model, busy_s, load_s))
+        self._send(self._host.program.lending.released, Released(name, model, busy_s, load_s))
         return node
 
     def _trainers(self, name: str, model: str) -> Node:
@@ -218,7 +218,7 @@ class Nodes(LedgerListener):
     def batch_changed(self, model: str) -> None:
         """Report how full the batch is immediately, and not with the next second."""
         if self._host.running:  # the ledger goes on when the program has ended
-            self._tell(self._host.program.lending.filling, self._filling(model))
+            self._send(self._host.program.lending.filling, self._filling(model))
 
     def _filling(self, model: str) -> Filling:
         pool = self._host.models[model].pool
@@ -233,7 +233,7 @@ class Nodes(LedgerListener):
         elsewhere = sum(self._peers.count_runs(model, slot)[0] for slot in pool.slots)
         return len(pool.calls) + elsewhere + self._peers.count_waiting(model)
 
-    def _tell(self, action: Any, value: Any) -> None:
+    def _send(self, action: Any, value: Any) -> None:
         self._host.inject(action, value, now=True)
 
     def _on_roles(self, decided: tuple[RoleIs, ...]) -> None:

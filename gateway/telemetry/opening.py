@@ -1,4 +1,4 @@
-"""Opens the tracing that `[telemetry]` asks for."""
+"""Opens the tracing that `[telemetry]` requests."""
 
 from __future__ import annotations
 

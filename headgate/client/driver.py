@@ -95,7 +95,7 @@ class EpisodeRunner:
     run. `on_wait` is called with what most episodes wait for, when that changes; empty: for nothing.
     `max_failures`: the share of the last episodes that may fail before the run is stopped. `model`: the trained model that the
     episodes are about; the gateway's first, if none is named. `sampling`: of evaluation episodes, in place of what
-    agents ask for. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
+    agents request. `describe`: episodes are opened with their task as metadata, for the gateway's graders. `order`:
     of the tasks of `run_forever`; shuffled passes, if there is none. `in_order`: an episode is opened only when those of earlier
     tasks are.
     """

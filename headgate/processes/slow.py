@@ -11,9 +11,9 @@ SILENT_S = 2.0
 
 
 @contextmanager
-def reported(say: Callable[[str], None], what: str, after_s: float = SILENT_S) -> Iterator[None]:
+def reported(report: Callable[[str], None], what: str, after_s: float = SILENT_S) -> Iterator[None]:
     """Report, once, what a block waits for if it takes longer than `after_s`."""
-    timer = asyncio.get_running_loop().call_later(after_s, say, f"waiting for {what}")
+    timer = asyncio.get_running_loop().call_later(after_s, report, f"waiting for {what}")
     try:
         yield
     finally:

@@ -28,17 +28,17 @@ from scheduler.policies.staleness_base import StalenessRule
 from scheduler.policies.staleness_state import LedgerSettings
 from scheduler.program.calls import (
     Arrived,
+    CallDeparted,
     Closed,
     Demand,
-    EngineSeen,
-    Fitted,
-    Left,
+    EngineLoad,
     Move,
     Opened,
     Placed,
-    Seen,
+    Snapshot,
+    SpeedFitted,
 )
-from scheduler.program.events import Added, Begun, Do, Done, Published
+from scheduler.program.events import Added, Published, Started, StepCommand, StepResult
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs
 
 MODEL = "model"
@@ -88,7 +88,7 @@ class Combined:
         """Calls that run or wait, by name."""
         self._to: dict[str, str] = {}
         """The engines that moving calls are expected to go to."""
-        self._steps: dict[str, Do] = {}
+        self._steps: dict[str, StepCommand] = {}
         """Steps that take time, by engine."""
         self._roles: dict[str, RoleIs] = {}
         """The roles of the nodes that the trainer needs."""
@@ -184,7 +184,7 @@ class Combined:
         for sample, turn, context in calls:
             name = f"{sample.name}/{turn}"
             if self._calls.pop(name, None) is not None:
-                left.append(Left(name, context))
+                left.append(CallDeparted(name, context))
                 self._to.pop(name, None)
                 if sample.at > turn:
                     self._foresight.learn(sample.turns[turn].sampled)
@@ -236,7 +236,7 @@ class Combined:
     def on_second(self, world: World) -> None:
         """Reports how engines are and how full the batch is; a trainer that has its nodes says so."""
         seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
-        self._hosting.inject(self._placement.seen, Seen(seen))
+        self._hosting.inject(self._placement.snapshot, Snapshot(seen))
         self._fill(world)
         if self._claims and round(world.now) % _RENEW_S == 0:
             self._claim()
@@ -251,13 +251,13 @@ class Combined:
         inject = self._hosting.inject
         self._hosting.clock = lambda: world.now
         self._hosts = {host.name: host for host in world.hosts}
-        inject(self._fleet.begun, Begun(0))
-        inject(self._update.begun, Begun(0))
-        inject(self._placement.begun, Begun(0))
+        inject(self._fleet.started, Started(0))
+        inject(self._update.started, Started(0))
+        inject(self._placement.started, Started(0))
         first = next((host.number for host in world.hosts if host.shared), 0)
         for host in world.hosts:
             if host.gpus != world.scenario.engine_gpus:
-                inject(self._placement.fitted, Fitted(host.name, **asdict(host.engine.costs.model)))
+                inject(self._placement.fitted, SpeedFitted(host.name, **asdict(host.engine.costs.model)))
             if host.shared:
                 node = f"n{(host.number - first) * host.gpus // max(MACHINE, host.gpus)}"
                 if node not in self._roles:
@@ -305,7 +305,7 @@ class Combined:
         self._doing = True
         while self._hosting.wanted:
             match self._hosting.wanted.popleft():
-                case Do() as do:
+                case StepCommand() as do:
                     self._act(world, do)
                 case Placed(call, engine):
                     self._place(world, call, self._hosts[engine])
@@ -313,7 +313,7 @@ class Combined:
                     self._move(world, call, self._hosts[engine], to)
         self._doing = False
 
-    def _act(self, world: World, do: Do) -> None:
+    def _act(self, world: World, do: StepCommand) -> None:
         host, transfers = self._hosts[do.engine], world.transfers
         match do.step:
             case "hold":
@@ -346,9 +346,9 @@ class Combined:
             self._act(world, do)
         self._do_all(world)
 
-    def _done(self, do: Do) -> None:
+    def _done(self, do: StepCommand) -> None:
         reactor = self._fleet if do.step in _FLEET_STEPS else self._update
-        self._hosting.inject(reactor.done, Done(do.engine, do.step, do.version))
+        self._hosting.inject(reactor.step_result, StepResult(do.engine, do.step, do.version))
 
     def _place(self, world: World, call: str, host: Host) -> None:
         """A call that was sent to an engine that is not open any more asks anew, as in the gateway."""
@@ -367,6 +367,6 @@ class Combined:
             world.give_back(sample)
 
 
-def _engine_load(world: World, host: Host) -> EngineSeen:
+def _engine_load(world: World, host: Host) -> EngineLoad:
     engine = world.look(host)
-    return EngineSeen(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())
+    return EngineLoad(host.name, engine.running, len(engine.waiting), engine.kv, engine.rate())

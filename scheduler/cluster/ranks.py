@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from headgate.processes.supervised import (
+    Report,
     Restarts,
-    Say,
     SupervisedProcess,
 )
 from scheduler.cluster.file import ClusterFile, TrainerTable
@@ -31,7 +31,7 @@ class Ranks:
         launcher: Launcher,
         placements: Callable[[], Sequence[Placement]],
         restarts: Restarts,
-        report: Say,
+        report: Report,
     ) -> None:
         """`placements` returns those of all ranks, in order; it raises ClusterError if one is missing."""
         self._table, self._need = table, need
@@ -80,7 +80,7 @@ class RankCounts:
     """The possible numbers of the trainer's ranks."""
 
     def __init__(self, file: ClusterFile, unit: int = 1) -> None:
-        """`unit`: every number above the first is a multiple of it."""
+        """Use only multiples of `unit` as numbers above the first."""
         self._engine, self._trainer, self._unit = file.engine_need, file.trainer_need, unit
         self._least = file.trainer.ranks if file.trainer is not None else 1
         self._most = file.elastic.ranks if file.elastic is not None else None

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-from headgate.processes.supervised import Say
+from headgate.processes.supervised import Report
 from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.tags import TRAIN, Node
 
@@ -34,7 +34,7 @@ class Address:
 class Registry:
     """The admin API of the cluster's gateway."""
 
-    def __init__(self, gateway: GatewayFile, report: Say, unlent: frozenset[str] = frozenset()) -> None:
+    def __init__(self, gateway: GatewayFile, report: Report, unlent: frozenset[str] = frozenset()) -> None:
         """`unlent`: tags that are not sent to the gateway."""
         headers = {"Authorization": f"Bearer {gateway.key}"} if gateway.key else {}
         self._http = httpx.AsyncClient(base_url=gateway.admin_url, headers=headers, timeout=_ANSWER_S)

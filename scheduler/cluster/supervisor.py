@@ -27,7 +27,7 @@ from headgate.processes.slow import SILENT_S, reported
 from headgate.processes.supervised import (
     Budget,
     Child,
-    Say,
+    Report,
     SupervisedProcess,
 )
 from scheduler.cluster import preflight, sharing
@@ -68,7 +68,7 @@ class Engine:
 class Supervisor:
     """Runs a cluster; `check` only shows it."""
 
-    def __init__(self, file: ClusterFile, launcher: Launcher, report: Say, show: Show) -> None:
+    def __init__(self, file: ClusterFile, launcher: Launcher, report: Report, show: Show) -> None:
         """`report` prints a line, `show` a table of nodes. Raise BadFile for unusable files of the gateway or the trainer."""
         self.gateway = GatewayFile.read(file.gateway.config, file.engine.model)
         self._groups = file.wanted()

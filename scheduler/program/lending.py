@@ -19,7 +19,7 @@ from typing import Any
 from scheduler.policies import lending as policy
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.calls import Opened
-from scheduler.program.events import Gone
+from scheduler.program.events import EngineUnavailable
 from scheduler.program.node_state import Awake, Batches, Engine, Node, Way
 from scheduler.program.nodes import (
     Asleep,
@@ -61,7 +61,10 @@ class Lending(Reactor):
         self.lapse = self.logical("lapse", Lapse)
         self.overdue = self.logical("overdue", Overdue)
         self.opened = {model: self.input(f"opened_{slug}", Opened) for model, slug in models.items()}
-        self.gone = {model: self.input(f"gone_{slug}", tuple[Gone, ...]) for model, slug in models.items()}
+        self.unavailable = {
+            model: self.input(f"unavailable_{slug}", tuple[EngineUnavailable, ...])
+            for model, slug in models.items()
+        }
         self.asleep = {
             model: self.input(f"asleep_{slug}", tuple[Asleep, ...]) for model, slug in models.items()
         }
@@ -84,16 +87,16 @@ class Lending(Reactor):
             *(self.lapse, self.overdue, self.filling),
         ]
         for model, slug in models.items():
-            heard: tuple[tuple[str, Input[Any], Any], ...] = (
-                ("gone", self.gone[model], self._on_gone),
+            received: tuple[tuple[str, Input[Any], Any], ...] = (
+                ("unavailable", self.unavailable[model], self._on_unavailable),
                 ("asleep", self.asleep[model], self._on_asleep),
                 ("opened", self.opened[model], self._on_opened),
             )
-            for what, port, react in heard:
+            for what, port, react in received:
                 self.reaction(partial(react, model, port), on=[port], name=f"on_{what}_{slug}")
                 every.append(port)
         self.reaction(self._consider, on=every, writes=switches)
-        self.reaction(self._tell, on=every, writes=[self.roles, self.wanted])
+        self.reaction(self._emit, on=every, writes=[self.roles, self.wanted])
 
     # Nodes and engines come and go
 
@@ -138,11 +141,11 @@ class Lending(Reactor):
         if known is not None and known.node:
             del self._nodes[known.node].engines[engine]
 
-    def _on_gone(self, model: str, port: Input[tuple[Gone, ...]], now: Context) -> None:
-        for gone in now[port]:
-            engine = self._heard(gone.engine, model)
+    def _on_unavailable(self, model: str, port: Input[tuple[EngineUnavailable, ...]], now: Context) -> None:
+        for unavailable in now[port]:
+            engine = self._engine_of(unavailable.engine, model)
             engine.open = engine.asleep = False
-            engine.leaving |= gone.removed
+            engine.leaving |= unavailable.removed
 
     def _on_asleep(self, model: str, port: Input[tuple[Asleep, ...]], now: Context) -> None:
         for asleep in now[port]:
@@ -152,19 +155,19 @@ class Lending(Reactor):
             engine.model, engine.open, engine.asleep, engine.warm = model, False, True, asleep.warm
             node = self._nodes.get(engine.node)
             if node is not None and (node.way == "call back" or engine.leaving):
-                self._done(now, asleep.engine, node)
+                self._switched(now, asleep.engine, node)
             if engine.leaving:
                 self._drop(asleep.engine)
 
     def _on_opened(self, model: str, port: Input[Opened], now: Context) -> None:
         name = now[port].engine
-        engine = self._heard(name, model)
+        engine = self._engine_of(name, model)
         engine.open, engine.asleep, engine.warm = True, False, True
         node = self._nodes.get(engine.node)
         if node is not None and node.way == "lend":
-            self._done(now, name, node)
+            self._switched(now, name, node)
 
-    def _heard(self, name: str, model: str) -> Engine:
+    def _engine_of(self, name: str, model: str) -> Engine:
         engine = self._engines.setdefault(name, Engine())
         engine.model = model
         return engine
@@ -211,7 +214,7 @@ class Lending(Reactor):
             self._role(node, "idle", reason)
 
     def _expect(self, now: Context, node: Node) -> None:
-        """The trainer has spoken; it is to speak again."""
+        """Renew the deadline of a trainer that has sent a request."""
         node.claim = next(self._serials)
         now.schedule(self.lapse, Lapse(node.name, node.claim), after=_ns(self._settings.claim_s))
 
@@ -239,8 +242,8 @@ class Lending(Reactor):
         self._role(node, "switching", reason)
         now.schedule(self.overdue, Overdue(node.name, node.serial), after=_ns(self._settings.deadline_s))
 
-    def _done(self, now: Context, engine: str, node: Node) -> None:
-        """An engine has done what its node's switch waits for, or is there no more."""
+    def _switched(self, now: Context, engine: str, node: Node) -> None:
+        """Handle an engine that has done what its node's switch waits for, or was removed."""
         if node.way is None or engine not in node.pending:
             return
         node.pending.discard(engine)
@@ -320,7 +323,7 @@ class Lending(Reactor):
             self._call_back(now, node, verdict.reason)
 
     def _near(self, node: Node, reason: str) -> None:
-        """Nobody else has a use for the node before the batch is whole."""
+        """Mark a node that has no other use before the batch is whole."""
         if not node.near:
             node.near = True
             self._role(node, node.role, reason)
@@ -337,7 +340,7 @@ class Lending(Reactor):
         node.role = role
         self._roles[node.name] = RoleIs(node.name, role, reason, node.near)
 
-    def _tell(self, now: Context) -> None:
+    def _emit(self, now: Context) -> None:
         if self._roles:
             why = "; ".join(f"{role.node}: {role.reason}" for role in self._roles.values())
             now.set(self.roles, tuple(self._roles.values()), why=why)

@@ -201,7 +201,7 @@ async def test_a_conversation_that_nobody_continues_is_over(stage: Stage) -> Non
     kept = await say(stage, "ann", [user("not brief")])
     await gateway.admin.reward(rewarded, 0.5, final=False)
     for live in gateway.services.episodes.live():
-        live.seen_at -= 200.0  # longer than this agent's silence, shorter than others'
+        live.last_used_at -= 200.0  # longer than this agent's silence, shorter than others'
 
     async def over(episode: str) -> bool:
         await gateway.services.episodes.sweep()

@@ -72,7 +72,7 @@ async def begun_with(stage: Stage, content: str) -> list[str]:
     found = []
     for row in (await stage[0].admin.episodes(agent="ann", state="open"))[::-1]:
         calls = (await stage[0].admin.episode(row["id"]))["calls"]
-        found += [row["id"]] if calls and calls[0]["asked"].get("user") == content else []
+        found += [row["id"]] if calls and calls[0]["requested"].get("user") == content else []
     return found
 
 

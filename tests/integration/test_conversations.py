@@ -166,7 +166,7 @@ async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_w
         async with client_of(gateway, mode=mode) as (client, episode):
             await ask(client, [USER], **asked)
             (call,) = (await gateway.admin.episode(episode))["calls"]
-            assert {name: call["asked"][name] for name in asked} == asked
+            assert {name: call["requested"][name] for name in asked} == asked
             assert {name: call["used"][name] for name in used} == used
             (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
             assert turn["temperature"] == pytest.approx(used["temperature"])
@@ -183,7 +183,7 @@ async def test_what_the_engine_makes_of_a_temperature_and_a_seed_is_sent_and_rec
     async with client_of(gateway, mode="eval") as (client, episode):
         await ask(client, [USER], **asked)
         (call,) = (await gateway.admin.episode(episode))["calls"]
-        assert {name: call["asked"][name] for name in asked} == asked
+        assert {name: call["requested"][name] for name in asked} == asked
         assert {name: call["used"][name] for name in used} == used
         (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
         assert turn["temperature"] == pytest.approx(0.01)
@@ -215,7 +215,7 @@ async def test_an_eval_episode_may_say_how_its_calls_are_sampled_in_place_of_its
             calls = (await gateway.admin.episode(episode))["calls"]
             assert len(calls) == 2
             for call in calls:
-                assert {key: call["asked"][key] for key in asked} == asked
+                assert {key: call["requested"][key] for key in asked} == asked
                 assert {key: call["used"][key] for key in asked} == used[name]
         with pytest.raises(GatewayRefused, match=r'mode = "eval"; \[sampling\]') as error:
             await gateway.admin.open_episode("t", sampling=given["greedy"])
@@ -226,7 +226,7 @@ async def test_what_was_not_asked_for_is_not_stored_as_asked(gateway: RunningGat
     async with client_of(gateway, mode="eval") as (client, episode):
         await ask(client, [USER])
     (call,) = (await gateway.admin.episode(episode))["calls"]
-    assert call["asked"] == {"model": "m", "max_tokens": 12}
+    assert call["requested"] == {"model": "m", "max_tokens": 12}
     assert call["used"] == {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -244,7 +244,7 @@ async def test_training_bounds_the_tokens_of_a_reply(gateway: RunningGateway, mo
         )
     (call,) = (await gateway.admin.episode(episode))["calls"]
     assert answer.choices[0].finish_reason == "length"
-    assert (call["asked"]["max_tokens"], call["used"]["max_tokens"]) == (90, used)
+    assert (call["requested"]["max_tokens"], call["used"]["max_tokens"]) == (90, used)
     assert call["completion_tokens"] == call["used"]["min_tokens"] == used
     (turn,) = [node for node in await nodes_of(gateway, episode) if node["sampled"]]
     assert set(turn["flags"]) == {"CONSTRAINED"}, "the end of the reply was forbidden"

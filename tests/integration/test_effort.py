@@ -68,7 +68,7 @@ async def test_what_becomes_of_it(scripted: Scripted, path: str, body: dict[str,
     assert prompt.endswith(NOT_THINKING) is not thinks
     (call,) = (await gateway.admin.episode(episode))["calls"]
     said = {name: value for name, value in body.items() if name not in ("messages", "input")}
-    assert said.items() <= call["asked"].items(), "what was asked"
+    assert said.items() <= call["requested"].items(), "what was asked"
     assert call["used"].get("switches") == (None if thinks else {"enable_thinking": False}), "what was used"
 
 

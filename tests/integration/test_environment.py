@@ -133,10 +133,10 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure_with_an_answer(
     """Without an answer the driver would wait for the episode's time limit."""
     answers = io.BytesIO()
     worker = _Worker("cancels", cast(Any, Cancels()), answers)
-    worker._take({"id": 1, "play": {"leaks": leaks}, "base_url": "", "api_key": ""})
+    worker._accept({"id": 1, "play": {"leaks": leaks}, "base_url": "", "api_key": ""})
     (playing,) = worker._playing.values()
     await turns(1)
     if not leaks:
-        worker._take({"id": 1, "cancel": True})
+        worker._accept({"id": 1, "cancel": True})
     await asyncio.wait({playing})
     assert [json.loads(line)["reason"] for line in answers.getvalue().splitlines()] == reasons

@@ -103,7 +103,7 @@ async def test_an_idle_episode_frees_its_slot_and_one_that_is_calling_does_not(
         call = asyncio.create_task(gateway.chat(busy_headers), name="busy")
         await arrived(gateway, 1)
         for live in gateway.services.episodes._live.values():
-            live.seen_at -= 2 * HOUR_S
+            live.last_used_at -= 2 * HOUR_S
         late = await gateway.admin.open_episode("late", wait_s=60)
         assert late.episode_id
         row = await gateway.admin.episode(idle)

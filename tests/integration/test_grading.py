@@ -143,7 +143,7 @@ async def test_what_a_grader_is_given_is_the_episode_as_it_was(
         assert [call["reward"] for call in calls] == [0.5, None]
         reasons = [answer["choices"][0]["finish_reason"] for answer in answers]
         assert [call["finish_reason"] for call in calls] == reasons
-        assert [call["asked"]["temperature"] for call in calls] == [0.5, 0.5]
+        assert [call["requested"]["temperature"] for call in calls] == [0.5, 0.5]
         nodes = await nodes_of(gateway, episode)
         sampled = [node for node in nodes if node["sampled"]]
         decode = gateway.model.renderer.decode
@@ -163,7 +163,7 @@ async def test_the_slot_is_held_until_the_reward_is_there(tiny_model: Path, tmp_
         fate = await gateway.admin.close_episode(episode)
         assert (fate["state"], fate["reward"]) == ("grading", None)
         await until(asked.exists, "the grader is asked", LONG_S)
-        live.opened_at = live.seen_at = -1e9
+        live.opened_at = live.last_used_at = -1e9
         await gateway.services.episodes.sweep()
         assert (await gateway.admin.close_episode(episode, wait_s=0.05))["state"] == "grading"
         assert (await gateway.admin.episode(episode))["state"] == "grading"

@@ -115,7 +115,7 @@ def test_a_grader_is_one_of_the_gateways(tiny_model: Path, tmp_path: Path, rewar
     [
         (["--model", "Qwen/Qwen3-0.6B", "--agent", "x"], "hf download Qwen/Qwen3-0.6B"),
         (["--model", "{empty}", "--agent", "x"], "has no tokenizer.json"),
-        (["--model", "{model}", "--agent", "x", "--reward", "yes"], "say agent, exit-code"),
+        (["--model", "{model}", "--agent", "x", "--reward", "yes"], "use agent, exit-code"),
         (["--model", "{model}", "--agent", "a:b", "--reward", "exit-code"], "is for a command"),
     ],
 )

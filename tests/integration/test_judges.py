@@ -106,7 +106,7 @@ async def test_a_comparison_is_made_both_ways_round(
         assert (fate["reason"], fate["reward"], len(questions)) == ("rewarded", reward, 2)
 
 
-async def test_words_that_are_no_judgement_leave_the_episode_out_and_are_asked_for_again(
+async def test_words_that_are_no_judgment_leave_the_episode_out_and_are_asked_for_again(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gateway_grading, "_FIRST_BACKOFF_S", 0.01)
@@ -119,14 +119,14 @@ async def test_words_that_are_no_judgement_leave_the_episode_out_and_are_asked_f
         assert "no score from 0 to 10 for criterion 1: 'I would rather not say.'" in row["error"]
         assert len(questions) == 2
         judging = await gateway.admin.episodes(mode="eval")
-        assert {row["reason"] for row in judging} == {"judgement_unreadable"}
+        assert {row["reason"] for row in judging} == {"judgment_unreadable"}
 
 
 @pytest.mark.parametrize(
     ("turns", "reason", "said"),
     [(1, "grading_failed", "cut after max_tokens = 1024"), (0, "no_calls", "the agent called no model")],
 )
-async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
+async def test_half_a_judgment_and_nothing_to_judge_are_no_reward(
     turns: int, reason: str, said: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """The judge would have written 10: the 1 at which it was cut is not its score."""
@@ -145,7 +145,7 @@ async def test_half_a_judgement_and_nothing_to_judge_are_no_reward(
     [
         (None, "judge_late", "was not done within 60 s"),
         (lambda question: PlainTextResponse("overloaded", 503), "judge_failed", "503"),
-        (lambda question: JSONResponse({"choices": []}), "judgement_unreadable", "no chat completion"),
+        (lambda question: JSONResponse({"choices": []}), "judgment_unreadable", "no chat completion"),
     ],
     ids=["late", "refused", "empty"],
 )

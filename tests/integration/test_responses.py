@@ -443,7 +443,7 @@ async def test_what_was_used_is_said_by_a_retry_too(tiny_model: Path, tmp_path: 
         recorded = await gateway.admin.episode(opened.episode_id)
     assert (first.temperature, first.top_p, first.truncation) == (0.75, 0.5, "auto")
     assert first.created_at <= first.completed_at <= first.created_at + 60
-    assert asked.items() <= recorded["calls"][0]["asked"].items()
+    assert asked.items() <= recorded["calls"][0]["requested"].items()
     async with scripted_gateway(tiny_model, tmp_path, **fixed) as (gateway, engine):
         again = sdk(replace(opened, base_url=f"{gateway.url}/v1"))
         assert await create(again, "hi", **asked, extra_headers=RETRY) == first

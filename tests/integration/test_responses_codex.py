@@ -75,7 +75,9 @@ async def test_a_session(scripted: Scripted) -> None:
     custom = [event for kind, event in sent if kind.startswith("response.custom_tool_call_input")]
     assert [event["type"].rpartition(".")[2] for event in custom] == ["delta", "done"]
     assert custom[0]["delta"] == custom[1]["input"] == calls[1]["input"]
-    assert [kept["asked"]["client_metadata"] for kept in recorded["calls"]] == [body["client_metadata"]] * 4
+    assert [kept["requested"]["client_metadata"] for kept in recorded["calls"]] == [
+        body["client_metadata"]
+    ] * 4
 
 
 async def test_dropped_tools_are_counted(scripted: Scripted) -> None:

@@ -72,7 +72,7 @@ def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> C
     """Returns a random while after the trainer has leased a buffer."""
 
     def fence() -> int:
-        return (gateway.model.leases.held() or {"fence": 0})["fence"]
+        return (gateway.model.leases.current() or {"fence": 0})["fence"]
 
     before = fence()
 

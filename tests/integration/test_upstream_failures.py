@@ -254,7 +254,7 @@ async def test_an_episode_whose_helper_thinks_is_not_idle(
         asking = asyncio.create_task(gateway.chat(headers, model="oracle"), name="asking")
         (live,) = gateway.services.episodes._live.values()
         await until(lambda: bool(there.requests), "the upstream is asked")
-        live.seen_at -= 60
+        live.last_used_at -= 60
         await gateway.services.episodes.sweep()
         answered.set()
         assert (await asking).status_code == 200

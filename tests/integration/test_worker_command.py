@@ -75,4 +75,4 @@ async def test_a_worker_that_says_an_error_fails_its_episode_and_the_command(
         (row,) = await gateway.admin.episodes()
     assert (code, json.loads(out.splitlines()[-1])["failed"]) == (1, 1), err
     assert (row["state"], row["reason"], row["reward"]) == ("closed", "agent_failed", None)
-    assert "an agent worker says: no such tool" in row["error"]
+    assert "an agent worker reports: no such tool" in row["error"]

@@ -65,4 +65,4 @@ def words(text: str) -> list[str]:
 def test_the_words_in_brackets_are_among_them() -> None:
     """The sentence whose middle was lost when brackets were read as markup."""
     shown = CliRunner().invoke(APPS["gateway"], ["engine", "--help"], env={"COLUMNS": "200"})
-    assert "Become an engine, as [engine] says" in shown.output
+    assert "Become an engine, as [engine] configures it" in shown.output

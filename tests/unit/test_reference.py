@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import gateway.client
 import pytest
 
-import gateway.client
 from reference.pages import PAGES
 
 ROOT = Path(__file__).parents[2]

@@ -108,9 +108,9 @@ def plan(
 def _with_engine(settings: Settings, own_gb: float, device_gb: float, engine_gb: float) -> Fit:
     """Return how a rank fits with an engine: in turn only if its nodes are released and its weights then leave."""
     leaves = bool(settings.gateway.nodes) and settings.gateway.offload != "none"
-    away_gb = sharing.AWAY_GB if leaves else own_gb
-    asleep_gb = sharing.AWAY_GB if leaves else engine_gb
-    return sharing.fit(device_gb, sharing.Need(engine_gb, asleep_gb), sharing.Need(own_gb, away_gb))
+    idle_gb = sharing.IDLE_GB if leaves else own_gb
+    asleep_gb = sharing.IDLE_GB if leaves else engine_gb
+    return sharing.fit(device_gb, sharing.Need(engine_gb, asleep_gb), sharing.Need(own_gb, idle_gb))
 
 
 def _predicted(settings: Settings, ranks: int) -> Prediction:

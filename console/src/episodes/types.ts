@@ -54,7 +54,7 @@ export interface Call {
   node: number;
   api: string;
   stream: boolean;
-  asked: Record<string, unknown>; // codespell:ignore asked
+  requested: Record<string, unknown>;
   used: Record<string, unknown>;
   engine: string;
   finish_reason: string;

@@ -51,7 +51,7 @@ async def episode_filter(
     ] = None,
     pin: Pin = None,
 ) -> EpisodeFilter:
-    """The episodes that a request is about: those within reach that match all of its parameters."""
+    """Return the filter of a request for episodes: those within reach that match all of its parameters."""
     if model is not None:
         await access.recorded(model)
     models = None if access.reach.everything else access.reach.models
@@ -72,13 +72,11 @@ async def list_episodes(
     after: Annotated[
         str | None, Query(description="The `next` of the previous page.", pattern=_PLACE)
     ] = None,
-    offset: Annotated[
-        int, Query(ge=0, lt=2**31, description="Pass over so many; not together with `after`.")
-    ] = 0,
+    offset: Annotated[int, Query(ge=0, lt=2**31, description="Skip this many; excludes `after`.")] = 0,
     total: Annotated[
-        bool, Query(description="Tell the length of the list, and a `pin` that keeps it.")
+        bool, Query(description="Return the length of the list, and a `pin` that keeps it.")
     ] = False,
-    calls: Annotated[bool, Query(description="Tell each episode's calls and sampled tokens.")] = False,
+    calls: Annotated[bool, Query(description="Return each episode's calls and sampled tokens.")] = False,
 ) -> dict[str, Any]:
     """Return the newest episodes. `next` requests the following page; null on the last one.
 
@@ -120,7 +118,7 @@ async def histogram(
 
 @router.get("/facets")
 async def facets(access: Admin, model: Word = None) -> dict[str, Any]:
-    """The values that filters can choose from, with their numbers of episodes."""
+    """Return the values that filters can choose from, with their numbers of episodes."""
     if model is not None:
         await access.recorded(model)
     models = None if access.reach.everything else access.reach.models

@@ -1,4 +1,4 @@
-"""`/admin/v1/steps`: what a trainer tells of its steps, and the curves of a run; `/admin/v1/runs`: the runs that there are."""
+"""`/admin/v1/steps`: what a trainer reports about its steps, and the curves of a run; `/admin/v1/runs`: the known runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
 
 @router.get("/runs")
 async def list_runs(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """Return the runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
+    """Return the runs of trainers, the last updated one first; of one model, or of all within reach."""
     models = access.reach.models if not access.reach.everything else None
     if model is not None:
         models = (await model_in_reach(access, model),)

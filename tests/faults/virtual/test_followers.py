@@ -18,7 +18,7 @@ from gateway.episodes.open_episode import OpenEpisode
 from gateway.generation.plan_messages import Table
 from gateway.generation.pool import EnginePool
 from headgate.errors import Unavailable
-from scheduler.program.calls import Held, Others, Plan, Queued
+from scheduler.program.calls import PeerLoad, PeerQueued, PeerRunning, Plan
 from tests.faults.virtual.cluster import Opened
 from tests.faults.virtual.links import LinkMachine, links
 from tests.faults.virtual.processes import Process
@@ -311,10 +311,12 @@ async def test_a_table_has_the_calls_of_every_other_process_and_not_the_receiver
     second = Silent(name="q", calls={"m": {"queued": [[4, 1, 30]], "held": [["b", 4, 1]]}})
     serving = [asyncio.create_task(hub.serve(one)) for one in (first, second)]
     await until(lambda: len(hub.describe()) == 2, "both are known", every_s=0)
-    assert hub.others("m") == Others(3, (Queued(4, 1, 30),), (Held("a", 3, 2), Held("b", 4, 1)))
+    assert hub.peer_load("m") == PeerLoad(
+        3, (PeerQueued(4, 1, 30),), (PeerRunning("a", 3, 2), PeerRunning("b", 4, 1))
+    )
     hub.send_table("m", Table((), Plan(4)))
     await until(lambda: len(second.sent) == 2, "it has a welcome and a table", every_s=0)
     table = table_from_json(unpack(second.sent[1]))
-    assert table.others == Others(3, (), (Held("a", 3, 2),)), "its own are not in it"
+    assert table.peer_load == PeerLoad(3, (), (PeerRunning("a", 3, 2),)), "its own are not in it"
     hub.close()
     await asyncio.gather(*serving)

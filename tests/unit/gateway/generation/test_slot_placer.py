@@ -21,7 +21,7 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.slot_placer import PlacementRequest
 from headgate.errors import Unavailable
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
+from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, EngineLoad, Opened, Snapshot
 from scheduler.reactor import PhysicalAction
 from tests.harness.waiting import turns, until
 from tests.unit.gateway.generation.pool_calls import (
@@ -239,7 +239,10 @@ async def test_a_call_is_told_of_once_when_it_comes_and_once_when_it_leaves(coor
     await until(lambda: coordinator.inside == {}, "the end was told, although no other call came")
     told = coordinator.heard(Demand)
     assert [one.call for demand in told for one in demand.arrived] == ["one", "two"]
-    assert [left for demand in told for left in demand.left] == [Left("one", 10), Left("two", 10)]
+    assert [left for demand in told for left in demand.left] == [
+        CallDeparted("one", 10),
+        CallDeparted("two", 10),
+    ]
 
 
 async def test_what_a_call_wants_is_told_as_it_is(coordinator: Coordinator) -> None:
@@ -345,14 +348,14 @@ async def test_what_an_engine_says_counts_beside_what_the_gateways_know(coordina
     asked.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
     engine.may.set()
     await coordinator.placement.read_loads()
-    (seen,) = coordinator.heard(Seen)
+    (seen,) = coordinator.heard(Snapshot)
     assert seen.engines == (
-        EngineSeen("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
-        EngineSeen("b", 3, 0, 0, 0.0),
+        EngineLoad("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
+        EngineLoad("b", 3, 0, 0, 0.0),
     )
     engine.load = Load(running=3, waiting=1, kv=500, sampled=0)
     await coordinator.placement.read_loads()
-    assert coordinator.heard(Seen)[0].engines[0] == EngineSeen("a", 3, 1, 500, 0.0)
+    assert coordinator.heard(Snapshot)[0].engines[0] == EngineLoad("a", 3, 1, 500, 0.0)
     assert silent.state == "open"
 
 
@@ -367,5 +370,5 @@ async def test_an_engine_that_closes_while_it_is_asked_is_not_told_of(coordinato
     pool.notify()
     engine.may.set()
     await look
-    (seen,) = coordinator.heard(Seen)
+    (seen,) = coordinator.heard(Snapshot)
     assert [one.engine for one in seen.engines] == ["b"]

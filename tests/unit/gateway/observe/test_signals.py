@@ -1,4 +1,4 @@
-"""The checklist of health: what each value is of, and one judgement for Health and for the charts of a run."""
+"""The checklist of health: what each value is of, and one judgment for Health and for the charts of a run."""
 
 from __future__ import annotations
 

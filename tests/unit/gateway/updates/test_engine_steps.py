@@ -33,7 +33,7 @@ from headgate.errors import (
 )
 from headgate.types import Probe, Sampling
 from scheduler.policies.proof import Holding
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 
 PROBE = Probe(((1, 2),), ((-0.5,),), ())
 
@@ -112,7 +112,7 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
     """Does a step for version 3."""
     steps = steps_of(engine, peers, **settings)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
-    await steps.run(Do("e", step, 3))
+    await steps.run(StepCommand("e", step, 3))
 
 
 def test_a_version_that_an_engine_runs_is_never_forgotten() -> None:
@@ -203,7 +203,7 @@ async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
     steps = steps_of(engine)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     for _ in range(2):
-        await steps.run(Do("e", "probe", 3))
+        await steps.run(StepCommand("e", "probe", 3))
     assert engine.slot.describe("demo")["proof"] == "none: e cannot compare"
     assert [
         record.message for record in caplog.records if "judged by its log-probabilities" in record.message
@@ -211,7 +211,7 @@ async def test_an_engine_without_means_to_compare_says_so_once_and_is_probed(
         "e: that it holds a version is judged by its log-probabilities, which cannot distinguish close versions: e cannot compare"
     ]
     engine.holdings = [Holding({"a": ["1"]}, {})]
-    await steps.run(Do("e", "probe", 3))
+    await steps.run(StepCommand("e", "probe", 3))
     assert engine.slot.proof == "proven"
 
 
@@ -243,7 +243,7 @@ async def test_the_placer_hears_that_an_engine_is_closed_before_the_engine_is_to
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     steps._pool.set_placer(placer)
     placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.told]))
-    await steps.run(Do("e", step, 3))
+    await steps.run(StepCommand("e", step, 3))
     assert heard[0] == (state, [])
 
 

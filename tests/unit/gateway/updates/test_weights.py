@@ -55,7 +55,7 @@ def test_a_truncated_file_is_refused(version_one: Path) -> None:
         file.truncate(7)
     error = refusal(version_one)
     assert error.code == "truncated_weights"
-    assert "model.safetensors: 7 bytes, the manifest says " in error.message
+    assert "model.safetensors: 7 bytes, the manifest has " in error.message
 
 
 def test_a_file_of_the_right_size_with_another_content_is_refused(version_one: Path) -> None:

@@ -368,5 +368,5 @@ async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
         await process.stop(0.0)
     assert gateway.abandoned == {"e1": "interrupted", "e2": "interrupted"}
     said = log.read_text()
-    assert "press ctrl-c again to end at once" in said
+    assert "press ctrl-c again to end immediately" in said
     assert json.loads(said.splitlines()[-1])["interrupted"] is True

@@ -91,7 +91,7 @@ def test_passes_over_other_tasks_than_before_begin_with_those_that_are_new(tmp_p
 def test_a_file_of_another_order_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tasks.json"
     played(KeptOrder(ByDifficulty(TASKS, 1, 0.1), path), 8, set())
-    with pytest.raises(ValueError, match="is no state of an order of tasks"):
+    with pytest.raises(ValueError, match="does not hold the order of tasks"):
         KeptOrder(Passes(TASKS, 1), path)
 
 
@@ -129,5 +129,5 @@ def test_a_new_task_owes_no_visits_of_the_time_before_it(tmp_path: Path) -> None
 
 def test_a_file_that_holds_no_state_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tasks.json").write_text("[1")
-    with pytest.raises(ValueError, match="is no state of an order of tasks"):
+    with pytest.raises(ValueError, match="does not hold the order of tasks"):
         KeptOrder(ByDifficulty(TASKS, 1, 0.1), tmp_path / "tasks.json")

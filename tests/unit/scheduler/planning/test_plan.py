@@ -18,7 +18,7 @@ from scheduler.planning.timeline import Timeline
 from scheduler.policies.allocation import AS_MEASURED, Points, Sampling, Site, Training
 from scheduler.policies.staleness_events import Consume, Leased
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import Arrived, Demand, Fitted, Left, Opened, Placed
+from scheduler.program.calls import Arrived, CallDeparted, Demand, Opened, Placed, SpeedFitted
 from scheduler.program.nodes import Hosted, NodeAdded
 from tests.unit.scheduler.planning.story import recorded
 
@@ -42,7 +42,7 @@ def test_a_measured_profile_by_hand(tmp_path: Path) -> None:
     assert said["best"] == best | {"site": "here"}
     assert said["memory"]["kind"] == "in turn" and "engine and trainer on one GPU: in turn" in result.output
     assert said["sensitivity"]["length +20%"]["step_s"] == 12.0
-    assert {(split["rollout"], split["train"]) for split in said["neighbours"]} == {
+    assert {(split["rollout"], split["train"]) for split in said["neighbors"]} == {
         (5, 3),
         (5, 2),
         (6, 1),
@@ -144,12 +144,12 @@ def calls(fitted: bool, engines: tuple[str, str] = ("e", "e")) -> tuple[list[Any
         (0, Leased(0)),
     ]
     if fitted:
-        told.append((0, Fitted("e", 0.0, 0.02, 0.0, 0.02)))
+        told.append((0, SpeedFitted("e", 0.0, 0.02, 0.0, 0.02)))
     for start in (0, 10):
         for name, engine, length in zip("ab", engines, (150, 250), strict=True):
             call = f"{name}{start}"
             told += [(start, Demand(arrived=(Arrived(call, 0, 100),))), (start, Placed(call, engine))]
-            told.append((start + 6, Demand(left=(Left(call, length),))))
+            told.append((start + 6, Demand(left=(CallDeparted(call, length),))))
         told.append((start + 9.5, Consume(start // 10)))
     runs = recorded(*sorted(told, key=lambda one: one[0]), until=21)
     return runs, timeline_of(runs, {"actor": WORK}).within(0.0, 19.5)
@@ -192,7 +192,11 @@ def test_what_is_counted_of_a_runs_calls() -> None:
     """Calls without tokens or ended later do not count; prompts count as first sent, lengths as the longest of each step."""
     told: list[tuple[float, Any]] = [(0, NodeAdded("r0", ("rollout",))), (0, Leased(0))]
     for engine, k2 in (("e", 0.01), ("f", 0.02), ("g", 0.09)):
-        told += [(0, Hosted(engine, "r0")), (0, Opened(engine, 0)), (0, Fitted(engine, 0.0, k2, 0.0, 0.02))]
+        told += [
+            (0, Hosted(engine, "r0")),
+            (0, Opened(engine, 0)),
+            (0, SpeedFitted(engine, 0.0, k2, 0.0, 0.02)),
+        ]
     for start, end, name, engine, length in (
         (1, 6, "a", "e", 250),
         (1, 5, "b", "f", 150),
@@ -202,7 +206,7 @@ def test_what_is_counted_of_a_runs_calls() -> None:
         (18, 20, "late", "e", 900),
     ):
         told += [(start, Demand(arrived=(Arrived(name, 0, 100),))), (start, Placed(name, engine))]
-        told.append((end, Demand(left=(Left(name, length),))))
+        told.append((end, Demand(left=(CallDeparted(name, length),))))
     told += [(3, Demand(arrived=(Arrived("a", 0, 120),))), (9.5, Consume(0)), (19.5, Consume(1))]
     runs = recorded(*sorted(told, key=lambda one: one[0]), until=21)
     timeline = timeline_of(runs, {"actor": WORK}).within(0.0, 19.5)
@@ -221,7 +225,7 @@ def test_engines_on_nodes_of_their_own_are_one_a_node() -> None:
 
 
 def test_a_run_without_calls_or_without_rollout_says_less() -> None:
-    fitted = [(0, Fitted("e", 0.0, 0.02, 0.0, 0.02)), (0, Opened("e", 0))]
+    fitted = [(0, SpeedFitted("e", 0.0, 0.02, 0.0, 0.02)), (0, Opened("e", 0))]
     runs = recorded(*fitted, (0, Leased(0)), (9.5, Consume(0)), until=21)
     site, basis = measured.site_of(runs, timeline_of(runs, {"actor": WORK}).within(0.0, 9.5))
     assert isinstance(site.generation, Points)

@@ -18,7 +18,7 @@ from scheduler.policies.allocation import (
     Site,
     Split,
     Training,
-    neighbours,
+    neighbors,
     sensitivity,
 )
 from scheduler.policies.throughput import EngineModel
@@ -95,7 +95,7 @@ def test_too_few_nodes_are_refused() -> None:
 def test_neighbours_and_sensitivity_by_hand() -> None:
     site = Site(even(60), even(20, trains=True), Pool(8))
     best = site.best()
-    assert {pair(split) for split in neighbours(site, best)} == {(5, 3), (5, 2), (6, 1), (7, 1)}
+    assert {pair(split) for split in neighbors(site, best)} == {(5, 3), (5, 2), (6, 1), (7, 1)}
     found = {one.name: one for one in sensitivity(site, best)}
     longer, slower = found["length +20%"], found["training +20%"]
     assert (longer.chosen.step_s, pair(longer.best), longer.loss) == (12.0, (6, 2), 0.0)

@@ -78,7 +78,7 @@ def test_a_call_that_must_be_trained_sooner_is_not_overtaken() -> None:
 
 def test_an_engine_in_whose_queue_calls_wait_has_no_room() -> None:
     fall = waterfall(a=0, b=0)
-    fall.engines.seen("a", 0, 1, 0)
+    fall.engines.apply_snapshot("a", 0, 1, 0)
     fall.engines.refile()
     assert set(poured(fall, *calls(4)).values()) == {"b"}
 
@@ -86,7 +86,7 @@ def test_an_engine_in_whose_queue_calls_wait_has_no_room() -> None:
 def test_what_was_placed_counts_whatever_a_late_snapshot_says() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(3))
-    fall.engines.seen("a", 0, 0, 0)
+    fall.engines.apply_snapshot("a", 0, 0, 0)
     fall.engines.refile()
     engine = fall.engines.open["a"]
     assert (engine.running, engine.foreign, engine.kv) == (3, 0, 30)
@@ -97,7 +97,7 @@ def test_a_call_fills_the_cache_until_it_leaves() -> None:
     engines = waterfall(a=0).engines
     engines.begun("a", 0, 10)
     engines.begun("a", 0, 20)
-    engines.seen("a", 2, 0, 45)  # they have grown
+    engines.apply_snapshot("a", 2, 0, 45)  # they have grown
     engines.ended("a", 0, 10, 25)
     assert (engines.open["a"].kv, engines.open["a"].running) == (20, 1)
     engines.begun("a", 0, 7)
@@ -118,7 +118,7 @@ def test_an_engine_is_judged_by_its_newest_measured_speed_also_when_it_opens_aga
 def test_calls_that_others_placed_count_by_the_snapshot() -> None:
     fall = waterfall(a=0, b=0)
     poured(fall, *calls(1))
-    fall.engines.seen("a", 3, 0, 40)
+    fall.engines.apply_snapshot("a", 3, 0, 40)
     fall.engines.refile()
     assert fall.engines.open["a"].foreign == 2
     fall.engines.ended("a", 0, 10, 10)
@@ -147,7 +147,7 @@ def test_a_later_turn_stays_where_most_of_it_is_cached_as_long_as_there_is_room(
     assert engines.best(replace(turn, cached=50)) is engines.open["b"], "half is not most"
     assert engines.best(replace(turn, avoid=("a",))) is engines.open["b"]
     assert engines.best(replace(turn, version=1)) is None
-    engines.seen("a", 3, 1, 30)
+    engines.apply_snapshot("a", 3, 1, 30)
     assert engines.best(turn) is engines.open["b"], "calls wait in its queue"
 
 
@@ -202,7 +202,7 @@ def test_a_cached_prefix_does_not_lead_below_v() -> None:
 
 def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     fall = waterfall(a=0, b=0)
-    fall.engines.seen("a", 1, 1, 0)
+    fall.engines.apply_snapshot("a", 1, 1, 0)
     fall.engines.refile()
     assert not GAIN.has_room(fall.engines.open["a"], 10)
     poured(fall, *calls(3))
@@ -211,6 +211,6 @@ def test_an_engine_with_a_queue_has_no_room_and_is_the_last() -> None:
     low = Choice("gain", min_gain_share=0.0)
     fall = waterfall(low, a=0, b=0)
     fall.engines.opened("b", 0, MODEL, [(0, 10)] * 5)
-    fall.engines.seen("a", 1, 1, 0)
+    fall.engines.apply_snapshot("a", 1, 1, 0)
     fall.engines.refile()
     assert poured(fall, Arrived("one", 0, 10)) == {"one": "b"}  # `a` would gain more, but for its queue

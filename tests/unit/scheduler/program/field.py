@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from scheduler.program import ControlProgram
 from scheduler.program.calls import (
     Arrived,
+    CallDeparted,
     Closed,
     Demand,
-    EngineSeen,
-    Left,
+    EngineLoad,
     Move,
     Opened,
     Placed,
-    Seen,
+    Snapshot,
 )
-from scheduler.program.events import Added, Begun, Published
+from scheduler.program.events import Added, Published, Started
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from scheduler.reactor.elements import PhysicalAction
 
@@ -50,8 +50,8 @@ class Field:
         self.runtime.observe(self.reactor.pull, lambda _tag, names: self.pulled.extend(names))
         self.runtime.start()
         self.runtime.advance()
-        self.inject(self.reactor.begun, Begun(0))
-        self.inject(self.program.updates[MODEL].begun, Begun(0))
+        self.inject(self.reactor.started, Started(0))
+        self.inject(self.program.updates[MODEL].started, Started(0))
 
     def inject(self, action: PhysicalAction[Any], value: Any) -> None:
         self.runtime.inject(action, value)
@@ -78,12 +78,12 @@ class Field:
         for name in names:
             self.placed.pop(name, None)
             self.wanted.pop(name, None)
-        self.inject(self.reactor.demand, Demand(tuple(Left(name, 20) for name in names)))
+        self.inject(self.reactor.demand, Demand(tuple(CallDeparted(name, 20) for name in names)))
         return self
 
-    def second(self, *seen: EngineSeen) -> Field:
+    def second(self, *seen: EngineLoad) -> Field:
         self.runtime.run_until(self.clock.now() + SECOND)
-        self.inject(self.reactor.seen, Seen(seen))
+        self.inject(self.reactor.snapshot, Snapshot(seen))
         return self
 
     def publish(self, version: int) -> Field:
@@ -135,7 +135,7 @@ def happen(field: Field, what: str, name: str, number: int) -> None:
         case "leave":
             field.leave(name)
         case "seen":
-            field.second(EngineSeen(name, number, max(0, number - 3), 10 * number, 1.0))
+            field.second(EngineLoad(name, number, max(0, number - 3), 10 * number, 1.0))
         case "second":
             field.second()
         case _:

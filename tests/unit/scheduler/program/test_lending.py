@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 from scheduler.program.nodes import NodeAdded
 from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
 from tests.unit.scheduler.program.world import (
@@ -126,7 +126,7 @@ def test_a_claim_in_the_middle_of_waking() -> None:
 
 
 def test_an_engine_that_fails_to_wake_is_started_anew() -> None:
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         return Answer(ok=do.step != "wake")
 
     world = lent(answer=answer).claim("t0").run(3).release("t0").run(10)
@@ -250,7 +250,7 @@ def test_the_only_engines_are_not_called_back_before_the_claim() -> None:
 
 
 def test_a_switch_that_takes_longer_than_the_wait_is_not_made_again() -> None:
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         return Answer(after_s=4 if do.step in ("wake", "sleep") else 1)
 
     world = lent(answer=answer)
@@ -406,7 +406,7 @@ def test_whatever_happens(
     """Claims are answered, nothing wakes while it is claimed, updates end; and in the end everybody runs the newest version."""
     drawn = {step: iter(those) for step, those in answers.items()}
 
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         named = do.step in ("sleep", "wake") and slow
         return next(drawn.get(do.step, iter(())), Answer(after_s=slow if named else 1))
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from scheduler.program import ControlProgram
 from scheduler.program.calls import (
     Arrived,
+    CallDeparted,
     Demand,
-    EngineSeen,
-    Fitted,
-    Left,
+    EngineLoad,
     Opened,
-    Seen,
+    Snapshot,
+    SpeedFitted,
 )
 from scheduler.program.events import Added
 from scheduler.reactor import Recording, Runtime, VirtualClock, replay
@@ -43,7 +43,7 @@ def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
     field = Field().opens(one=0).arrive(*calls(*"abc"))
     field.wanted["a"] = calls("a")[0]
     field.placed.pop("a")
-    field.inject(field.reactor.demand, Demand((Left("a", 20),), tuple(calls("a"))))
+    field.inject(field.reactor.demand, Demand((CallDeparted("a", 20),), tuple(calls("a"))))
     assert field.placed == {"b": "one", "c": "one", "a": "one"}
 
 
@@ -63,25 +63,25 @@ def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -
     """Steps take 1 s, and `young` may be in a later batch."""
     field = Field().opens(one=1)
     reactor = field.reactor
-    field.inject(reactor.fitted, Fitted("one", 0.0, 1.0, 0.0, 0.0))
+    field.inject(reactor.fitted, SpeedFitted("one", 0.0, 1.0, 0.0, 0.0))
     field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, to="one"))
     assert reactor.longest_s(0) == 0.0, "nobody foretells lengths here"
     field.leave("old", "young")
     field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, to="one"))
     assert (reactor.longest_s(0), reactor.longest_s(1)) == (30.0, 90.0)
-    sampled_20 = Seen((EngineSeen("one", 2, 0, 10, 40.0),))
-    field.inject(reactor.seen, sampled_20)
+    sampled_20 = Snapshot((EngineLoad("one", 2, 0, 10, 40.0),))
+    field.inject(reactor.snapshot, sampled_20)
     assert reactor.longest_s(0) == 10.0
-    field.inject(reactor.seen, sampled_20)
+    field.inject(reactor.snapshot, sampled_20)
     assert reactor.longest_s(0) == 0.0, "no conversation was as long as this one"
-    field.inject(reactor.demand, Demand((Left("long", 1000),)))
+    field.inject(reactor.demand, Demand((CallDeparted("long", 1000),)))
     assert reactor.longest_s(0) == 0.5 * (10 + 40)
     assert field.leave("old").reactor.longest_s(0) == 0.0
 
 
 def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
     field = Field().opens(one=0)
-    field.inject(field.reactor.fitted, Fitted("one", 0.0, 1.0, 2.0, 0.0))
+    field.inject(field.reactor.fitted, SpeedFitted("one", 0.0, 1.0, 2.0, 0.0))
     field.closes("one").opens(one=0).arrive(*calls(*"ab"))
     assert list(field.placed) == ["a"]  # a second call would add nothing
 
@@ -107,7 +107,7 @@ def test_a_version_is_pulled_at_once_by_one_and_by_the_others_when_they_are_unde
 
 
 def test_an_engine_that_loads_a_version_beside_the_others_pulls_however_busy_it_is() -> None:
-    field = Field(order="pull", mode="beside").opens(e1=0, e2=0).arrive(*calls(*"abcdef"))
+    field = Field(order="pull", mode="adapter").opens(e1=0, e2=0).arrive(*calls(*"abcdef"))
     field.publish(1)
     assert field.pulled == ["e1"]
     field.opens(e1=1).second()
@@ -145,12 +145,12 @@ def test_calls_move_out_of_a_queue_and_none_while_an_engine_pulls() -> None:
             field.publish(1)
             assert field.pulled == ["two"]
         field.pulled.clear()
-        field.second(EngineSeen("one", 1, 2, 30, 1.0))
+        field.second(EngineLoad("one", 1, 2, 30, 1.0))
         if version:  # nobody pulls now, and only one engine is left that does not
             assert field.moves == []
         else:
             assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
-            field.second(EngineSeen("one", 1, 2, 30, 1.0))
+            field.second(EngineLoad("one", 1, 2, 30, 1.0))
             assert len(field.moves) == 3  # nobody is told twice
 
 
@@ -158,9 +158,9 @@ def test_nothing_moves_at_the_moment_at_which_an_engine_is_told_to_pull() -> Non
     """Calls wait in `one`, and `two` has room for them; at the same snapshot `three` is told to pull."""
     field = Field(order="pull", migration={"waiting_above": 0}).publish(1)
     field.opens(one=1).arrive(*calls(*"abc", version=1)).opens(two=1, three=0)
-    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.second(EngineLoad("one", 1, 2, 30, 1.0))
     assert (field.pulled, field.moves) == (["three"], [])
-    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.second(EngineLoad("one", 1, 2, 30, 1.0))
     assert (field.pulled, len(field.moves)) == (["three"], 2)
 
 
@@ -168,16 +168,16 @@ def test_a_late_call_moves_with_the_tokens_that_it_has_by_now() -> None:
     """Two calls of V = 0 as long as one another when they came; one of them has been there longer."""
     engine = {"k1": 1e-3, "k2": 0.1, "k3": 1e-3, "k4": 0.1}
     field = Field(late_call_weight=8.0, min_gain_share=0.0, engine=engine).opens(one=0)
-    field.arrive(*calls("old")).second(EngineSeen("one", 1, 0, 510, 500.0))
-    field.arrive(*calls("new")).second(EngineSeen("one", 2, 0, 560, 80.0))
+    field.arrive(*calls("old")).second(EngineLoad("one", 1, 0, 510, 500.0))
+    field.arrive(*calls("new")).second(EngineLoad("one", 2, 0, 560, 80.0))
     assert field.placed == {"old": "one", "new": "one"}
-    field.opens(two=0).publish(1).second(EngineSeen("one", 2, 0, 640, 80.0))
+    field.opens(two=0).publish(1).second(EngineLoad("one", 2, 0, 640, 80.0))
     assert [(move.call, move.to) for move in field.moves] == [("old", "two")]
 
 
 def test_a_pinned_call_never_moves() -> None:
     field = Field(migration={"waiting_above": 0}).opens(one=0)
-    field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.arrive(*calls(*"abc", pinned=True)).opens(two=0).second(EngineLoad("one", 1, 2, 30, 1.0))
     assert field.moves == []
 
 
@@ -252,8 +252,8 @@ def test_the_run_of_a_placement_replays() -> None:
     reactor = program.placements[MODEL]
     runtime.inject(reactor.opened, Opened("one", 0))
     runtime.inject(reactor.demand, Demand((), tuple(calls(*"abcd", near="one", cached=3))))
-    runtime.inject(reactor.seen, Seen((EngineSeen("one", 3, 1, 30, 1.5),)))
-    runtime.inject(reactor.demand, Demand((Left("a", 20),)))
+    runtime.inject(reactor.snapshot, Snapshot((EngineLoad("one", 3, 1, 30, 1.5),)))
+    runtime.inject(reactor.demand, Demand((CallDeparted("a", 20),)))
     runtime.advance()
     recording.close()
     report = replay(file.getvalue().decode().splitlines(), ControlProgram)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.program.calls import EngineSeen
-from scheduler.program.events import Added, Begun
+from scheduler.program.calls import EngineLoad
+from scheduler.program.events import Added, Started
 from tests.unit.scheduler.program.field import (
     MODEL,
     Field,
@@ -47,7 +47,7 @@ def test_with_a_newer_version_who_was_told_is_told_anew() -> None:
 
 def test_the_version_of_the_beginning_is_never_newer_than_one_that_was_published() -> None:
     field = Field(order="pull").publish(1)
-    field.inject(field.reactor.begun, Begun(0))
+    field.inject(field.reactor.started, Started(0))
     field.opens(one=0).second()
     assert field.pulled == ["one"]
 
@@ -64,11 +64,11 @@ def test_engines_that_are_on_their_way_lose_no_calls_by_moving() -> None:
     field = Field(order="pull", migration={"waiting_above": 0}).opens(one=0).arrive(*calls(*"abc"))
     field.publish(1).opens(two=0)
     assert field.pulled == ["one"]
-    field.second(EngineSeen("one", 1, 2, 30, 1.0))
+    field.second(EngineLoad("one", 1, 2, 30, 1.0))
     assert field.moves == []
 
 
 def test_what_an_engine_says_of_itself_counts_for_the_next_call() -> None:
     field = Field().opens(one=0, two=0)
-    field.second(EngineSeen("one", 2, 0, 60, 1.0), EngineSeen("two", 0, 0, 0, 1.0)).arrive(*calls("a"))
+    field.second(EngineLoad("one", 2, 0, 60, 1.0), EngineLoad("two", 0, 0, 0, 1.0)).arrive(*calls("a"))
     assert field.placed == {"a": "two"}

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
 from tests.unit.scheduler.program.world import Answer, World
 
@@ -65,7 +65,7 @@ def test_whatever_happens(
 ) -> None:
     drawn = {step: iter(those) for step, those in answers.items()}
 
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         return next(drawn.get(do.step, iter(())), Answer(pinned=pinned))
 
     world = World(answer, *chosen, answers_first=answers_first)

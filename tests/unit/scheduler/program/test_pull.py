@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.program import ControlProgram
-from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published
+from scheduler.program.events import Added, Lost, Published, Started, StepCommand, StepResult, UpdateResult
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from tests.unit.scheduler.program.world import Answer, World
 
@@ -18,20 +18,20 @@ class Alone:
         self.fleet, self.update = self.program.fleets["m"], self.program.updates["m"]
         self.clock = VirtualClock()
         self.runtime = Runtime(self.program, self.clock)
-        self.asked: dict[str, Do] = {}
+        self.asked: dict[str, StepCommand] = {}
         self.holds: list[str] = []
-        self.ends: list[Ended] = []
+        self.ends: list[UpdateResult] = []
         for reactor in (self.fleet, self.update):
             self.runtime.observe(reactor.commands, self._on_commands)
         self.runtime.observe(self.update.ended, lambda _tag, ended: self.ends.append(ended))
         self.runtime.start()
-        self.inject(self.fleet.begun, Begun(0))
-        self.inject(self.update.begun, Begun(0))
+        self.inject(self.fleet.started, Started(0))
+        self.inject(self.update.started, Started(0))
         for engine in engines:
             self.inject(self.fleet.added, Added(engine))
             self.arrives(engine)
 
-    def _on_commands(self, _tag: object, commands: tuple[Do, ...]) -> None:
+    def _on_commands(self, _tag: object, commands: tuple[StepCommand, ...]) -> None:
         for do in commands:
             self.asked[do.engine] = do
             if do.step == "hold":
@@ -44,7 +44,10 @@ class Alone:
     def answers(self, engine: str) -> None:
         do = self.asked.pop(engine)
         fleet = do.step in ("launch", "stop")
-        self.inject(self.fleet.done if fleet else self.update.done, Done(engine, do.step, do.version, True))
+        self.inject(
+            self.fleet.step_result if fleet else self.update.step_result,
+            StepResult(engine, do.step, do.version, True),
+        )
 
     def arrives(self, engine: str) -> None:
         """Carry out the engine's orders until it is open."""
@@ -98,7 +101,7 @@ def test_if_the_one_that_pulls_cannot_load_the_version_no_other_tries_before_it_
     while fleet.asked["a"].step != "load":
         fleet.answers("a")
     fleet.asked.pop("a")
-    fleet.inject(fleet.update.done, Done("a", "load", 1, False, "it cannot be read"))
+    fleet.inject(fleet.update.step_result, StepResult("a", "load", 1, False, "it cannot be read"))
     fleet.pull("b")
     fleet.second(5)
     assert fleet.holds == ["a"]
@@ -176,7 +179,7 @@ def test_a_version_that_an_engine_has_contradicted_is_not_live_because_others_sl
     """One engine sleeps on a node that its trainer has claimed; the other cannot load the weights or fails with them."""
     world = World(homes={"a": "t0"}).add("r", "a").claim("t0").run(10)
 
-    def answer(do: Do) -> Answer:
+    def answer(do: StepCommand) -> Answer:
         return Answer(ok=do.version != 1 or do.step not in (wrong, "launch"))
 
     world.answer = answer

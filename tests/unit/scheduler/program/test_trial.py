@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 from scheduler.program.trial import Trial
 from tests.unit.scheduler.program.fleets import but, fleet_of
 from tests.unit.scheduler.program.world import Answer, World
@@ -15,7 +15,7 @@ def fails_with(version: int, *steps: Step, engine: str = "", hangs: bool = False
     world = fleet_of("a", "b")
     wrong = Answer(after_s=None) if hangs else Answer(ok=False)
 
-    def fails(do: Do) -> bool:
+    def fails(do: StepCommand) -> bool:
         return do.version == version and do.step in steps and engine in ("", do.engine)
 
     world.answer = but(fails, wrong)

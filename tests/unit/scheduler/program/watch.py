@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from scheduler.program.events import Do, Done, Ended, Step, Target
+from scheduler.program.events import Step, StepCommand, StepResult, Target, UpdateResult
 from scheduler.program.nodes import RoleIs, Wanted
 
 FLEET_STEPS = ("launch", "stop", "drain", "sleep", "wake")
@@ -97,7 +97,7 @@ class Watch:
         self._contradicted = False
         """Somebody has failed with the newest version."""
         self.published: list[int] = []
-        self.ends: list[Ended] = []
+        self.ends: list[UpdateResult] = []
         self.failures = 0
         """Steps that failed or were late, and engines that died, were removed or were paused."""
         self._limits: dict[str, int] = {**fleet, **update}
@@ -178,7 +178,7 @@ class Watch:
         assert told.role != "train" or node.claimed is not None
         assert not told.near or (told.role in ("idle", "switching") and node.claimed is None)
 
-    def done(self, now: int, done: Done) -> None:
+    def done(self, now: int, done: StepResult) -> None:
         """An answer to what is asked."""
         engine = self.engines[done.engine]
         assert (engine.asked, engine.to) == (done.step, done.version)
@@ -219,7 +219,7 @@ class Watch:
         self._open_at_begin = sum(engine.runs >= 0 for engine in self.engines.values())
         self._failures_at_begin = self.failures
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: UpdateResult) -> None:
         """Once for each version, in order; and then nobody is left behind. A failed version may be live after all."""
         self._live = max(self._live, ended.version) if ended.live else self._live
         assert bool(ended.bad) == (ended.version == self._bad)
@@ -315,7 +315,7 @@ class Watch:
 
     # What is decided
 
-    def do(self, now: int, do: Do) -> None:
+    def do(self, now: int, do: StepCommand) -> None:
         """A step is asked for."""
         engine = self.engines[do.engine]
         assert engine.asked != "stop" or do.step == "quarantine", "nothing cuts a stop short"
@@ -349,7 +349,7 @@ class Watch:
         if do.step != "quarantine" and do.engine in self.engines:
             engine.asked, engine.since, engine.to = do.step, now, do.version
 
-    def _check_reason(self, now: int, engine: _Engine, do: Do) -> None:
+    def _check_reason(self, now: int, engine: _Engine, do: StepCommand) -> None:
         """Whatever ends a late step says so."""
         assert do.reason
         if engine.asked is None or now < engine.since + self._limit(engine.asked):
@@ -418,7 +418,7 @@ class Watch:
         self._moving.discard(name)
         self._no_doubter(name)
 
-    def _update_step(self, do: Do, engine: _Engine) -> None:
+    def _update_step(self, do: StepCommand, engine: _Engine) -> None:
         assert engine.process == "up"
         if do.step == "hold":
             assert engine.asked is None

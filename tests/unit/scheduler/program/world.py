@@ -1,7 +1,7 @@
 """A world for the control program, in virtual time: engines that do a step in the time that a test says, fail it, or are silent.
 
 Plays the gateway's part (`gateway.control.host`): one step an engine at a time, a new one ends the last, each end is told as a
-`Done`. Everything the program says is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
+`StepResult`. Everything the program says is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from scheduler.program import ControlProgram
-from scheduler.program.calls import Closed, Opened, Seen
-from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Published, Removed, Target
+from scheduler.program.calls import Closed, Opened, Snapshot
+from scheduler.program.events import (
+    Added,
+    Lost,
+    Published,
+    Removed,
+    Started,
+    StepCommand,
+    StepResult,
+    Target,
+    UpdateResult,
+)
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
@@ -58,7 +68,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _Step:
-    do: Do
+    do: StepCommand
     answer: Answer
     ends: int | None
 
@@ -68,7 +78,7 @@ class _Late:
     """The answer to a step that something else followed."""
 
     ends: int
-    done: Done
+    done: StepResult
 
 
 class _Kept(io.BytesIO):
@@ -82,7 +92,7 @@ class _Kept(io.BytesIO):
 class World:
     """One model and its engines. Times are whole seconds."""
 
-    answer: Callable[[Do], Answer] = field(default=lambda do: Answer())
+    answer: Callable[[StepCommand], Answer] = field(default=lambda do: Answer())
     fleet: dict[str, Any] = field(default_factory=dict)
     update: dict[str, Any] = field(default_factory=dict)
     lending: dict[str, Any] = field(default_factory=dict)
@@ -99,7 +109,7 @@ class World:
     _program: ControlProgram = field(init=False)
     _steps: dict[str, _Step] = field(default_factory=dict)
     _late: list[_Late] = field(default_factory=list)
-    _answered: list[Done] = field(default_factory=list)
+    _answered: list[StepResult] = field(default_factory=list)
     _wanted: tuple[Wanted, ...] = ()
     """Told at the last tag: the fleet hears of it at the next, and so does the watch."""
 
@@ -119,9 +129,9 @@ class World:
         self._runtime.observe(self._program.lending.wanted, self._on_wanted)
         self._runtime.observe(self._program.lending.roles, self._on_roles)
         self._runtime.start()
-        self._runtime.inject(fleet.begun, Begun(0))
-        self._runtime.inject(update.begun, Begun(0))
-        self._runtime.inject(self._program.placements[MODEL].begun, Begun(0))
+        self._runtime.inject(fleet.started, Started(0))
+        self._runtime.inject(update.started, Started(0))
+        self._runtime.inject(self._program.placements[MODEL].started, Started(0))
         for node in sorted(set(self.homes.values())):
             self.watch.nodes[node] = Node({e for e, home in self.homes.items() if home == node})
             self._runtime.inject(self._program.lending.added, NodeAdded(node, ("rollout", "train")))
@@ -165,7 +175,7 @@ class World:
 
     def _ask(self, asked: Wanted) -> World:
         told = partial(self.watch.wanted, self.now, asked, "person")
-        self._happens(self._program.fleets[MODEL].asked, asked, told)
+        self._happens(self._program.fleets[MODEL].requested, asked, told)
         return self
 
     def claim(self, *nodes: str) -> World:
@@ -272,7 +282,7 @@ class World:
             self._advance()
         self._advance()
         if self.update["order"] == "pull":
-            self._happens(self._program.placements[MODEL].seen, Seen(()))
+            self._happens(self._program.placements[MODEL].snapshot, Snapshot(()))
             self._advance()
         while self._answer_due():
             self._advance()
@@ -303,13 +313,13 @@ class World:
         if done.ok and done.step == "open":
             self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
 
-    def _answers(self, done: Done) -> None:
+    def _answers(self, done: StepResult) -> None:
         """Unless it crosses something that was decided meanwhile."""
         engine = self.watch.engines.get(done.engine)
         if engine is not None and (engine.asked, engine.to) == (done.step, done.version):
             self.watch.done(self.now, done)
 
-    def _say_late(self, done: Done) -> None:
+    def _say_late(self, done: StepResult) -> None:
         asked = self._steps.get(done.engine)
         key = (done.step, done.version)
         if asked is not None and (asked.do.step, asked.do.version) == key:
@@ -319,19 +329,19 @@ class World:
         self._advance()
         assert self.lines == before, f"{done} changed something"
 
-    def _hears(self, done: Done) -> PhysicalAction[Done]:
+    def _hears(self, done: StepResult) -> PhysicalAction[StepResult]:
         fleet, update = self._program.fleets[MODEL], self._program.updates[MODEL]
-        return fleet.done if done.step in FLEET_STEPS else update.done
+        return fleet.step_result if done.step in FLEET_STEPS else update.step_result
 
     # What is decided
 
-    def _on_commands(self, _tag: Tag, commands: tuple[Do, ...]) -> None:
+    def _on_commands(self, _tag: Tag, commands: tuple[StepCommand, ...]) -> None:
         for do in commands:
             self.lines.append(f"{self.now} {do.engine} {do.step} {do.version}")
             self.watch.do(self.now, do)
             self._begin(do)
 
-    def _begin(self, do: Do) -> None:
+    def _begin(self, do: StepCommand) -> None:
         if do.step in ("hold", "drain", "stop", "quarantine"):
             self._runtime.inject(self._program.placements[MODEL].closed, Closed(do.engine))
         before = self._steps.pop(do.engine, None)
@@ -353,15 +363,15 @@ class World:
     def _on_target(self, _tag: Tag, target: Target) -> None:
         self.watch.target(self.now, target)
 
-    def _on_ended(self, _tag: Tag, ended: Ended) -> None:
+    def _on_ended(self, _tag: Tag, ended: UpdateResult) -> None:
         failures = f" ({', '.join(ended.failures)} given up)" if ended.failures else ""
         became = "live" if ended.live else "bad" if ended.bad else "failed"
         self.lines.append(f"{self.now} version {ended.version} {became}{failures}")
         self.watch.ended(ended)
 
 
-def _done(step: _Step) -> Done:
+def _done(step: _Step) -> StepResult:
     do, answer = step.do, step.answer
     pinned = answer.pinned if do.step == "hold" else 0
     why = "" if answer.ok else "it cannot"
-    return Done(do.engine, do.step, do.version, answer.ok, why, pinned, answer.excused)
+    return StepResult(do.engine, do.step, do.version, answer.ok, why, pinned, answer.excused)

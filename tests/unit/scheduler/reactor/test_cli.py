@@ -97,7 +97,7 @@ def test_a_changed_graph_is_said(tmp_path: Path) -> None:
         ),
         (
             '{"format": 2, "program": "toy", "settings": {"restarts": []}, "graph": "", "start": "x"}',
-            "no header",
+            "not a header",
         ),
         (
             '{"format": 2, "program": "bad", "settings": {}, "graph": "", "start": 0}',

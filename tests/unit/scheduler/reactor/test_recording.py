@@ -225,7 +225,7 @@ def test_a_line_damaged_elsewhere_is_refused(tmp_path: Path) -> None:
         (["hello"], "line 1 is not a JSON object"),
         (['{"tag": [0, 0], "end": true}'], "before any header"),
         (['{"format": 3}'], "format 3"),
-        (['{"format": 2, "program": "p"}'], "no header"),
+        (['{"format": 2, "program": "p"}'], "not a header"),
         (['{"format": 2, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": 5}'], "line 2"),
         (
             ['{"format": 2, "program": "p", "settings": {}, "graph": "", "start": 0}', '{"tag": [0, 0]}'],
