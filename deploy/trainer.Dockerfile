@@ -1,4 +1,4 @@
-# The trainer. torch comes as pip finds it: the build for CUDA, unless PIP_EXTRA_INDEX_URL or a wheel beside it says otherwise.
+# The trainer. pip installs torch's CUDA build, unless PIP_EXTRA_INDEX_URL or a local wheel offers another.
 FROM python:3.11.13-slim-bookworm
 
 ENV PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1

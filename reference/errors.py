@@ -122,7 +122,7 @@ def _assigned(function: Function, line: int) -> dict[str, ast.expr]:
 
 
 def _codes(given: ast.expr, function: Function) -> list[str]:
-    """The codes that an expression may have: a constant, one of two, or a parameter's default."""
+    """Return the codes that an expression may have: a constant, one of two, or a parameter's default."""
     match given:
         case ast.Constant(value=str(value)):
             return [value]

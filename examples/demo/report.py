@@ -67,14 +67,14 @@ def summarize(
 
 
 def components(evaluation: dict[str, Any], when: str) -> dict[str, float]:
-    """Return the means of what the agent said beside its rewards in an evaluation, such as `tool_calls_before`."""
-    said = [outcome["components"] for outcome in evaluation["outcomes"]]
-    names = sorted({name for components in said for name in components})
-    return {f"{name}_{when}": _mean([c[name] for c in said if name in c]) for name in names}
+    """Return the means of the components that the agent reported in an evaluation, such as `tool_calls_before`."""
+    reported = [outcome["components"] for outcome in evaluation["outcomes"]]
+    names = sorted({name for components in reported for name in components})
+    return {f"{name}_{when}": _mean([c[name] for c in reported if name in c]) for name in names}
 
 
 def failed_requests(facts: dict[str, Any], *evaluations: dict[str, Any]) -> int:
-    """Server errors, by the gateway's own counters, and episodes whose agent failed, in training or in an evaluation."""
+    """Count server errors, by the gateway's own counters, and episodes whose agent failed, in training or in an evaluation."""
     errors = sum(
         sample.value
         for sample in _samples(facts["metrics"])
@@ -138,7 +138,7 @@ def smoothed(values: list[float], weight: float = 0.2) -> list[float]:
 
 
 def show(summary: dict[str, Any], directory: Path, console: Console) -> None:
-    """The table, where to look next, and the summary as the last line."""
+    """Print the table, where to look next, and the summary as the last line."""
     table = Table(title="headgate demo")
     table.add_column("figure")
     table.add_column("value", justify="right")

@@ -42,7 +42,7 @@ ETAS = (0, 1, 2, 4, 8)
 SEEDS = (1, 2, 3)
 STEPS = 30
 CONCURRENCY = 128
-"""Agents at once: one batch's worth. With twice as many, tokens become older."""
+"""Concurrent agents: one batch's worth. With twice this many, tokens become older."""
 SAMPLE_S = 0.1
 _LAST = 5
 """Batches whose mean is a run's last reward."""
@@ -191,13 +191,13 @@ def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, An
     from matplotlib import pyplot
 
     figure, ((by_step, by_time), (ages, idle)) = pyplot.subplots(2, 2, figsize=(11, 7.5))
-    colours = pyplot.get_cmap("viridis")
+    colors = pyplot.get_cmap("viridis")
     for place, row in enumerate(rows):
-        colour = colours(place / max(1, len(rows) - 0.5))
+        color = colors(place / max(1, len(rows) - 0.5))
         for number, run in enumerate(runs_of(runs, row["eta"], row["bound"])):
             curve, label = smoothed(run["rewards"]), f"eta {_name(row)}" if number == 0 else None
-            by_step.plot(range(1, len(curve) + 1), curve, color=colour, label=label, alpha=0.8)
-            by_time.plot(run["times"], curve, color=colour, alpha=0.8)
+            by_step.plot(range(1, len(curve) + 1), curve, color=color, label=label, alpha=0.8)
+            by_time.plot(run["times"], curve, color=color, alpha=0.8)
     by_step.set(xlabel="step", ylabel="mean reward, smoothed")
     by_step.legend()
     by_time.set(xlabel="seconds since the training began", ylabel="mean reward, smoothed")
@@ -235,7 +235,6 @@ def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, An
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(title="The demo under bounds on staleness (means over seeds)")
     for title, _ in _COLUMNS:
         table.add_column(title, justify="right")
@@ -293,7 +292,7 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=_numbers, default=list(SEEDS), help="with commas")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps of each run")
-    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="agents at once")
+    parser.add_argument("--concurrency", type=int, default=CONCURRENCY, help="concurrent agents")
     parser.add_argument(
         "--dir", type=Path, default=Path("runs/staleness"), help="a run that is there is not repeated"
     )

@@ -27,7 +27,7 @@ class EnvironmentDemo(Demo):
     """The demo without task files: the environment has its own."""
 
     async def prepare(self) -> None:
-        """The model, from the cache if it was made before."""
+        """Make the model, or copy it from the cache."""
         recipe = str(self.job.folder / "warmstart.toml")
         await self.command("trainer.cli", "warmstart", "--recipe", recipe, "--out", self.path("model"))
 

@@ -120,7 +120,7 @@ def kept(path: Path, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
-    """The training batches' rewards by step, a colour for each algorithm and a line for each seed."""
+    """Plot the training batches' rewards by step, a color for each algorithm and a line for each seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,7 +144,6 @@ def plot(path: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def show(runs: Sequence[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(title=f"{HELDOUT} held-out maps, greedy: mean reward")
     for column in ("algorithm", "seed", "before", "after", "rise"):
         table.add_column(column, justify="left" if column == "algorithm" else "right")
@@ -155,7 +154,7 @@ def show(runs: Sequence[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Run what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then report everything that was requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

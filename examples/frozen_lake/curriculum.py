@@ -85,7 +85,6 @@ def train(model: Path, arm: str, seed: int, budget: int, progress: Progress) -> 
 
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(title=f"{TRAIN_MAPS} maps, {HELDOUT} held-out maps: mean reward at equal sampled tokens")
     names = ("seed", "tokens", "steps", "before", "after", "sampled_before", "sampled_after", "taught_share")
     for column in ("arm", *names):
@@ -97,7 +96,7 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Run what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then report everything that was requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -80,7 +80,6 @@ def train(model: Path, arm: str, seed: int, steps: int, fails: float, progress: 
 
 
 def show(runs: list[dict[str, Any]], console: Console) -> None:
-    """The table."""
     table = Table(
         title=f"{FAILS:.0%} of tool calls fail; {HELDOUT} held-out maps without failures: mean reward"
     )
@@ -104,7 +103,7 @@ def show(runs: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    """Run what is missing in the folder, then reports all that was asked for."""
+    """Run what is missing in the folder, then report everything that was requested."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

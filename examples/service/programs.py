@@ -19,7 +19,7 @@ _DEBIAN = {"initdb": "postgresql", "postgres": "postgresql"}
 
 
 class NotInstalled(Exception):
-    """A program is missing; the message says what to install."""
+    """A program is missing; the message names what to install."""
 
 
 def find_program(name: str) -> Path:

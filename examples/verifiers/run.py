@@ -61,7 +61,6 @@ class VerifiersDemo(EnvironmentDemo):
 
 
 def show_minutes(summaries: list[dict[str, Any]]) -> None:
-    """A table of what each step took."""
     table = Table(title="minutes by step")
     table.add_column("run")
     for step in STEPS:

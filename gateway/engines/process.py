@@ -162,7 +162,7 @@ class EngineProcess:
 def _why(process: LocalProcess) -> str:
     status = process.returncode or 0
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with {status}"
-    return f"its process {ended} at its start: {exit_reason(process.said())} ({process.log})"
+    return f"its process {ended} at its start: {exit_reason(process.output())} ({process.log})"
 
 
 def _vllm_command(

@@ -100,7 +100,7 @@ class LocalProcess:
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return ""
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return what the process has written to its log, up to a megabyte."""
         with contextlib.suppress(OSError):
             if self.log is None:

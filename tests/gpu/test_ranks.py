@@ -37,7 +37,7 @@ async def test_two_ranks_make_the_steps_of_one(device: str, tmp_path: Path) -> N
             status = await result_of(process.wait(), "torchrun ends", 600.0)
         finally:
             await process.stop(10.0)
-    assert status == 0, process.said()
+    assert status == 0, process.output()
     assert distance(_of(tmp_path / "two.pt", one), one, over=start) < BOUND
 
 

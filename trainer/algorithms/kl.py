@@ -1,4 +1,4 @@
-"""Estimates of the KL divergence between two policies, by token. Pure tensor maths.
+"""Estimates of the KL divergence between two policies, by token. Pure tensor math.
 
 Source: Schulman, "Approximating KL Divergence" (2020).
 """
