@@ -1,13 +1,13 @@
 """`python -m bench.engine`: a bare mock engine in a process of its own, which costs a few microseconds a chunk.
 
 It speaks vLLM's API, and Anthropic's messages, on a plain asyncio protocol, samples nothing and reads no prompt: every reply is
-known beforehand (`bench.replies`), and its chunks are ready but for the request's id. What it says:
+known beforehand (`bench.replies`), and its chunks are ready but for the request's id. What it sends:
 
 - a stream: one token a chunk, each `--chunk-ms` after the one before, at the engine's own pace whatever the client does;
-- an answer that is not streamed, or a generation that fits into one chunk (`stream_interval`): at once.
+- an answer that is not streamed, or a generation that fits into one chunk (`stream_interval`): immediately.
 
 Replies end after `max_tokens`, or with `--chunks` tokens. `POST /bench/settings` changes `chunk_ms`, `chunks` and `tools` for
-what is asked from then on. Owns its streams and the timer; one heap holds every stream that has something to send.
+later requests. Owns its streams and the timer; one heap holds every stream that has something to send.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Engine:
     def _chunks(
         self, settings: EngineSettings, form: str, max_tokens: int, interval: int, extra: str | bool
     ) -> Chunks:
-        """`extra`: the label of a generation; of a chat, whether its usage is asked for."""
+        """Return the chunks of a reply. `extra`: a generation's label; for a chat, whether it requests its usage."""
         reply = settings.reply(max_tokens)
         gap_s = settings.chunk_ms / 1000
         if form == "chat":
@@ -165,7 +165,7 @@ class Engine:
             self._timer = self._loop.call_at(self._queue[0].due, self._send_due)
 
     def _send_due(self) -> None:
-        """Every chunk whose time has come. Due times are absolute: a late timer does not make an engine slower."""
+        """Send every chunk that is due. Due times are absolute: a late timer does not make an engine slower."""
         self._timer = None
         now, queue = self._loop.time() + 0.0005, self._queue
         while queue and queue[0].due <= now:
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         self._body: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        """Send bytes; the ones that say nothing are left out."""
+        """Send bytes, unless there are none or the client has disconnected."""
         if data and self._transport is not None and not self.gone:
             self._transport.write(data)
 

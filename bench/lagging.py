@@ -1,11 +1,11 @@
 """`python -m bench.lagging serve --config FILE`: `gateway serve`, with an event loop that is watched.
 
-The gateway's own command runs unchanged; only the application that it serves is wrapped. `GET /bench/lag` answers by how much the
-loop was late, in milliseconds, since the last time it was asked; `own_max` counts no more of that than the CPU time that the
-process used meanwhile, so that other programs on a busy machine are left out.
+The gateway's own command runs unchanged; only the application that it serves is wrapped. `GET /bench/lag` returns by how much the
+loop was late, in milliseconds, since the last such request; `own_max` counts no more of that than the CPU time that the process
+used in that time, so that other programs on a busy machine are left out.
 
-A timer is due every `EVERY_S`. Where the loop is held up for longer than that, the timers that would have been due meanwhile
-count too, each with what was left of the wait: a sample is what a request that arrives at any moment would have to wait.
+A timer is due every `EVERY_S`. Where the loop is held up for longer than that, the timers that would have been due in the
+meantime count too, each with the rest of the wait: a sample is what a request that arrives at any moment would have to wait.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures whether the gateway's memory grows with the calls that it has served.
 
-A gateway, recording on, before the mock engine, which answers at once. Agents open an episode, make some calls, every third of
-them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth` is
-the size after the last call over that after the first `--base`: by default 100,000 over 20,000.
+A gateway, recording on, before the mock engine, which answers immediately. Agents open an episode, make some calls, every third
+of them streamed, and close it, over and over. The resident size of the gateway's process is read as the calls go by. `rss_growth`
+is the size after the last call over that after the first `--base`: by default 100,000 over 20,000.
 
 Sizes are medians over a tenth of `--base` calls before each of the two points: an allocator gives memory back as it likes.
 """
@@ -119,7 +119,7 @@ def main(
     base: Annotated[
         int, typer.Option(min=10, help="Calls after which the memory is compared with.")
     ] = 20_000,
-    connections: Annotated[int, typer.Option(min=1, help="Agents at once.")] = 32,
+    connections: Annotated[int, typer.Option(min=1, help="Concurrent agents.")] = 32,
     calls_per_episode: Annotated[int, typer.Option(min=1, help="Calls before an episode is closed.")] = 6,
     out: Annotated[Path, typer.Option(help="Where the JSON report goes.")] = Path("runs/bench/memory.json"),
 ) -> None:

@@ -1,7 +1,7 @@
 """A tiny random Qwen3 checkpoint for benches, made without torch in a second.
 
 Its tokenizer knows ASCII alone, and every token that an engine samples is one or two whole characters. So a gateway never has to
-hold a token back because a character is not whole, and the number of chunks says how tokens were coalesced, nothing else.
+hold a token back because a character is not whole, and the number of chunks depends only on how tokens were coalesced.
 """
 
 from __future__ import annotations

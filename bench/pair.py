@@ -74,12 +74,12 @@ class _EngineBench:
     steps: Steps
 
     async def warm_up(self) -> None:
-        """The first batches of an engine are slow, and so are first calls of anything."""
+        """Send some calls: the first ones are slow in every component."""
         for target in await self._targets():
             await measure(target, _WARM_UP, min(1.0, self.plan.seconds), {})
 
     async def measure(self, shape: Shape) -> dict[str, Any]:
-        """Both ways by turns; each round begins with the way that the last one ended with."""
+        """Measure both targets by turns; each round begins with the target that ended the last one."""
         direct, gateway = await self._targets()
         windows: dict[str, list[Window]] = {"direct": [], "gateway": []}
         clocks = {"gateway": self.gateway.cpu_s, "engine": self.engine.cpu_s, "client": time.process_time}
@@ -90,7 +90,7 @@ class _EngineBench:
                 window = await measure(target, shape, self.plan.seconds, clocks)
                 windows[target.name].append(window)
                 for reason, times in window.failures.items():
-                    self.steps.say(f"{times} failed requests: {reason}")
+                    self.steps.log(f"{times} failed requests: {reason}")
         return _result(self.name, shape, windows["direct"], windows["gateway"])
 
     async def _targets(self) -> tuple[DirectTarget, GatewayTarget]:

@@ -32,7 +32,7 @@ _ANTHROPIC = "bench-anthropic"
 
 
 def model_of(name: str, api: str) -> str:
-    """The model that a target is asked for; LiteLLM's says by which of its providers it reaches the engine."""
+    """Return the model that requests to a target name; LiteLLM chooses its provider by it."""
     return _ANTHROPIC if api == "messages" and name in LITELLMS else "bench"
 
 

@@ -175,7 +175,7 @@ async def run_server(
     *,
     start_s: float = _START_S,
 ) -> AsyncIterator[Child]:
-    """A server that answers a GET of `path` on `port` once it is ready. Raise ChildDied or TimeoutError, with its last lines."""
+    """Start a server, and yield it once it answers a GET of `path` on `port`. Raise ChildDied or TimeoutError."""
     process = await LocalProcess.start(name, argv, work / f"{name}-{port}.log", env)
     child = Child(process.pid, port)
     try:

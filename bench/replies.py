@@ -96,7 +96,7 @@ def _text_ids(count: int) -> list[int]:
 
 
 def _encode(text: str) -> list[int]:
-    """The fewest tokens that are this text, the longest first."""
+    """Return the fewest tokens that make this text, the longest first."""
     ids = []
     while text:
         size = next(n for n in range(min(len(text), _LONGEST), 0, -1) if text[:n] in _IDS)

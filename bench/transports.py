@@ -101,14 +101,14 @@ def _directly(transport: str, world: World) -> Times:
 
     def one(engine: Holder) -> tuple[int, float, float]:
         if backend is None:
-            moved = engine.ask("bring_folder", folder)
+            moved = engine.call("bring_folder", folder)
         else:
             sender = Sender(folder, plan, backend, _HOST, 1, LIMIT_S)
             join = Join(_NEXT, backend, _HOST, sender.port, 2, plan, LIMIT_S)
             engine.begin("bring_transfer", join)
             sender.send()
             moved = engine.end()
-        pause = engine.ask("swap")
+        pause = engine.call("swap")
         return moved, pause, time.monotonic() - began
 
     with ThreadPoolExecutor(len(world.engines)) as pool:
@@ -117,14 +117,14 @@ def _directly(transport: str, world: World) -> Times:
 
 
 async def _over_http(transport: str, world: World) -> Times:
-    """The gateway fetches from the trainer's server, and then the mirrors beside engines from it and from one another."""
+    """Fetch to the gateway from the trainer's server, and then to the engines' mirrors from it and from one another."""
     servers = [Holder(), Holder()]
     homes = [world.root, *(_copies(world) / str(number) for number in range(len(world.engines) + 1))]
     try:
         for home in homes[1:]:
             shutil.copytree(world.root, home, copy_function=os.link)
         pairs = zip([*servers, *world.engines], homes, strict=True)
-        root, gateway, *urls = [holder.ask("serve", home) for holder, home in pairs]
+        root, gateway, *urls = [holder.call("serve", home) for holder, home in pairs]
         began, _, blocked = _written(transport, world)
         written = time.monotonic() - began
         async with Mirror(_copies(world) / "client") as client:

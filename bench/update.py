@@ -7,8 +7,8 @@ Two engines, a gateway of their own, and streams that stay open while one versio
   load. To check the report, the engines are also driven directly in the same run, without the gateway and with the streams open
   (`direct`);
 - *ratio*: a stall over the own time of the engine that had the stream when the update began; *added*: the stall less that time,
-  which says more where a load is short. With `--transport collective` a load copies tensors that the engine has received before,
-  and engines are not driven directly, since they load no folder;
+  which is the better measure of short loads. With `--transport collective` a load copies tensors that the engine has received
+  before, and engines are not driven directly, since they load no folder;
 - *tokens/s*: of all streams together, in windows of `WINDOW_S`.
 """
 
@@ -293,7 +293,7 @@ class _Scenario:
                 for engine in engines * _DIRECT_ROUNDS if plan.transport == "filesystem" else ():
                     run.direct_s.append(await _drive(http, engine, str(self._versions.path(plan.versions))))
         for reason, times in streams.failures.items():
-            self._steps.say(f"{times} failed requests: {reason}")
+            self._steps.log(f"{times} failed requests: {reason}")
         return run
 
     async def _update(self, admin: GatewayClient, http: httpx.AsyncClient, version: int) -> Update:

@@ -108,10 +108,10 @@ def alone(
     }
 
 
-def beside_engine(
+def next_to_engine(
     config: Mapping[str, Any], records: Sequence[Mapping[str, Any]], peak: float | None
 ) -> dict[str, Any]:
-    """Step with an engine beside the trainer: the rate of computing, that of the whole run, and seconds by part."""
+    """Summarize training next to an engine: the rate of computing, that of the whole run, and seconds by part."""
     computing = sum(record["seconds/compute"] for record in records)
     total = sum(record["seconds/total"] for record in records)
     tokens = sum(record["computed_tokens"] for record in records)

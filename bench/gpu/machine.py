@@ -1,4 +1,4 @@
-"""Says whether this machine can run the check, before anything is installed: a GPU for the CUDA builds of PyTorch and vLLM.
+"""Checks whether this machine can run the check, before anything is installed: a GPU for the CUDA builds of PyTorch and vLLM.
 
 `python3 -m bench.gpu.machine` ends with status 1 and one paragraph if it cannot. Imports Python's own library alone.
 """
@@ -150,11 +150,11 @@ def missing(machine: Machine) -> list[str]:
 
 
 def refusal(lacks: Sequence[str]) -> str:
-    """One paragraph for people."""
+    """Return one paragraph for people."""
     return (
         f"gpu-check cannot run on this machine. It needs {'; and '.join(lacks)}. Nothing was installed or measured, and no"
         " report was written. What it does is tested without a GPU by `pytest tests/unit/bench/test_gpu_check.py`;"
-        " docs/guide/one-gpu.md says more."
+        " docs/guide/one-gpu.md has more."
     )
 
 

@@ -1,4 +1,4 @@
-"""Steps of training with an engine beside it: the gateway, `trainer run`, an agent, and what each of them said of it.
+"""Steps of training next to an engine: the gateway, `trainer run`, an agent, and what each of them reported.
 
 Owns the files of a run, all in one folder: configuration, logs, the gateway's database, checkpoints, versions.
 """

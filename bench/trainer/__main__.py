@@ -1,13 +1,13 @@
-"""The trainer's step beside TRL's GRPOTrainer: the same model, batch and loss, on the CPU, in turns within one run.
+"""The trainer's step compared with TRL's GRPOTrainer: the same model, batch and loss, on the CPU, in turns within one run.
 
 Before anything is timed, the clipped gradients of a first step are compared. Batches are made from a seed (`bench.trainer.load`):
 
 - long_tail: `vs_trl_long_tail`, how many times TRL's trained tokens a second; and `padding_share`, the share of the tokens that
-  went through the model and need not have.
+  went through the model needlessly.
 - trees: `vs_trl_trees`, the same on episodes that branch; and `tree_efficiency`, how much faster our trainer is with the tree
-  than with every path apart, as a share of how many fewer tokens the tree has.
-- head: `head_peak_ratio`, the most memory that the output head takes beside its weights and their gradient, with a vocabulary of
-  151,936 over one with 8,192, at equal tokens.
+  than with a row for each path, as a share of how many fewer tokens the tree has.
+- head: `head_peak_ratio`, the most memory that the output head uses in addition to its weights and their gradient, with a
+  vocabulary of 151,936 over one with 8,192, at equal tokens.
 
 TRL is in an environment of its own (`make bench NAME=trainer` makes it); without one (`--trl none`) its keys are null.
 """
@@ -67,7 +67,7 @@ class Side:
         self._log.close()
 
     def step(self) -> dict[str, Any]:
-        """One optimizer step; answers what it says of it. Raise RuntimeError if it dies."""
+        """Make one optimizer step, and return what the process reports. Raise RuntimeError if it dies."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("step\n")
         self._process.stdin.flush()
@@ -78,7 +78,7 @@ class Side:
         return answer
 
     def measure(self) -> None:
-        """A step that counts."""
+        """Make a step that counts."""
         self.answers.append(self.step())
 
     @property
@@ -242,7 +242,7 @@ def main(
     small: Annotated[bool, typer.Option(help="A batch that only shows that everything works.")] = False,
     out: Annotated[Path, typer.Option(help="Where the report goes.")] = Path("runs/bench-trainer.json"),
 ) -> None:
-    """Measure the trainer's step beside TRL's GRPOTrainer: the same model, batch and loss, on the CPU."""
+    """Measure the trainer's step and that of TRL's GRPOTrainer: the same model, batch and loss, on the CPU."""
     trl = "" if trl == "none" else trl
     if trl and not Path(trl).exists():
         raise typer.BadParameter(

@@ -1,6 +1,6 @@
 """The peak memory of the output head, forward and backward, in a process of its own: bytes on stdout.
 
-The most that the kernel says the process had (Linux), less what it had with weights, their gradient and inputs in memory.
+The most that the process had by the kernel's count (Linux), less what it had with weights, their gradient and inputs in memory.
 """
 
 from __future__ import annotations

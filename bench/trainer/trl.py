@@ -61,7 +61,7 @@ class Recorded(GRPOTrainer):
 
 
 class OnCommand(TrainerCallback):
-    """Makes a step for each line of stdin, and says how long it took."""
+    """Makes a step for each line of stdin, and reports how long it took."""
 
     def __init__(self, answers: Any, gradient: Path | None) -> None:
         self._answers, self._gradient = answers, gradient
@@ -81,7 +81,7 @@ class OnCommand(TrainerCallback):
             self._gradient = None
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Answers."""
+        """Report the step's seconds."""
         took = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
         self._answers.write(json.dumps({"seconds": took[0], "cpu_s": took[1]}) + "\n")
 

@@ -162,7 +162,7 @@ async def _run_updates(
         trials, mutated = [], []
         for plan in plans:
             steps.begin(plan.name)
-            trials.append(await updates.run_trial(plan, steps.say))
+            trials.append(await updates.run_trial(plan, steps.log))
         for mutant, mode in mutants:
             steps.begin(f"{mutant.name}: {mode}")
             small = updates.small(updates.Plan(mode=mode, seed=seed))
