@@ -1,9 +1,9 @@
-"""`python -m lab.simulate.validation`: the simulator beside published tables, with its errors. docs/simulation.md
-discusses them.
+"""`python -m lab.simulate.validation`: the simulator compared with published tables, with its errors.
+lab/notes/simulation.md discusses them.
 
 What is fitted, and to what:
 
-- verl's recipe (papers.md section 5; its README, three sizes and four thresholds): the trainer's seconds a batch are the
+- verl's recipe (its README, three sizes and four thresholds): the trainer's seconds a batch are the
   table's own (`update_actor` and `old_log_prob`, row by row), because its trainer scales as no simple model does. The median of
   the reply lengths is fitted to `gen` of the three synchronous rows. Steps of the asynchronous rows are predictions; so are
   the speed-ups, which are over the simulated synchronous rows.
@@ -62,7 +62,7 @@ class Row:
 
 
 def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenario:
-    """verl's experiment, with the trainer's seconds a batch as given."""
+    """Return verl's experiment, with the trainer's seconds a batch as given."""
     base: dict[str, Any] = {
         "gpus": gpus,
         "gpu": "H20",
@@ -85,7 +85,7 @@ def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenari
 
 
 def areal(eta: int) -> Scenario:
-    """AReaL's experiment: 1.5B on 8 GPUs, a quarter of which train."""
+    """Return AReaL's experiment: 1.5B on 8 GPUs, a quarter of which train."""
     return Scenario(
         gpus=8,
         gpu="H800",
@@ -103,7 +103,7 @@ def areal(eta: int) -> Scenario:
 
 
 def rows() -> list[Row]:
-    """Every published figure that there is an answer to."""
+    """Return every published figure with its simulated one."""
     found: list[Row] = []
     sync: dict[int, float] = {}
     for gpus, (_, generation, again, update) in SYNC.items():
@@ -133,8 +133,8 @@ def rows() -> list[Row]:
 
 
 def main() -> None:
-    """Prints the rows, and a JSON line."""
-    typer.echo("Simulated beside published; F: fitted to this figure")
+    """Print the rows, and a JSON line."""
+    typer.echo("Simulated compared with published; F: fitted to this figure")
     found = rows()
     for row in found:
         mark = "F" if row.fitted else " "
