@@ -150,7 +150,7 @@ def _arguments(megabytes: float) -> str:
 
 
 def _tools(megabytes: float, each: int) -> list[dict[str, Any]]:
-    """Tools with `each` parameters."""
+    """Return tools with `each` parameters."""
     described = {"type": "string", "description": "what it is for, in a few words"}
     schema = {"type": "object", "properties": {f"p{j}": described for j in range(each)}}
     one = {"description": "Does things.", "parameters": schema}

@@ -122,12 +122,12 @@ class Load:
             self.runtime.run_until(now)
             self._tick(now / SECOND)
             if now // SECOND > (now - tick) // SECOND:
-                engines = [EngineSeen(*seen) for seen in self._seen()]
+                engines = [EngineSeen(*engine) for engine in self._snapshot()]
                 self._inject("snapshot", self._placement.seen, Seen(tuple(engines)))
                 filling = Filling.of(_MODEL, self._rule, self.placed)
                 self._inject("batch", self.program.lending.filling, filling)
 
-    def _seen(self) -> Iterator[tuple[str, int, int, int, float]]:
+    def _snapshot(self) -> Iterator[tuple[str, int, int, int, float]]:
         for name, running in self._running.items():
             yield name, running, 0, running * (_PROMPT + _SAMPLED // 2), running * 30.0
 

@@ -91,7 +91,7 @@ class Engine:
         self.chunks = lru_cache(256)(self._chunks)
 
     def start(self, connection: Connection, name: str, chunks: Chunks) -> None:
-        """Begins a stream."""
+        """Begin a stream."""
         stream = Stream(connection, name, chunks, next(self._numbers))
         stream.due = self._loop.time() + (chunks.gap_s if len(chunks) > 1 else 0.0)
         heappush(self._queue, stream)
@@ -113,14 +113,14 @@ class Engine:
 
     def abort(self, names: set[str]) -> int:
         """End streams; answers how many there were."""
-        gone = [stream for stream in self._queue if stream.name in names]
+        ended = [stream for stream in self._queue if stream.name in names]
         self._queue = sorted(stream for stream in self._queue if stream.name not in names)
-        for stream in gone:
+        for stream in ended:
             stream.connection.write(stream.chunks.abort(stream.sent, stream.name, self.label))
-        return len(gone)
+        return len(ended)
 
     def control(self, path: str, query: dict[str, str], values: dict[str, Any]) -> tuple[int, Any]:
-        """Status and answer of every path that generates nothing."""
+        """Return status and answer of a path that generates nothing."""
         match path:
             case "/pause":
                 self.pause(query.get("mode", "abort") == "abort")
@@ -170,7 +170,7 @@ class Engine:
         now, queue = self._loop.time() + 0.0005, self._queue
         while queue and queue[0].due <= now:
             stream = heappop(queue)
-            if not stream.connection.gone and stream.send():
+            if not stream.connection.closed and stream.send():
                 stream.due += stream.chunks.gap_s
                 heappush(queue, stream)
         self._schedule()
@@ -180,7 +180,7 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     def __init__(self, engine: Engine) -> None:
-        self.gone = False
+        self.closed = False
         self._engine = engine
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -189,14 +189,14 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         """Send bytes, unless there are none or the client has disconnected."""
-        if data and self._transport is not None and not self.gone:
+        if data and self._transport is not None and not self.closed:
             self._transport.write(data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.gone = True
+        self.closed = True
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -158,7 +158,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 def _piece(delta: dict[str, Any] | None) -> tuple[str, str]:
-    """(its field, the text in that) of a chat's delta."""
+    """Return the field of a chat's delta, and the text in it."""
     for field, value in (delta or {}).items():
         return field, value if isinstance(value, str) else value[0]["function"]["arguments"]
     return "", ""

@@ -65,7 +65,7 @@ class _Engine:
     _mirror: Mirror
 
     def __init__(self) -> None:
-        self._held: dict[str, torch.Tensor] = {}
+        self._loaded: dict[str, torch.Tensor] = {}
         self._came: dict[str, torch.Tensor] = {}
 
     def ready(self) -> None:
@@ -73,7 +73,7 @@ class _Engine:
 
     def forget(self) -> None:
         """Free all memory."""
-        self._held, self._came = {}, {}
+        self._loaded, self._came = {}, {}
 
     def bring_folder(self, folder: Path) -> int:
         """Read a version's tensors from a folder; return the number of bytes."""
@@ -122,11 +122,11 @@ class _Engine:
     def swap(self) -> float:
         """Put what came in place; answers the seconds. Adapters are added and replace nothing."""
         for name, data in self._came.items():
-            if name not in self._held:
-                self._held[name] = torch.zeros_like(data)
+            if name not in self._loaded:
+                self._loaded[name] = torch.zeros_like(data)
         began = time.perf_counter()
         for name, data in self._came.items():
-            self._held[name].copy_(data)
+            self._loaded[name].copy_(data)
         took = time.perf_counter() - began
         self._came = {}
         return took

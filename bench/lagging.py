@@ -35,7 +35,7 @@ class LagSampler:
         self._own = 0.0
         self._next()
 
-    def take(self) -> dict[str, float | int | None]:
+    def reset(self) -> dict[str, float | int | None]:
         """Return the figures since the last time, in milliseconds."""
         samples, self.samples = self.samples, []
         own, self._own = self._own, 0.0
@@ -72,7 +72,7 @@ class Watched:
         if scope["type"] == "http" and scope["path"] == _PATH and self._sampler is not None:
             headers = [(b"content-type", b"application/json")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await send({"type": "http.response.body", "body": orjson.dumps(self._sampler.take())})
+            await send({"type": "http.response.body", "body": orjson.dumps(self._sampler.reset())})
             return
 
         async def started(message: Message) -> None:
@@ -84,7 +84,7 @@ class Watched:
 
 
 def main() -> None:
-    """`gateway serve`, watched."""
+    """Run `gateway serve` with a watched loop."""
     import gateway.app
     from gateway.cli import app
 

@@ -47,7 +47,7 @@ class Target(Protocol):
         ...
 
     def count(self, events: list[bytes], streamed: bool) -> tuple[int, int]:
-        """(chunks that carry a part of the answer, tokens) of a 200. Raise RequestFailed if it is not whole."""
+        """Return the chunks with a part of the answer, and its tokens. Raise RequestFailed if it is not whole."""
         ...
 
 
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
     async def post(
         self, request: bytes, begins: Callable[[bytes], bool] | None = None
     ) -> tuple[int, bytes, float, float]:
-        """(status, body, seconds until the body `begins`, seconds to its end). Raise RequestFailed."""
+        """Return status, body, seconds until the body `begins`, and seconds to its end. Raise RequestFailed."""
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("connection closed")
         self._answered = asyncio.get_running_loop().create_future()

@@ -64,12 +64,12 @@ class _Run:
     steps: Steps
     started: float = field(default_factory=time.perf_counter)
     begun: int = 0
-    done: int = 0
+    calls: int = 0
     points: list[Point] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        """All calls."""
+        """Make all calls."""
         self._note()
         async with GatewayClient(self.gateway.url) as client, asyncio.TaskGroup() as agents:
             for n in range(self.plan.connections):
@@ -102,16 +102,16 @@ class _Run:
             self.failures[str(error) or type(error).__name__] += 1
             connection.close()
             connection = await connect(self.gateway.port)
-        self.done += 1
-        if self.done % max(1, self.plan.calls // _STEPS) == 0:
+        self.calls += 1
+        if self.calls % max(1, self.plan.calls // _STEPS) == 0:
             self._note()
         return connection
 
     def _note(self) -> None:
         seconds = time.perf_counter() - self.started
-        self.points.append(Point(self.done, seconds, self.gateway.rss_mib(), self.gateway.cpu_s()))
-        if self.done:
-            self.steps.begin(f"{self.done:,} calls: {self.points[-1].rss_mib:.1f} MiB")
+        self.points.append(Point(self.calls, seconds, self.gateway.rss_mib(), self.gateway.cpu_s()))
+        if self.calls:
+            self.steps.begin(f"{self.calls:,} calls: {self.points[-1].rss_mib:.1f} MiB")
 
 
 def main(

@@ -43,7 +43,7 @@ _LEARNED = 8192
 
 
 def token_texts() -> dict[int, str]:
-    """Every token that an engine may sample, the marks included, and its text."""
+    """Return every token that an engine may sample, the marks included, with its text."""
     texts = [text.replace("Ċ", "\n").replace("Ġ", " ") for text in _texts()]
     return dict(enumerate([*texts, *_SPECIALS, *_MARKS]))
 
@@ -114,7 +114,7 @@ def _texts() -> list[str]:
 
 
 def _merges(corpus: str) -> list[tuple[str, str]]:
-    """Learns the merges of byte pair encoding from an ASCII text."""
+    """Learn the merges of byte pair encoding from an ASCII text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     learner = Tokenizer(models.BPE())

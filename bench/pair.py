@@ -49,7 +49,7 @@ class PairPlan:
 async def measure_pairs(
     plan: PairPlan, model: Path, prompts: Prompts, work: Path, steps: Steps
 ) -> list[dict[str, Any]]:
-    """One result for each engine and load."""
+    """Return one result for each engine and load."""
     results = []
     for name in plan.engines:
         steps.begin(f"{name}: start and warm up")
@@ -107,7 +107,7 @@ async def _each(bench: _EngineBench) -> AsyncIterator[dict[str, Any]]:
 
 
 def _result(engine: str, shape: Shape, direct: list[Window], gateway: list[Window]) -> dict[str, Any]:
-    """One line of the report: each figure of both ways, the ratio gateway / direct, and the difference of latencies."""
+    """Return one line of the report: each figure of both ways, the ratio gateway / direct, and the difference of latencies."""
     sides = [figures(window) for window in direct], [figures(window) for window in gateway]
     rounds = list(zip(*sides, strict=True))
     result: dict[str, Any] = {
@@ -131,7 +131,7 @@ def _result(engine: str, shape: Shape, direct: list[Window], gateway: list[Windo
 
 
 def show_pair(engine: str, results: list[dict[str, Any]]) -> None:
-    """One column a load, one row a figure."""
+    """Print a table: one column a load, one row a figure."""
     title = f"{engine}: the gateway, recording on, against the engine reached directly"
     shapes = [Shape(r["streams"], r["max_tokens"], r["load"] == "stream") for r in results]
     failed = sum(sum(result["failures"].values()) for result in results)

@@ -181,23 +181,23 @@ class _Shapes:
         """To a token."""
 
     async def prompt(self, name: str) -> dict[str, Any]:
-        """Prompts of a length."""
+        """Measure prompts of a length."""
         tokens, streams = PROMPTS[name]
         texts = pieces(self._corpus, int(tokens * self.characters_each), _MANY)
         prompts = replace(self._short, texts=texts, ids=[[n] * tokens for n in range(2, 2 + _MANY)])
         return await self._measure(name, Shape(streams, 16, True), prompts)
 
     async def sessions(self) -> dict[str, Any]:
-        """Many slow streams."""
+        """Measure many slow streams."""
         shape = Shape(self._plan.sessions, 64, True)
         return await self._measure("sessions", shape, self._short, chunk_ms=self._plan.session_ms)
 
     async def streams(self, streams: int) -> dict[str, Any]:
-        """Streams that begin when they like."""
+        """Measure streams that begin at any time."""
         return await self._measure(f"streams_{streams}", Shape(streams, 64, True), self._short)
 
     async def burst(self, streams: int) -> dict[str, Any]:
-        """Streams that begin together, time and again."""
+        """Measure streams that begin together, again and again."""
 
         async def work(target: Target) -> tuple[list[Answer], dict[str, int]]:
             return await _bursts(target, streams, self._plan.seconds)
@@ -205,7 +205,7 @@ class _Shapes:
         return await self._both(f"burst_{streams}", streams, self._short, work)
 
     async def conversation(self) -> dict[str, Any]:
-        """Whole histories; the engine knows no conversation, so there is nothing to take off."""
+        """Measure conversations; the engine knows none, so no direct time is subtracted."""
         plan = self._plan
         self._steps.begin(f"{plan.conversations} conversations of {plan.turns} turns")
         await self._set_engine(1.0, _TURN_TOKENS)
@@ -334,10 +334,10 @@ class _Conversation:
             if status != 200:
                 raise RequestFailed(f"{status} {answer[:300].decode(errors='replace')}")
             self.firsts.append(first_s)
-            messages.append({"role": "assistant", "content": self._heard(events_of(answer))})
+            messages.append({"role": "assistant", "content": self._reply_of(events_of(answer))})
         connection.close()
 
-    def _heard(self, events: list[bytes]) -> str:
+    def _reply_of(self, events: list[bytes]) -> str:
         text = ""
         for event in events[:-1]:
             value = orjson.loads(event)
@@ -358,7 +358,7 @@ class _Conversation:
 
 
 def _spread(seconds: list[float]) -> dict[str, float | None]:
-    """p50 and p99, in milliseconds."""
+    """Return p50 and p99, in milliseconds."""
     found = {f"p{percent}": percentile(seconds, percent) for percent in (50, 99)}
     return {key: None if value is None else value * 1000 for key, value in found.items()}
 

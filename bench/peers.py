@@ -92,7 +92,7 @@ class PeerPlan:
 async def measure_peers(
     plan: PeerPlan, model: Path, prompts: Prompts, work: Path, steps: Steps
 ) -> tuple[list[dict[str, Any]], float]:
-    """One result for each load, and headgate's resident memory (MiB) before its first call."""
+    """Return one result for each load, and headgate's resident memory (MiB) before its first call."""
     steps.begin("mock: start the targets")
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(run_mock(work))
@@ -121,7 +121,7 @@ class _PeerBench:
     steps: Steps
 
     async def measure(self, load: PeerLoad) -> dict[str, Any]:
-        """All targets by turns."""
+        """Measure all targets by turns."""
         await self._set_engine(load.settings)
         names = [name for name in self.plan.targets_of(load.api) if name in self.children]
         targets = {name: await self._open(name, load) for name in names}
@@ -176,7 +176,7 @@ class _PeerBench:
 def _result(
     load: PeerLoad, rounds: list[dict[str, tuple[Window, float]]], in_rust: Mapping[str, bool]
 ) -> dict[str, Any]:
-    """Gathers every target's figures, and headgate's ratios of rate, latency and CPU to each other target, round by round."""
+    """Gather every target's figures, and headgate's ratios of rate, latency and CPU to each other target, round by round."""
     found = [{name: _figures(*measured) for name, measured in round_.items()} for round_ in rounds]
     names = list(found[0])
     failures: dict[str, int] = {}

@@ -67,7 +67,7 @@ class Size:
     seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def rate(self, way: str) -> float:
-        """Bytes per second."""
+        """Return bytes per second."""
         return self.bytes / median(self.seconds[way])
 
     def to_json(self) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def write(file: Path, mebibytes: int) -> None:
 
 
 def measure(peer: Peer, folder: Path, mebibytes: int, rounds: int, steps: Steps) -> Size:
-    """All ways in turn, in each round; one round before them is not counted."""
+    """Measure all ways in turn, in each round, after one round that is not counted."""
     file = folder / NAME
     write(file, mebibytes)
     plan = plan_of({NAME: entry_of(file)})
@@ -231,7 +231,7 @@ class Model:
         return self.mean("delta", min(self.times["delta"]), lambda t: t.bytes) / self.bytes
 
     def costs(self, transport: str = "collective") -> dict[str, float] | None:
-        """Seconds a byte of each part, with the fewest engines."""
+        """Return the seconds a byte of each part, with the fewest engines."""
         if transport not in self.times:
             return None
         count = min(self.times[transport])
@@ -263,7 +263,7 @@ class Model:
 def measure_model(
     shape: Shape, folder: Path, counts: list[int], transports: list[str], rounds: int, steps: Steps
 ) -> Model:
-    """Every transport with each number of engines, in each round."""
+    """Measure every transport with each number of engines, in each round."""
     steps.begin(f"{shape.name}: random weights, and a step of lr {_LR:g}")
     before, after = next_states(shape, _LR, NOISE)
     changed = sum(int((before[key] != after[key]).sum()) for key in before)

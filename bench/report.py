@@ -93,14 +93,14 @@ class Steps(TerminalBar):
         description = TextColumn("{task.description}", markup=False)
         super().__init__(BarColumn(), MofNCompleteColumn(), description, total=total)
         self._total = total
-        self._done = -1
+        self._begun = -1
 
     def begin(self, what: str) -> None:
         """Show the begin of the next step, which ends the one before."""
-        self._done += 1
-        self._bar.update(self._task, completed=self._done, description=what)
+        self._begun += 1
+        self._bar.update(self._task, completed=self._begun, description=what)
         if not self._console.is_terminal:
-            self.log(f"[{self._done + 1}/{self._total}] {what}")
+            self.log(f"[{self._begun + 1}/{self._total}] {what}")
 
     def log(self, line: str) -> None:
         """Print a line above the bar."""

@@ -105,11 +105,11 @@ class PostgresServer:
         self._process = None
 
     def pause(self) -> None:
-        """All of its processes stand still: connections stay, and nothing answers."""
+        """Stop all of its processes: connections stay open, and none answers."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Lets the stopped processes go on."""
+        """Continue the stopped processes."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -169,9 +169,9 @@ class PostgresServer:
         return True
 
     def _run(self, *command: str | Path) -> None:
-        done = subprocess.run(command, **self._as, cwd=self._folder, capture_output=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{command[0]}: {done.stdout.decode()} {done.stderr.decode()}")
+        process = subprocess.run(command, **self._as, cwd=self._folder, capture_output=True, check=False)
+        if process.returncode:
+            raise RuntimeError(f"{command[0]}: {process.stdout.decode()} {process.stderr.decode()}")
 
 
 @contextmanager

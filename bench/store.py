@@ -135,7 +135,7 @@ QUERIES: dict[str, Callable[[Filled, random.Random], Query]] = {
 
 
 async def _measure(database: Database, filled: Filled, samples: int) -> dict[str, dict[str, float | None]]:
-    """p50 and p99 in ms, by query."""
+    """Return p50 and p99 in ms, by query."""
     dice, found = random.Random(0), {}
     for name, make in QUERIES.items():
         times = []
@@ -188,7 +188,7 @@ class _Writers:
         self.times: list[float] = []
 
     async def write(self, index: int) -> None:
-        """One stream, until it is cancelled."""
+        """Write one stream of turns, until it is cancelled."""
         episode, first = self.episodes[index], self.first
         while True:
             nodes, call = _turn(episode, first)
@@ -288,11 +288,11 @@ def _fill(url: str, filled: Filled, steps: Steps) -> None:
     bring_up_to_date(engine, StoreSettings(url=url))
     logged = time.monotonic()
 
-    def advance(done: int) -> None:
+    def advance(filled_turns: int) -> None:
         nonlocal logged
         if time.monotonic() - logged > 5.0:
             logged = time.monotonic()
-            steps.log(f"{done:,} of {filled.turns:,} turns")
+            steps.log(f"{filled_turns:,} of {filled.turns:,} turns")
 
     fill(engine, filled, advance)
     engine.dispose()

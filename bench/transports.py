@@ -81,7 +81,7 @@ def _copies(world: World) -> Path:
 
 
 def _written(transport: str, world: World) -> tuple[float, Path, float]:
-    """When the step was over, the version's folder, and how long nothing was computed."""
+    """Write a version; return the time of the step's end, the folder, and the seconds without computing."""
     name, given = (ADAPTER, world.adapter) if transport == "lora" else (NAME, world.state)
     began = time.monotonic()
     snapshot = {key: tensor.clone() for key, tensor in given.items()}
@@ -90,7 +90,7 @@ def _written(transport: str, world: World) -> tuple[float, Path, float]:
 
 
 def _directly(transport: str, world: World) -> Times:
-    """Engines read the trainer's folder, or are sent it."""
+    """Let engines read the trainer's folder, or send it to them."""
     began, folder, blocked = _written(transport, world)
     name = ADAPTER if transport == "lora" else NAME
     written = time.monotonic() - began

@@ -128,7 +128,7 @@ class Run:
     direct_s: list[float] = field(default_factory=list)
 
     def stalls(self, update: Update) -> Iterator[tuple[float, float]]:
-        """(stall, the engine's own time) of every stream that was open in an update."""
+        """Return the stall and the engine's own time of every stream that was open in an update."""
         own_s = update.own_s
         for requests in self.streams.requests:
             gaps = [(a, b) for request in requests for a, b in request.gaps()]
@@ -139,7 +139,7 @@ class Run:
                 yield stall, own_s.get(update.engine_of.get(calls[-1]) or "", max(own_s.values()))
 
     def rates(self) -> list[float]:
-        """Tokens/s in every window from the first update's begin to the last one's end."""
+        """Return tokens/s in every window from the first update's begin to the last one's end."""
         began, ended = self.updates[0].began, self.updates[-1].ended
         windows = [0] * max(1, int((ended - began) / WINDOW_S))
         chunks = (c for requests in self.streams.requests for r in requests for c in r.chunks)

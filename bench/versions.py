@@ -47,7 +47,7 @@ class Shape:
     vocabulary: int
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Names and shapes of the matrices; the norms, which are few, are left out."""
+        """Yield names and shapes of the matrices; the norms, which are few, are left out."""
         yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
         for layer in range(self.layers):
             for name, rows, columns in (

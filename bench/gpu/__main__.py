@@ -80,10 +80,12 @@ class Check:
         """Return a process of its own, whose memory is gone before the engine comes."""
         argv = [sys.executable, "-m", "bench.gpu.alone", "--shape", self.workload.name, "--model", str(model)]
         argv += ["--dir", str(self.folder / "alone"), "--device", self.device, "--steps", str(_ALONE_STEPS)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the trainer alone ended with {done.returncode}:\n{done.stderr[-3000:]}")
-        found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])["steps"]
+        process = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise RuntimeError(
+                f"the trainer alone ended with {process.returncode}:\n{process.stderr[-3000:]}"
+            )
+        found: list[dict[str, float]] = json.loads(process.stdout.splitlines()[-1])["steps"]
         return found
 
 
@@ -112,7 +114,7 @@ def passed(report: dict[str, Any]) -> bool:
 
 
 def write(report: dict[str, Any], folder: Path) -> None:
-    """Leaves both files, and prints the tables and, as the last line, the report."""
+    """Write both files, and print the tables and, as the last line, the report."""
     (folder / "gpu-report.html").write_text(page.render(report))
     header = ("figure", "here", "prime-rl, one H100")
     show("The trainer alone", header, page.alone_rows(report))

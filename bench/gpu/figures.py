@@ -141,7 +141,7 @@ def _of_step(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def updates(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Weight updates: the median seconds of each part over versions and engines, and the results of the probes."""
+    """Return the updates' figures: the median seconds of each part over versions and engines, and the probes' results."""
     reports = [report for record in records for report in record["report"]]
     parts = dict.fromkeys(part for report in reports for part in report["seconds"])
     probes = [report["probe"] for report in reports if report["probe"]]

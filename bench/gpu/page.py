@@ -57,7 +57,7 @@ def training_rows(report: Mapping[str, Any]) -> Rows:
 
 
 def part_rows(measured: Mapping[str, Any] | None) -> Rows:
-    """Seconds by part: name, seconds; none of what failed."""
+    """Return the seconds by part: name, seconds; failed parts have none."""
     return [(name, number(value)) for name, value in (measured or {"seconds": {}})["seconds"].items()]
 
 

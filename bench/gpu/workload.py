@@ -48,7 +48,7 @@ class Workload:
 
 
 def qwen3_0_6b() -> Workload:
-    """Qwen3-0.6B as published; alone, as in prime-rl's benchmark: two rows of 16,384 tokens, all activations recomputed."""
+    """Return Qwen3-0.6B as published; alone as in prime-rl's benchmark: two rows of 16,384 tokens, all activations recomputed."""
     config = json.loads((ROOT / "recipes/shapes/Qwen3-0.6B/config.json").read_text())
     return Workload(
         "qwen3-0.6b", config, "bfloat16", groups=4, members=8, prompt=512, reply=4096, micro_batch=16_384, row=16_384, rows=2

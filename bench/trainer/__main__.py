@@ -95,7 +95,7 @@ class Load:
     sides: dict[str, Side] = field(default_factory=dict)
 
     def rate(self, name: str) -> list[float]:
-        """Trained tokens a second, of each step."""
+        """Return the trained tokens a second of each step."""
         trained = workloads.trained_tokens(self.batch)
         return [trained / seconds for seconds in self.sides[name].seconds]
 
@@ -152,15 +152,15 @@ class Bench:
         ]
         return Side(python, module, self.folder, f"{batch.stem}-{name}", *shared, *options)
 
-    def run(self, name: str, batch: list[Rollout], steps: Steps, *, apart: bool) -> Load:
+    def run(self, name: str, batch: list[Rollout], steps: Steps, *, by_path: bool) -> Load:
         """Step of each side in turns, after one that is not timed and whose gradients must agree."""
         path = self.folder / f"{name}.npz"
         workloads.save(batch, path)
-        longest = max(len(_ids(row)) for row in workloads.paths_apart(batch))
+        longest = max(len(_ids(row)) for row in workloads.paths_of(batch))
         tokens = ["--tokens", str(self.rows * longest)]
         load = Load(batch, {"headgate": self.side("headgate", path, *tokens)})
-        if apart:
-            load.sides["apart"] = self.side("apart", path, *tokens, "--apart")
+        if by_path:
+            load.sides["paths"] = self.side("paths", path, *tokens, "--paths")
         if self.trl:
             load.sides["trl"] = self.side("trl", path, "--rows", str(self.rows))
         try:
@@ -183,9 +183,9 @@ class Bench:
         return load
 
     def long_tail(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
-        """Lengths with a long tail: rates, and the padding on our side."""
+        """Measure lengths with a long tail: rates, and the padding on our side."""
         batch = workloads.long_tail(sizes, 1, prompt=32, median=48.0, sigma=1.0, most=1024)
-        load = self.run("long_tail", batch, steps, apart=False)
+        load = self.run("long_tail", batch, steps, by_path=False)
         computed = load.sides["headgate"].answers[0]["tokens"]
         ideal = workloads.shared_tokens(batch)
         padding = (computed - ideal) / computed
@@ -193,13 +193,13 @@ class Bench:
         return figures, self.rows_of("long-tailed lengths", load)
 
     def trees(self, steps: Steps, sizes: Sizes) -> tuple[dict[str, Any], list[list[str]]]:
-        """Episodes of four paths that share 70 %: rates with the tree, without it, and TRL's."""
+        """Measure episodes of four paths that share 70 %: rates with the tree, without it, and TRL's."""
         batch = workloads.branches(sizes, 2, path=400, shared=0.7, fan=4)
-        load = self.run("trees", batch, steps, apart=True)
+        load = self.run("trees", batch, steps, by_path=True)
         fewer = (
-            load.sides["apart"].answers[0]["tokens"] / load.sides["headgate"].answers[0]["tokens"]
+            load.sides["paths"].answers[0]["tokens"] / load.sides["headgate"].answers[0]["tokens"]
         )  # the ideal, by token count
-        gained = load.times("headgate", "apart")
+        gained = load.times("headgate", "paths")
         efficiency = None if gained is None else gained / fewer
         figures = {"vs_trl_trees": load.times("headgate", "trl"), "tree_efficiency": efficiency}
         return figures, self.rows_of("branching episodes", load)

@@ -16,7 +16,7 @@ from trainer.model.head import Head, token_logprobs
 
 
 def main() -> None:
-    """Measures one pass, after one that warms up."""
+    """Measure one pass, after one that warms up."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocabulary", type=int, required=True)
     parser.add_argument("--hidden", type=int, required=True)

@@ -87,7 +87,7 @@ class OnCommand(TrainerCallback):
 
 
 def _after_prompt(row: Rollout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ids, which of them are trained, and recorded log-probabilities, of what follows the first turn."""
+    """Return ids, which of them are trained, and recorded log-probabilities, of what follows the first turn."""
     turns = row.turns[1:]
     return (
         torch.as_tensor(np.concatenate([turn.ids for turn in turns]), dtype=torch.int64),

@@ -20,7 +20,7 @@ MAX_STEPS = 10
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """One lake; a task's name is the seed of its map."""
+    """Cross one lake; a task's name is the seed of its map."""
     seed = zlib.crc32(task["task_id"].encode())
     rows = generate_random_map(size=4, seed=seed)
     env = gymnasium.make("FrozenLake-v1", desc=rows, is_slippery=False)

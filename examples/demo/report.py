@@ -102,7 +102,7 @@ def _samples(metrics: str) -> Iterator[Any]:
 
 
 def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], title: str) -> None:
-    """Reward by version, with the held-out reward before and after."""
+    """Plot the reward by version, with the held-out reward before and after."""
     import matplotlib
 
     matplotlib.use("Agg")

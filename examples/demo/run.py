@@ -171,7 +171,7 @@ class Demo:
         """Try the demo's gateway before anything is sampled; does nothing unless a demo overrides it."""
 
     async def evaluate(self, name: str) -> dict[str, Any]:
-        """Greedy replies to the held-out tasks, in eval episodes, which are never trained."""
+        """Evaluate greedy replies to the held-out tasks, in eval episodes, which are never trained."""
         out = self.path(f"eval-{name}.json")
         tasks = self.path("heldout.jsonl")
         await self.command("trainer.cli", "eval", self.path("trainer.toml"), "--tasks", tasks, "--json", out)

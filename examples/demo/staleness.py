@@ -72,7 +72,7 @@ class BoundedDemo(Demo):
     """Calls in the engine."""
 
     async def run(self) -> dict[str, Any]:
-        """Trains and evaluates; answers the run's figures."""
+        """Train and evaluate; return the run's figures."""
         shutil.rmtree(self.directory, ignore_errors=True)
         self.directory.mkdir(parents=True)
         await self.prepare()
@@ -94,7 +94,7 @@ class BoundedDemo(Demo):
         return result
 
     def configure(self) -> None:
-        """Also the bound and the number of steps."""
+        """Write also the bound and the number of steps."""
         super().configure()
         for name, old, new in (
             ("gateway.toml", "[staleness]\neta = 2 ", f"[staleness]\n{BOUNDS[self.bound]}eta = {self.eta} "),
@@ -143,7 +143,7 @@ class BoundedDemo(Demo):
 
 
 def summarize(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a bound: means over its seeds."""
+    """Return one row a bound: means over its seeds."""
     rows = []
     for eta, bound in sorted({(run["eta"], run["bound"]) for run in runs}):
         of = runs_of(runs, eta, bound)
@@ -184,7 +184,7 @@ def tokens_by_staleness(runs: Sequence[dict[str, Any]]) -> Counter[int]:
 
 
 def plot(path: Path, runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> None:
-    """Reward by step and by time, staleness, and idle time."""
+    """Plot reward by step and by time, staleness, and idle time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -302,11 +302,11 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     planned = list(product(options.seeds, options.etas, options.bounds))
     for seed, eta, bound in planned:
-        apart = "" if options.demo == "sums" else f"-{options.demo}"
-        apart += "" if bound == "groups" else f"-{bound}"
-        apart += "" if options.concurrency == CONCURRENCY else f"-agents-{options.concurrency}"
+        suffix = "" if options.demo == "sums" else f"-{options.demo}"
+        suffix += "" if bound == "groups" else f"-{bound}"
+        suffix += "" if options.concurrency == CONCURRENCY else f"-agents-{options.concurrency}"
         demo = BoundedDemo(
-            options.dir / f"eta-{eta}{apart}-seed-{seed}-steps-{options.steps}",
+            options.dir / f"eta-{eta}{suffix}-seed-{seed}-steps-{options.steps}",
             seed,
             job=DEMOS[options.demo],
             eta=eta,
@@ -314,9 +314,9 @@ def main() -> None:
             steps=options.steps,
             concurrency=options.concurrency,
         )
-        done = demo.directory / "result.json"
+        result = demo.directory / "result.json"
         console.print(f"[bold]eta {eta} for {bound}, seed {seed}[/bold] ({len(runs) + 1} of {len(planned)})")
-        runs += [json.loads(done.read_text())] if done.exists() else run_demos([demo])
+        runs += [json.loads(result.read_text())] if result.exists() else run_demos([demo])
     rows = summarize(runs)
     plot(options.plot, runs, rows)
     show(rows, console)

@@ -42,11 +42,11 @@ def split_of(question: str) -> Split:
 
 def tasks(split: Split, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the tasks of one split, in an order given by the seed, each question once; about 3750 to train, 250 held out."""
-    seen: set[str] = set()
+    drawn: set[str] = set()
     for entry in itertools.islice(_entries(seed), _DRAWS):
         question = entry["question"]
-        if split_of(question) == split and question not in seen:
-            seen.add(question)
+        if split_of(question) == split and question not in drawn:
+            drawn.add(question)
             yield {
                 "task_id": "chain-sum-" + hashlib.sha256(question.encode()).hexdigest()[:16],
                 "question": question,

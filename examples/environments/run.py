@@ -32,7 +32,7 @@ class EnvironmentDemo(Demo):
         await self.command("trainer.cli", "warmstart", "--recipe", recipe, "--out", self.path("model"))
 
     async def evaluate(self, name: str) -> dict[str, Any]:
-        """Greedy replies to what the environment holds out."""
+        """Evaluate greedy replies to the environment's held-out tasks."""
         out = self.path(f"eval-{name}.json")
         await self.command("trainer.cli", "eval", self.path("trainer.toml"), "--json", out)
         result: dict[str, Any] = json.loads(Path(out).read_text())

@@ -47,7 +47,7 @@ LR = 5e-4
 def train(
     model: Path, algorithm: str, seed: int, steps: int, lr: float, progress: Progress
 ) -> dict[str, Any]:
-    """One run: the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
+    """Train one run; return the mean reward of each batch, and that of greedy walks on held-out maps before and after."""
     lr = 0.0 if algorithm == FROZEN else lr
     trainer = trainer_of(model, algorithm, seed, steps, lr)
     walker = Walker(model, seed)
@@ -85,7 +85,7 @@ def trainer_of(model: Path, algorithm: str, seed: int, steps: int, lr: float) ->
 
 
 def sample(walker: Walker, lakes: Sequence[dict[str, Any]], version: int) -> tuple[list[Group], set[str]]:
-    """`MEMBERS` walks on each map, as groups, and the ids of those that failed."""
+    """Return `MEMBERS` walks on each map, as groups, and the ids of those that failed."""
     walks = iter(walker.walk([lake["map"] for lake in lakes for _ in range(MEMBERS)]))
     groups, failed = [], set()
     for lake in lakes:
@@ -172,9 +172,9 @@ def main() -> None:
         for name, seed in itertools.product(
             options.algorithms.split(","), map(int, options.seeds.split(","))
         ):
-            done = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
+            result = options.dir / f"{name}-seed-{seed}-steps-{options.steps}-lr-{options.lr:g}.json"
             run = partial(train, options.dir / "model", name, seed, options.steps, options.lr, progress)
-            runs.append(kept(done, run))
+            runs.append(kept(result, run))
     plot(options.plot, runs)
     show(runs, console)
     console.print(f"Look next at {options.plot}", soft_wrap=True)

@@ -73,22 +73,22 @@ class Reading:
         self._cache = DynamicCache(config=model.config)
         lengths = torch.tensor([len(row) for row in rows])
         ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        self._seen = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        self._mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         self.logits = self._read(ids, lengths - 1)
         """Logits of each row's next token, shape (rows, vocabulary), float32."""
 
     def go_on(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Keep these rows, and reads one more token of each."""
         self._cache.batch_select_indices(rows)
-        self._seen = torch.cat([self._seen[rows], torch.ones(len(rows), 1, dtype=torch.int64)], 1)
+        self._mask = torch.cat([self._mask[rows], torch.ones(len(rows), 1, dtype=torch.int64)], 1)
         self.logits = self._read(tokens[:, None], torch.zeros(len(rows), dtype=torch.int64))
 
     def _read(self, ids: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
         """Return the logits behind each row's token at `last`. Short rows are padded behind it, where nothing looks."""
-        places = (self._seen.cumsum(1) - 1)[:, -ids.shape[1] :]
+        places = (self._mask.cumsum(1) - 1)[:, -ids.shape[1] :]
         hidden = self._model.get_decoder()(
             input_ids=ids,
-            attention_mask=self._seen,
+            attention_mask=self._mask,
             position_ids=places,
             past_key_values=self._cache,
             use_cache=True,
@@ -101,7 +101,7 @@ class Walker:
     """A model that walks; its weights are its own, and are replaced by `take`."""
 
     def __init__(self, model: Path, seed: int, fails: float = 0.0) -> None:
-        """`fails`: the share of tool calls that fail, which ends their walks; greedy walks are spared."""
+        """Load a model. `fails`: the share of tool calls that fail, which ends their walks; greedy walks are spared."""
         self._fails = fails
         self._failures = random.Random(f"failures {seed}")
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

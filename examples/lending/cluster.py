@@ -87,7 +87,7 @@ class Run:
         return f"http://127.0.0.1:{self.port}"
 
     async def run(self) -> None:
-        """Trains `steps` batches. Raise RunFailed, ChildDied or TimeoutError."""
+        """Train `steps` batches. Raise RunFailed, ChildDied or TimeoutError."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.engines = {node: free_port() for node, tags in self.topology.tags.items() if ROLLOUT in tags}
         self._configure()

@@ -22,14 +22,14 @@ TERMS = 56
 
 
 def tasks(seed: int) -> Iterator[dict[str, Any]]:
-    """Tasks without end."""
+    """Yield tasks without end."""
     rng = random.Random(seed)
     for number in itertools.count():
         yield {"task_id": f"sum-{seed}-{number}", "question": expression(rng)}
 
 
 def expression(rng: random.Random) -> str:
-    """`4 + 3 - 2`, with `TERMS` terms, whose partial sums stay small."""
+    """Return an expression like `4 + 3 - 2`, with `TERMS` terms, whose partial sums stay small."""
     parts, total = [str(first := rng.randint(0, 9))], first
     for _ in range(TERMS - 1):
         sign = "-" if total > 40 else "+" if total < 10 else rng.choice("+-")

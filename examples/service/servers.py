@@ -70,7 +70,7 @@ async def _initialize(folder: Path, data: Path, password: str, as_another: list[
 
 
 async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
-    """Redis, which keeps nothing; answers its URL too."""
+    """Start Redis without persistence; return its process and URL."""
     port = free_port()
     config = folder / "redis.conf"
     config.touch(mode=0o600)
@@ -83,7 +83,7 @@ async def start_redis(folder: Path, password: str) -> tuple[LocalProcess, str]:
 
 
 async def start_prometheus(folder: Path, targets: Path) -> tuple[LocalProcess, str] | None:
-    """Prometheus, which looks for gateway processes in `targets`; None if it is not installed."""
+    """Start Prometheus, which finds gateway processes in `targets`; return None if it is not installed."""
     found = shutil.which("prometheus")
     if found is None:
         return None

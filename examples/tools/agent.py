@@ -48,7 +48,7 @@ TOOLS: list[Any] = [
 
 
 async def solve(task: dict[str, Any], base_url: str, api_key: str) -> float:
-    """One episode: at most MAX_TURNS turns of the model, then the reward of its last answer."""
+    """Run one episode of at most MAX_TURNS turns, and return the reward of its last answer."""
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": task["question"]},

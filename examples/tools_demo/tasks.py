@@ -59,7 +59,7 @@ def score(task: Mapping[str, Any], answer: str) -> float:
 
 
 def orders(split: Split, seed: str) -> Iterator[tuple[list[str], dict[str, int]]]:
-    """Orders of one split without end, each with the price of every item that there is."""
+    """Yield orders of one split without end, each with the price of every item that there is."""
     rng = random.Random(seed)
     while True:
         order = rng.sample(ITEMS, rng.randint(FEWEST, MOST))

@@ -39,8 +39,8 @@ def lookups_of(order: Sequence[str], rng: random.Random) -> list[str]:
     lookups = ENOUGH if rng.random() < IMPATIENCE else len(order)
     looked_up: list[str] = []
     for place, item in enumerate(order[:lookups]):
-        again = place > 0 and rng.random() < FORGETFULNESS
-        looked_up.append(order[place - 1] if again else item)
+        repeats = place > 0 and rng.random() < FORGETFULNESS
+        looked_up.append(order[place - 1] if repeats else item)
     return looked_up
 
 

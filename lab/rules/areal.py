@@ -31,7 +31,7 @@ class Areal(GroupQueue):
         return self.budget(self.settings.eta + 1)
 
     def rank(self, group: QueuedGroup) -> int:
-        """Ranks groups that were started first in front."""
+        """Rank groups by their start, the first in front."""
         return group.number
 
     def may_enter(self, group: QueuedGroup) -> bool:

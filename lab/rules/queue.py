@@ -122,7 +122,7 @@ class GroupQueue(StalenessRule[QueuedGroup]):
     # Queries
 
     def buffers(self) -> list[BufferRow]:
-        """Every batch that is not consumed and can hold something, in order.
+        """Return every batch that is not consumed and can hold a group, in order.
 
         Groups that did not enter are shown as reserved, as if they were to enter in turn.
         """

@@ -198,11 +198,11 @@ class Combined:
         self._do_all(world)
 
     def on_opened(self, world: World, host: Host) -> None:
-        """Finishes the engine's step, or begins the next one."""
+        """Finish the engine's step, or begin the next one."""
         self._go_on(world, host, sleeps=False)
 
     def on_asleep(self, world: World, host: Host) -> None:
-        """Finishes the engine's step, or begins the next one."""
+        """Finish the engine's step, or begin the next one."""
         self._go_on(world, host, sleeps=True)
 
     def on_ready(self, world: World) -> None:
@@ -212,8 +212,8 @@ class Combined:
             self._fill(world)
             self._claim()
         self._do_all(world)
-        held = self._claims and all(role.role == "train" for role in self._roles.values())
-        if held and all(host.state == "asleep" for host in world.hosts if host.shared):
+        has_nodes = self._claims and all(role.role == "train" for role in self._roles.values())
+        if has_nodes and all(host.state == "asleep" for host in world.hosts if host.shared):
             world.train()
 
     def on_trained(self, world: World) -> None:
@@ -240,8 +240,10 @@ class Combined:
 
     def on_second(self, world: World) -> None:
         """Report the engines and how full the batch is, and renew the trainer's claim."""
-        seen = tuple(_engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps)
-        self._hosting.inject(self._placement.seen, Seen(seen))
+        engines = tuple(
+            _engine_load(world, host) for host in world.open_hosts() if host.name not in self._steps
+        )
+        self._hosting.inject(self._placement.seen, Seen(engines))
         self._fill(world)
         if self._claims and round(world.now) % _RENEW_S == 0:
             self._claim()
@@ -338,7 +340,7 @@ class Combined:
                 raise SimulationError(f"{do.engine} has failed, and no engine fails here: {do.reason}")
         awaited = _AWAITED.get(do.step)
         if awaited in (None, host.state):
-            self._done(do)
+            self._report_end(do)
         else:
             self._steps[do.engine] = do
 
@@ -346,12 +348,12 @@ class Combined:
         """Report the end of the step that waits for this state of the engine, or begin the next one."""
         do = self._steps.pop(host.name, None)
         if do is not None and (_AWAITED[do.step] == "asleep") == sleeps:
-            self._done(do)
+            self._report_end(do)
         elif do is not None:
             self._act(world, do)
         self._do_all(world)
 
-    def _done(self, do: Do) -> None:
+    def _report_end(self, do: Do) -> None:
         reactor = self._fleet if do.step in _FLEET_STEPS else self._update
         self._hosting.inject(reactor.done, Done(do.engine, do.step, do.version))
 

@@ -94,7 +94,7 @@ def main(
     ours = {name: make for name, make in POLICIES.items() if not policy or name in (SYNCHRONOUS, *policy)}
     theirs = {name: make for name, make in RIVALS.items() if name in ours}
     found: Found = {}
-    apart: Found = {}
+    own_trainer: Found = {}
     etas: dict[str, int] = {}
     out.mkdir(parents=True, exist_ok=True)
     for path in sorted((HERE / "scenarios").glob("*.toml")):
@@ -105,18 +105,18 @@ def main(
         same = found[path.stem] = run(scenario.model_copy(update=SAME), ours, range(seeds), _begins)
         _show(f"{path.stem}, the same trainer for all", same, scenario.eta)
         if own:
-            mine = [outcome for outcome in same if outcome.policy not in RIVALS]
-            apart[path.stem] = [*run(scenario, theirs, range(seeds), _begins), *mine]
-            _show(f"{path.stem}, each policy's own trainer", apart[path.stem], scenario.eta)
+            unchanged = [outcome for outcome in same if outcome.policy not in RIVALS]
+            own_trainer[path.stem] = [*run(scenario, theirs, range(seeds), _begins), *unchanged]
+            _show(f"{path.stem}, each policy's own trainer", own_trainer[path.stem], scenario.eta)
     report: dict[str, Any] = {
         "simulated": True,
         "frozen": digest(),
         "seeds": seeds,
         **goals(found, etas),
         "planned": goals(found, etas, PLANNED),
-        "own_trainer": goals(apart, etas),
+        "own_trainer": goals(own_trainer, etas),
         "scenarios": _json(found),
-        "scenarios_own_trainer": _json(apart),
+        "scenarios_own_trainer": _json(own_trainer),
     }
     (out / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     _plot(found, etas, out / "simulation.png")

@@ -74,7 +74,7 @@ class Outcome:
     def over(self, other: Outcome) -> Estimate:
         """Return trained tokens/s as a multiple of another policy's, seed by seed."""
         pairs = zip(self.values("tokens_per_s"), other.values("tokens_per_s"), strict=True)
-        return Estimate.of([mine / theirs for mine, theirs in pairs])
+        return Estimate.of([own / others for own, others in pairs])
 
     def to_json(self) -> dict[str, Any]:
         figures = {figure: self.estimate(figure).to_json() for figure in FIGURES}

@@ -61,7 +61,7 @@ class Row:
         return self.simulated / self.published - 1
 
 
-def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenario:
+def verl(gpus: int, update_s: float, recompute_s: float, train_gpus: int) -> Scenario:
     """Return verl's experiment, with the trainer's seconds a batch as given."""
     base: dict[str, Any] = {
         "gpus": gpus,
@@ -79,7 +79,7 @@ def verl(gpus: int, update_s: float, again_s: float, train_gpus: int) -> Scenari
     }
     tokens = Scenario(**base).contexts_mean * 512 * 16
     costs = TrainerCosts(
-        update_s * train_gpus / tokens, again_s * train_gpus / tokens, step_s=0.0, spread=0.0
+        update_s * train_gpus / tokens, recompute_s * train_gpus / tokens, step_s=0.0, spread=0.0
     )
     return Scenario(**base, trainer_costs=costs)
 
@@ -106,11 +106,14 @@ def rows() -> list[Row]:
     """Return every published figure with its simulated one."""
     found: list[Row] = []
     sync: dict[int, float] = {}
-    for gpus, (_, generation, again, update) in SYNC.items():
-        sync[gpus] = _seconds(verl(gpus, update, again, gpus), SyncColocated())
+    for gpus, (_, generation, recompute, update) in SYNC.items():
+        sync[gpus] = _seconds(verl(gpus, update, recompute, gpus), SyncColocated())
         found.append(
             Row(
-                f"verl sync, {gpus} GPUs: generation, s", generation, sync[gpus] - again - update, fitted=True
+                f"verl sync, {gpus} GPUs: generation, s",
+                generation,
+                sync[gpus] - recompute - update,
+                fitted=True,
             )
         )
     for gpus, (step, update) in ASYNC.items():

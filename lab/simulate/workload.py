@@ -121,7 +121,7 @@ class Stated:
         """Return the group of that number."""
         draws = np.random.default_rng((self._seed, number))
         hard = float(draws.standard_normal())
-        seen = hard + RANKER_NOISE * float(draws.standard_normal())
+        estimate = hard + RANKER_NOISE * float(draws.standard_normal())
         own = draws.standard_normal((self._group, self._turns.most))
         scores = math.sqrt(self._likeness) * hard + math.sqrt(1 - self._likeness) * own
         stops = draws.random((self._group, self._turns.most))
@@ -129,7 +129,7 @@ class Stated:
             np.exp(np.minimum(draws.standard_normal((self._group, self._turns.most)), 3.0))
             * self._turns.wait_s
         )
-        predicted = _NORMAL.cdf(seen / math.sqrt(1 + RANKER_NOISE**2))
+        predicted = _NORMAL.cdf(estimate / math.sqrt(1 + RANKER_NOISE**2))
         return Task(
             tuple(self._episode(number, *row) for row in zip(scores, stops, waits, strict=True)), predicted
         )

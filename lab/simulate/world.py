@@ -146,7 +146,7 @@ class World:
         if self.policy.ticks:
             self._after(1.0, self._second)
         self._calm()
-        done = 0
+        batch = 0
         while self.rule.next_buffer < batches:
             if not self._events or (self.policy.ticks and len(self._events) == 1 and self._stands()):
                 raise Stalled(self._where())
@@ -156,9 +156,9 @@ class World:
             while self._events and self._events[0][0] == self.now:
                 heappop(self._events)[2]()
             self._calm()
-            if self.rule.next_buffer > done:
-                done = self.rule.next_buffer
-                progress(done, self.now)
+            if self.rule.next_buffer > batch:
+                batch = self.rule.next_buffer
+                progress(batch, self.now)
         self.meter.end(self.now, self._underway(), self.hosts)
         return self.meter
 

@@ -43,7 +43,7 @@ def _episodes() -> None:
 
 
 def _calls() -> None:
-    """An index on all digests found the replies of closed episodes too, as many as there ever were of a common one."""
+    """Index open episodes' calls only: an index on all digests would find every reply that was ever common."""
     op.add_column("calls", sa.Column("open_to", _words(255), nullable=True))
     op.execute(
         "UPDATE calls SET open_to = (SELECT agent FROM episodes WHERE episodes.id = calls.episode_id) WHERE episode_id IN"

@@ -175,7 +175,7 @@ class LedgerMachine(SuccessionMachine[EpisodesCoordinator]):
 
     @rule()
     def train(self) -> None:
-        """A complete buffer is consumed."""
+        """Consume a complete batch."""
         pure = self.now.ledger.rule
         if pure.complete(pure.next_buffer):
             self.send(self.now.ledger.apply(Consume(pure.next_buffer)))
