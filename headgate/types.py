@@ -228,7 +228,7 @@ class EpisodeRequest:
     opening: str = ""
     """The name of the request that opens it, under the agent's key; then it has no key of its own."""
     notice: str = ""
-    """A notice for `why` about how the episode was opened (`feed/explain.py`)."""
+    """A notice for `why` about how the episode was opened (`gateway/observe/explain.py`)."""
     sampling: EpisodeSampling = AS_REQUESTED
 
 

@@ -29,10 +29,10 @@ class Raised:
     message: str
 
 
-def page(package: Path) -> str:
-    """Return every code, with the status of its answer and the messages that have it."""
+def page(*packages: Path) -> str:
+    """Return every code of these packages, with the status of its response and the messages that have it."""
     found: dict[tuple[str, int], set[str]] = defaultdict(set)
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted(path for package in packages for path in package.rglob("*.py")):
         module = ast.parse(path.read_text())
         for raised in _raised(module, _tables(module)):
             found[raised.code, raised.status].add(raised.message)

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 import gateway.cli
+import headgate
 import scheduler.cli
 import trainer.cli
 from gateway.config.settings import Settings as GatewaySettings
@@ -46,5 +47,5 @@ PAGES: dict[str, Callable[[], str]] = {
     "python-client": python_client.page,
     "http-api": admin_api.page,
     "metrics": metrics.page,
-    "errors": partial(errors.page, Path(gateway.cli.__file__).parents[1]),
+    "errors": partial(errors.page, Path(gateway.cli.__file__).parents[1], Path(headgate.__file__).parent),
 }  # fmt: skip

@@ -31,7 +31,7 @@ def test_the_paragraph_names_the_error_its_place_and_where_the_traceback_is(
 ) -> None:
     assert ended(monkeypatch, failing, "run") == 1
     (said,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"^trainer .*KeyError: 'a\\nb' \(unit/processes/test_program\.py, line \d+\)", said)
+    assert re.search(r"^trainer .*KeyError: 'a\\nb' \(headgate/processes/test_program\.py, line \d+\)", said)
     found = re.search(r"The traceback is in (\S+);", said)
     assert found is not None
     traced = Path(found[1])
