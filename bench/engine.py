@@ -112,7 +112,7 @@ class Engine:
         self._schedule()
 
     def abort(self, names: set[str]) -> int:
-        """End streams; answers how many there were."""
+        """End streams, and return their number."""
         ended = [stream for stream in self._queue if stream.name in names]
         self._queue = sorted(stream for stream in self._queue if stream.name not in names)
         for stream in ended:

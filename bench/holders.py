@@ -120,7 +120,7 @@ class _Engine:
         return found
 
     def swap(self) -> float:
-        """Put what came in place; answers the seconds. Adapters are added and replace nothing."""
+        """Put the received bytes in place; return the seconds. Adapters are added and replace nothing."""
         for name, data in self._came.items():
             if name not in self._loaded:
                 self._loaded[name] = torch.zeros_like(data)

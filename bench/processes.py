@@ -97,14 +97,11 @@ def _cpu_s(fields: list[str]) -> float:
 
 
 @asynccontextmanager
-async def run_engine(
-    launch: str, model: Path, work: Path, python: Path, args: Sequence[str] = ()
-) -> AsyncIterator[Child]:
-    """Yield an engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's, and `args` too."""
+async def run_engine(launch: str, model: Path, work: Path, python: Path) -> AsyncIterator[Child]:
+    """Yield an engine with the checkpoint `model`, started as the gateway starts it; `python` is vLLM's."""
     engine: dict[str, Any] = {"launch": launch, "log": str(work / f"{launch}.log"), "start_s": _START_S}
     if launch == "vllm":
         engine |= {"python": str(python), **VLLM_CPU}
-        engine["args"] = [*VLLM_CPU["args"], *args]
     settings = Settings.parse({"models": {"bench": {"path": str(model)}}, "engine": engine})
     process = await EngineProcess.start(
         launch, settings.engine, settings.model, settings.model_name, str(model)

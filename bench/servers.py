@@ -74,7 +74,7 @@ class PostgresServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, and waits until it answers."""
+        """Start it, and wait until it responds."""
         assert not self.running
         options = {
             "port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "",
@@ -156,7 +156,7 @@ class PostgresServer:
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def execute(self, statement: str, database: str = "postgres") -> list[tuple[object, ...]]:
-        """Run one statement on a connection of its own; answers its rows."""
+        """Run one statement on a connection of its own; return its rows."""
         with psycopg.connect(self.url(database), autocommit=True) as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -210,7 +210,7 @@ class RedisServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, empty, and waits until it answers."""
+        """Start it, empty, and wait until it responds."""
         assert not self.running
         options = {
             "port": self.port,

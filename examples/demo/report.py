@@ -14,6 +14,8 @@ from rich.table import Table
 
 from headgate.end_reasons import failed
 
+_SMOOTHING = 0.2
+"""Weight of the newest value in a smoothed curve."""
 _CLOSED = "train/closed/"
 
 
@@ -129,11 +131,11 @@ def plot(path: Path, records: list[dict[str, Any]], summary: dict[str, Any], tit
     pyplot.close(figure)
 
 
-def smoothed(values: list[float], weight: float = 0.2) -> list[float]:
+def smoothed(values: list[float]) -> list[float]:
     """Return an exponential moving average."""
     result: list[float] = []
     for value in values:
-        result.append(value if not result else result[-1] + weight * (value - result[-1]))
+        result.append(value if not result else result[-1] + _SMOOTHING * (value - result[-1]))
     return result
 
 

@@ -168,7 +168,7 @@ class Demo:
         return process
 
     async def try_out(self) -> None:
-        """Try the demo's gateway before anything is sampled; does nothing unless a demo overrides it."""
+        """Try the demo's gateway before the first evaluation; a demo may override it."""
 
     async def evaluate(self, name: str) -> dict[str, Any]:
         """Evaluate greedy replies to the held-out tasks, in eval episodes, which are never trained."""

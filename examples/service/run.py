@@ -205,7 +205,7 @@ def _stop(folder: Path) -> int:
 
 
 def main() -> None:
-    """Start the service and waits until it ends."""
+    """Start the service, and wait until it ends."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.service.run", description="headgate as a service."
     )

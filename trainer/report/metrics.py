@@ -285,9 +285,9 @@ def last_line(log: Path | None) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
-def sparkline(values: list[float], width: int = SPARK) -> str:
-    """Return the last `width` values as bars between their least and greatest."""
-    values = values[-width:]
+def sparkline(values: list[float]) -> str:
+    """Return the last `SPARK` values as bars between their least and greatest."""
+    values = values[-SPARK:]
     if not values:
         return ""
     low, high = min(values), max(values)
