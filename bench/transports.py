@@ -6,7 +6,7 @@ What is counted, from the end of the optimizer's step:
   copies the weights, writes them with their hashes and fsyncs them; the gateway looks at every byte once; and they travel;
 - *blocked*: the seconds in which the trainer computes nothing: the copy. It streams the next groups during all else;
 - *bytes*: what the machines of all engines read or received together;
-- *pause*: what an engine stands still for: its own copy of the bytes over those that it held.
+- *pause*: the time for which an engine pauses: its own copy of the bytes over those that it had.
 
 Engines are processes that hold the bytes and sample nothing (`bench.holders`); all are on this machine, so that a folder is a
 page cache and a network the loopback device.

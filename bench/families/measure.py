@@ -43,7 +43,7 @@ class Found:
     verdict: str = "refused"
     """With `attention = "spans"`."""
     why: str | None = None
-    """Of a refusal: the trainer's reason, and the setting that works, if one does."""
+    """The trainer's reason for a refusal, and the setting that works, if one does."""
     rows: str = "refused"
     """The verdict with `attention = "rows"`."""
     gap: float | None = None

@@ -78,7 +78,7 @@ class Demo:
     frozen: bool = False
     job: Job = SUMS
     dtype: Dtype = "float32"
-    """Of the model, the engine and the trainer."""
+    """The precision of the model, the engine and the trainer."""
     lr: float | None = None
     """In place of the job's learning rate."""
     lora: bool = False

@@ -72,7 +72,7 @@ class Policy(Protocol):
     def on_homeless(self, world: World, samples: Sequence[Sample]) -> None:
         """Route or hold samples without an engine.
 
-        They were just started, were given back, have their tool's result, or an engine opened while they were held.
+        They were just started or returned, have their tool's result, or an engine opened while they were held.
         """
 
     def on_left(self, world: World, calls: Sequence[tuple[Sample, int, int]]) -> None:

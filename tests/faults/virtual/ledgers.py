@@ -59,7 +59,7 @@ class EpisodesCoordinator(Coordinator):
     ledger: StoredLedger
     episodes: Episodes
     engine: int | None = None
-    """The version of the engine that would sample a new call; None: V is the newest version."""
+    """The version of the engine that would sample a new call; None: the newest version."""
 
     async def load(self) -> None:
         self.ledger = await StoredLedger.load(self.fenced, RULE, "m")

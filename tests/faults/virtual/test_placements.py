@@ -51,7 +51,7 @@ def versions_side_by_side(*, tables: bool) -> Iterator[LinkMachine]:
 
 @pytest.mark.parametrize("tables", [False, True])
 def test_a_follower_lets_no_engine_sample_a_call_of_a_newer_group(tables: bool) -> None:
-    """The newer engine has more to do, so that the older one would be chosen but for the V of the call."""
+    """Check that the call's min_version excludes the older engine, although the newer one has more to do."""
     with versions_side_by_side(tables=tables) as machine:
         follower = machine.alive()[1]
         (older,) = machine.c.open.values()
