@@ -135,10 +135,10 @@ async def _over_http(transport: str, world: World) -> Times:
 
             async def load(number: int) -> tuple[int, float, float]:
                 engine, folder = world.engines[number], homes[number + 2] / name_of(_NEXT)
-                await asyncio.to_thread(engine.ask, "bring_folder", folder)
-                pause = await asyncio.to_thread(engine.ask, "swap")
+                await asyncio.to_thread(engine.call, "bring_folder", folder)
+                pause = await asyncio.to_thread(engine.call, "swap")
                 end = time.monotonic() - began
-                return await asyncio.to_thread(engine.ask, "fetched"), pause, end
+                return await asyncio.to_thread(engine.call, "fetched"), pause, end
 
             async def fetch(url: str, sources: list[str]) -> None:
                 await client.request(url, _NEXT, sources)

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import pad
 
-from bench.trainer.load import Rollout, advantages, load, paths_apart
+from bench.trainer.load import Rollout, advantages, load, paths_of
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 
@@ -37,9 +37,7 @@ class Recorded(GRPOTrainer):
         """Return the batch in TRL's form: prompts padded on the left, completions on the right, to the longest of the batch."""
         gained = advantages(self.rollouts)
         rows = [
-            (row, gained[place])
-            for place, rollout in enumerate(self.rollouts)
-            for row in paths_apart([rollout])
+            (row, gained[place]) for place, rollout in enumerate(self.rollouts) for row in paths_of([rollout])
         ]
         filler = self._tokenizer.pad_token_id
         prompts = [torch.as_tensor(row.turns[0].ids, dtype=torch.int64) for row, _ in rows]
@@ -109,7 +107,7 @@ def main() -> None:
     os.dup2(2, 1)
     torch.set_num_threads(options.threads)
     rollouts = load(options.batch)
-    rows = len(paths_apart(rollouts))
+    rows = len(paths_of(rollouts))
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             folder,
