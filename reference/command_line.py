@@ -13,7 +13,7 @@ from reference.values import bounds_of, kind_of
 
 
 def page(programs: dict[str, typer.Typer]) -> str:
-    """All commands, each with its arguments, options and examples."""
+    """Return all commands, each with its arguments, options and examples."""
     parts = [
         "# Command line\n",
         "Every command prints the same with `--help`. `gateway --install-completion`, and the same of the other programs, makes"

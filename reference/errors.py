@@ -70,7 +70,7 @@ def _tables(module: ast.Module) -> dict[str, ast.Dict]:
 
 
 def _raised(node: ast.AST, tables: dict[str, ast.Dict], inside: str = "") -> Iterator[Raised]:
-    """Every error below a node. `inside`: the class around it, which may be an error that names its code itself."""
+    """Yield every error below a node. `inside`: the class around it, which may be an error that names its code itself."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
             for call in _own_calls(child):

@@ -1,4 +1,4 @@
-"""The page of metrics: what `/metrics` of a gateway has, from where they are declared."""
+"""The page of metrics: what `/metrics` of a gateway exports, from the declarations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reference.markdown import cell, code, table
 
 
 def page() -> str:
-    """Every metric, with its labels, and every label, with its values."""
+    """Return every metric with its labels, and every label with its values."""
     return "\n".join([
         "# Metrics\n",
         "`GET /metrics` of each gateway process has them, for Prometheus; `deploy/grafana` has a dashboard of them. Every process"

@@ -17,7 +17,6 @@ from trainer.config.settings import Settings
 from trainer.errors import ConfigError
 from trainer.memory_plan import GIB, Change, Prediction, Shapes, advise, checkpoint_bytes, predict
 from trainer.model import pretrained, process_group, shapes
-from trainer.model.grouped import GroupedShapes
 
 _UNITS = {"GiB": GIB, "GB": 10**9, "MiB": 2**20, "MB": 10**6}
 
@@ -133,7 +132,7 @@ def _shapes(settings: Settings) -> Shapes:
 
 @cache
 def _measured(model: ModelSettings, tokens: int, entropy_grad: bool) -> Shapes:
-    with GroupedShapes():
+    with shapes.GroupedShapes():
         return shapes.measure(model, tokens, pretrained.DTYPES[model.dtype], entropy_grad=entropy_grad)
 
 

@@ -57,8 +57,7 @@ from trainer.loop.tasks import Companion, in_thread, run_with_companions
 from trainer.publish.filesystem import WeightsDirectory
 from trainer.rank_trainer import MAX_SKIPPED_STEPS, RankTrainer
 from trainer.report.details import Details
-from trainer.report.masking import masked_warning
-from trainer.report.metrics import Clock, Metrics
+from trainer.report.metrics import Clock, Metrics, masked_warning
 from trainer.state.directory import sweep
 
 _LATER_S = 60.0

@@ -93,8 +93,8 @@ def check_store(tmp_path: Path, folder: str) -> None:
     report = report_of("store", tmp_path / "store.json", *size)
     for kind in ("sqlite", "postgresql"):
         assert report[f"{kind}_worst_p99_ms"] > 0
-        assert set(report[f"{kind}_p99_ms"]) == set(report["results"][kind]["beside_writers"])
-        assert report["results"][kind]["commits_beside_queries"]["per_s"] > 0
+        assert set(report[f"{kind}_p99_ms"]) == set(report["results"][kind]["during_writes"])
+        assert report["results"][kind]["commits_during_queries"]["per_s"] > 0
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.runs import loop_of, settings_of
-from trainer.report.masking import masked_warning
+from trainer.report.metrics import masked_warning
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ async def test_both_learn_the_duel_although_what_one_wins_the_other_loses(tmp_pa
     assert {row["model"] for row in rows} == set(SEATS.values())
 
 
-PROMPT = "<|im_start|>user\nSay one character.<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = "<|im_start|>user\nReply with one character.<|im_end|>\n<|im_start|>assistant\n"
 
 
 @torch.inference_mode()

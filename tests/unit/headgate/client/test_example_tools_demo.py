@@ -53,7 +53,7 @@ def test_the_last_number_is_the_answer(answer: str, reward: float) -> None:
 
 def test_the_teacher_is_as_careless_as_it_says() -> None:
     rng, order = random.Random(1), ["milk", "rice", "salt", "soap"]
-    asked = [teacher.asked_by(order, rng) for _ in range(4000)]
+    asked = [teacher.lookups_of(order, rng) for _ in range(4000)]
     whole = sum(items == order for items in asked) / len(asked)
     enough = sum(len(items) == 2 for items in asked) / len(asked)
     careful = (1 - teacher.IMPATIENCE) * (1 - teacher.FORGETFULNESS) ** 3

@@ -1,4 +1,4 @@
-"""An error that nobody foresaw ends a program in one paragraph, and its traceback is not lost."""
+"""An unexpected error ends a program in one paragraph, and its traceback is not lost."""
 
 from __future__ import annotations
 

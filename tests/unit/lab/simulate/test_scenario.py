@@ -142,7 +142,7 @@ spread = 0
     scenario = Scenario.load(path)
     assert scenario.engine.model.step_s(10, 1000) == pytest.approx(3e-4 + 3e-3 + 2e-3)
     assert scenario.trainer.seconds(1000, 1, False) == pytest.approx(1.0)
-    with pytest.raises(ScenarioError, match="nothing of engines of another size"):
+    with pytest.raises(ScenarioError, match="does not cover engines of another size"):
         Scenario.load(path, engine_gpus=2)
     path.write_text(SMALL + "longest = 70000\n" + measured)
     with pytest.raises(ScenarioError, match="65536"):
