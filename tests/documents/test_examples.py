@@ -29,8 +29,7 @@ AGENTS = ROOT / "examples" / "agents"
 FOREIGN = ROOT / ".venv-compat" / "agents" / "bin" / "python"
 """The interpreter that has the clients which headgate's own environment lacks."""
 VERIFIERS = ROOT / ".venv-environments" / "verifiers" / "bin" / "python"
-clients = pytest.mark.clients
-
+foreign = [pytest.mark.clients, pytest.mark.long]  # `make test-all` installs what they need
 
 ROOM = 16_384
 """Tokens: a prompt of smolagents has thousands of characters, and here each is a token."""
@@ -65,8 +64,8 @@ FUNCTIONS = {
 def command(name: str) -> Agent:
     if name.endswith(".sh"):
         return CommandAgent(["sh", str(AGENTS / name)], exit_code_reward=True)
-    foreign = name in ("langgraph_agent.py", "smolagents_agent.py")
-    return CommandAgent([str(FOREIGN) if foreign else sys.executable, str(AGENTS / name)])
+    elsewhere = name in ("langgraph_agent.py", "smolagents_agent.py")
+    return CommandAgent([str(FOREIGN) if elsewhere else sys.executable, str(AGENTS / name)])
 
 
 async def earned(
@@ -88,7 +87,7 @@ async def earned(
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=clients if "gr" in name or "smol" in name else ()) for name in COMMANDS]
+    "name", [pytest.param(name, marks=foreign if "gr" in name or "smol" in name else ()) for name in COMMANDS]
 )
 async def test_a_command_earns_one_for_the_right_answer(name: str, tiny_model: Path, tmp_path: Path) -> None:
     assert await earned(command(name), SUM, COMMANDS[name], tiny_model, tmp_path) == (
@@ -113,7 +112,8 @@ async def test_a_function_earns_the_reward_of_its_environment(
     assert await earned(agent, task, replies, tiny_model, tmp_path) == (1.0, True)
 
 
-@clients
+@pytest.mark.clients
+@pytest.mark.long
 async def test_a_taskset_of_verifiers_earns_its_own_reward(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,7 +132,8 @@ async def test_a_taskset_of_verifiers_earns_its_own_reward(
         await agent.close()
 
 
-@clients
+@pytest.mark.clients
+@pytest.mark.long
 async def test_the_till_of_verifiers_earns_by_its_rubric(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
