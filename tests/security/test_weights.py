@@ -15,7 +15,7 @@ from tests.security.tenants import Tenants, bearer, key_of
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ROOT = Path(__file__).parents[2]
-CODE = ("gateway", "trainer", "scheduler", "migrations")
+CODE = ("headgate", "gateway", "trainer", "scheduler", "migrations")
 FORBIDDEN_MODULES = {
     "pickle",
     "_pickle",
