@@ -20,7 +20,7 @@ from schemathesis import GenerationMode
 from tests.compat.clients.gate import MODEL, Episode, Gate
 from tests.compat.stage import stage
 
-EXAMPLES = int(os.environ.get("HEADGATE_COMPAT_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("HEADGATE_COMPAT_EXAMPLES", "2"))
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 
 

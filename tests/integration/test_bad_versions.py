@@ -42,7 +42,6 @@ async def states(gateway: RunningGateway) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("loading", "why", "order"),
     [
-        ("fails", "RuntimeError: these weights cannot be loaded (fault)", "rolling"),
         ("fails", "RuntimeError: these weights cannot be loaded (fault)", "pull"),
         ("dies", "was killed by signal 9", "rolling"),
         pytest.param("hangs", "was not ready within 60 s", "rolling", marks=pytest.mark.long),

@@ -22,9 +22,12 @@ from tests.harness.servers import PostgresServer
 from tests.harness.waiting import result_of, until
 
 PINNED = {"presence_penalty": 0.5}
+MODES = pytest.mark.parametrize(
+    "cluster", ["abort", pytest.param("keep", marks=pytest.mark.long)], indirect=True
+)
 
 
-@pytest.fixture(params=["abort", "keep"])
+@pytest.fixture
 async def cluster(
     request: pytest.FixtureRequest, postgres: PostgresServer, tiny_model: Path, tmp_path: Path
 ) -> AsyncIterator[Cluster]:
@@ -116,6 +119,7 @@ async def check(
     return crossed
 
 
+@pytest.mark.parametrize("cluster", ["keep", pytest.param("abort", marks=pytest.mark.long)], indirect=True)
 async def test_streams_of_every_process_cross_updates_under_their_true_versions(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
@@ -138,6 +142,7 @@ async def test_streams_of_every_process_cross_updates_under_their_true_versions(
     assert [engine.label for engine in cluster.engines] == ["3", "3"]
 
 
+@MODES
 async def test_another_process_takes_over_in_the_middle_of_an_update(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:
@@ -174,6 +179,7 @@ async def test_another_process_takes_over_in_the_middle_of_an_update(
     assert not any(member.lost for member in cluster.members)
 
 
+@MODES
 async def test_a_coordinator_that_is_stopped_changes_no_engine_once_its_links_have_ended(
     cluster: Cluster, versions: dict[int, Path]
 ) -> None:

@@ -124,7 +124,11 @@ async def test_engines_run_what_they_were_sent_and_every_token_says_so(
         await check_everything(w.gateway, written, list(await asyncio.gather(*agents)))
 
 
-@pytest.mark.parametrize("fault", [{"hold_receive": 0}, {"hold_load": True}], ids=["receives", "takes"])
+@pytest.mark.parametrize(
+    "fault",
+    [{"hold_load": True}, pytest.param({"hold_receive": 0}, marks=pytest.mark.long)],
+    ids=["loads", "receives"],
+)
 async def test_an_engine_that_is_killed_in_a_transfer_takes_no_other_along(
     tiny_model: Path, tmp_path: Path, fault: dict[str, Any]
 ) -> None:

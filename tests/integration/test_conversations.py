@@ -14,7 +14,7 @@ from headgate.types import EpisodeSampling
 from tests.harness.agents import client_of
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.records import check_sampled_by_the_fake, nodes_of, path_to
-from tests.harness.scripted import TOOL_CALL, TOOLS, USER, scripted_gateway
+from tests.harness.scripted import USER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -83,35 +83,6 @@ async def test_a_conversation_that_goes_on_extends_the_recorded_tokens(
     await check_all(gateway, nodes)
 
 
-async def test_an_edited_history_branches_at_the_token_where_it_differs(gateway: RunningGateway) -> None:
-    async with client_of(gateway, mode="eval") as (client, episode):
-        reply = await ask(client, [USER])
-        more = {"role": "user", "content": "more"}
-        await ask(client, [USER, said(reply), more])
-        edited = [USER, said("something else"), more]
-        await ask(client, edited)
-    nodes = await nodes_of(gateway, episode)
-    branch, turn = nodes[4:]
-    rendered = gateway.model.renderer.render(edited, [])
-    assert path_to(nodes, turn) == rendered, "what is given to the engine is the new rendering, whole"
-    recorded = [path_to(nodes, nodes[i]) + nodes[i]["ids"] for i in (1, 3)]
-    shared = max(common(rendered, known) for known in recorded)
-    assert len(rendered) - len(branch["ids"]) == shared, "the branch holds what differs and nothing else"
-    await check_all(gateway, nodes)
-
-
-async def test_the_same_prompt_again_is_stored_once(gateway: RunningGateway) -> None:
-    async with client_of(gateway, mode="eval") as (client, episode):
-        for seed in range(3):
-            await ask(client, [USER], seed=seed)
-    nodes = await nodes_of(gateway, episode)
-    assert [(node["parent"], node["sampled"]) for node in nodes] == [(-1, False), *[(0, True)] * 3]
-    for seed, node in enumerate(nodes[1:]):
-        weights = {0: gateway.settings.model.path.resolve()}
-        check_sampled_by_the_fake(nodes, node, weights, seed)
-    assert len({tuple(node["ids"]) for node in nodes[1:]}) == 3
-
-
 async def test_parallel_calls_of_one_episode_are_branches_of_one_tree(gateway: RunningGateway) -> None:
     async with client_of(gateway, mode="eval") as (client, episode):
         questions = [[{"role": "user", "content": f"question {i}"}] for i in range(8)]
@@ -124,35 +95,6 @@ async def test_parallel_calls_of_one_episode_are_branches_of_one_tree(gateway: R
     distinct = {prompt[:k] for prompt in prompts for k in range(1, len(prompt) + 1)}
     assert sum(len(node["ids"]) for node in nodes if not node["sampled"]) == len(distinct)
     await check_all(gateway, nodes)
-
-
-def common(left: list[int], right: list[int]) -> int:
-    return next(
-        (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
-
-
-async def test_an_agent_with_tools_extends_its_tokens_although_the_model_thinks(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    """Within a tool cycle the template keeps the thinking that the client does not send back."""
-    async with (
-        scripted_gateway(tiny_model, tmp_path) as (gateway, engine),
-        client_of(gateway, mode="eval") as (client, episode),
-    ):
-        engine.replies += [f"<think>\nhmm\n</think>\n\n{TOOL_CALL}", "three"]
-        request: dict[str, Any] = {"model": "m", "tools": TOOLS}
-        first = await client.chat.completions.create(messages=[USER], **request)
-        (call,) = first.choices[0].message.tool_calls
-        result = {"role": "tool", "tool_call_id": call.id, "content": "3"}
-        messages: list[Any] = [USER, first.choices[0].message, result]
-        second = await client.chat.completions.create(messages=messages, **request)
-        assert second.choices[0].message.content == "three"
-        nodes = await nodes_of(gateway, episode)
-        assert [node["parent"] for node in nodes] == [-1, 0, 1, 2]
-        asked = [r["token_ids"] for r in engine.requests]
-        assert asked[1][: len(asked[0]) + len(nodes[1]["ids"])] == asked[0] + nodes[1]["ids"]
-        assert path_to(nodes, nodes[3]) == asked[1]
 
 
 async def test_training_episodes_use_the_configured_sampling_and_eval_episodes_what_was_asked(

@@ -37,8 +37,10 @@ async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
             record = await gateway.admin.publish(version, str(versions[version]), wait_s=600)
             assert record["state"] == "live"
             assert {report["engine"] for report in record["report"]} == {"demo-0", "demo-1"}
-            wanted = {"freeze"} if mode == "keep" else {"abort", "settle"}
-            assert all(wanted <= report["seconds"].keys() for report in record["report"])
+            steps = {"freeze"} if mode == "keep" else {"abort", "settle", "load", "resume", "probe", "label"}
+            for report in record["report"]:
+                assert (report["failure"], report["probe"]["verdict"]) == ("", "passed")
+                assert steps <= report["seconds"].keys()
             assert [slot.version for slot in slots(gateway)] == [version, version]
             assert sum(report["streams"] for report in record["report"]) >= 12, "more if some moved between"
         done.set()
@@ -46,6 +48,9 @@ async def test_two_engines_come_to_each_version_and_every_token_is_of_its_own(
         results = await finished(agents, done)
         assert [counts for _, counts in results] == [[60]] * 12
         assert await check_everything(gateway, versions, results, endless=True) == 36, "each in each update"
+        status = await gateway.admin.status()
+        assert (status["version"], status["updates"]) == (3, 3)
+        assert status["streams_across_updates"] >= 36
         states = [await gateway.fake("state", slot) for slot in slots(gateway)]
         assert [state["stale_hits"] for state in states] == [0, 0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import islice
 from pathlib import Path
@@ -42,7 +41,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     rows, rng = Rows(tokenizer), random.Random(3)
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        for task in islice(tasks.tasks("train", 1), 6):
+        for task in islice(tasks.tasks("train", 1), 2):
             example = teacher.conversation(task["map"], rng)
             ids, said = rows.row(example)
 
@@ -115,33 +114,22 @@ async def test_a_walk_without_an_engine_has_the_tokens_that_the_gateway_records(
     ]
 
 
-@pytest.mark.parametrize(
-    ("replies", "steps"),
-    [
-        ([call("down")], 1),
-        (["I would rather stay."], 0),
-        ([call("right"), "Here I stay."], 1),
-        ([call("left")] * 10, 10),
-        ([call("south"), call("down")], 2),
-        (['<tool_call>\n{"name": "move", "arguments": {}}\n</tool_call>', call("down")], 2),
-        (['<tool_call>\n{"name": "swim", "arguments": []}\n</tool_call>', call("down")], 2),
-        (["<tool_call>\nnothing\n</tool_call>"], 0),
-    ],
-    ids=[
-        "hole",
-        "no call",
-        "stops",
-        "runs out of steps",
-        "no direction",
-        "no argument",
-        "no object",
-        "no JSON",
-    ],
-)
-async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
-    model: Path, tmp_path: Path, replies: list[str], steps: int
-) -> None:
-    async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await play(gateway, engine, AGENT, LAKE, replies)
-        assert (outcome.reward, outcome.components) == (0.0, {"steps": float(steps)})
-        assert json.dumps(engine.requests[0]["token_ids"])
+WRONG_REPLIES: dict[str, tuple[list[str], int]] = {
+    "a hole": ([call("down")], 1),
+    "no call": (["I would rather stay."], 0),
+    "a stop": ([call("right"), "Here I stay."], 1),
+    "no steps left": ([call("left")] * 10, 10),
+    "no direction": ([call("south"), call("down")], 2),
+    "no argument": (['<tool_call>\n{"name": "move", "arguments": {}}\n</tool_call>', call("down")], 2),
+    "no object": (['<tool_call>\n{"name": "swim", "arguments": []}\n</tool_call>', call("down")], 2),
+    "no JSON": (["<tool_call>\nnothing\n</tool_call>"], 0),
+}
+"""Replies, and the steps that they make."""
+
+
+async def test_wrong_replies_earn_nothing_and_fail_no_episode(model: Path, tmp_path: Path) -> None:
+    async with scripted_gateway(model, tmp_path, staleness={"batch": 64}) as (gateway, engine):
+        for name, (replies, steps) in WRONG_REPLIES.items():
+            engine.replies.clear()
+            outcome = await play(gateway, engine, AGENT, LAKE, replies)
+            assert (outcome.reward, outcome.components) == (0.0, {"steps": float(steps)}), name

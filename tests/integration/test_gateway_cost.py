@@ -22,7 +22,7 @@ from bench.processes import Child, run_gateway, run_mock, run_server
 from bench.targets import ChatKind, ChatTarget, GatewayTarget, Prompts
 from headgate.processes.ports import free_port
 
-ROUNDS = 5
+ROUNDS = 3
 WARM_UP = 100
 
 

@@ -200,29 +200,29 @@ async def test_a_tool_may_answer_with_an_image(gateway: RunningGateway) -> None:
     assert gateway.engine.images == {name_of(BLUE)}
 
 
-@pytest.mark.parametrize(
-    ("url", "code", "said"),
-    [
-        ("https://example.com/a.png", "unsupported_content", "fetches none"),
-        ("data:image/png;base64,AAAA", "invalid_value", "no PNG"),
-        ("data:image/tiff;base64,AAAA", "invalid_value", "image/webp"),
-        (data_url(RED)[:-3] + "#==", "invalid_value", "cannot be read"),
-        (data_url(RED + bytes(5000)), "too_large", "4096 bytes"),
-        (data_url(png(10_000, 28, (0, 0, 0))), "invalid_value", "200 times"),
-    ],
-)
-async def test_what_is_no_image_is_refused_by_name(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, code: str, said: str
+BAD_IMAGES = [
+    ("https://example.com/a.png", "unsupported_content", "fetches none"),
+    ("data:image/png;base64,AAAA", "invalid_value", "no PNG"),
+    ("data:image/tiff;base64,AAAA", "invalid_value", "image/webp"),
+    (data_url(RED)[:-3] + "#==", "invalid_value", "cannot be read"),
+    (data_url(RED + bytes(5000)), "too_large", "4096 bytes"),
+    (data_url(png(10_000, 28, (0, 0, 0))), "invalid_value", "200 times"),
+]
+
+
+async def test_a_wrong_image_is_refused_by_name(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.api.v1.images._MAX_BYTES", 4096)
     async with run_gateway(values_of(model, tmp_path)) as gateway:
         _, headers = await gateway.open("bad")
-        content = [HI, {"type": "image_url", "image_url": {"url": url}}]
-        answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, code), error
-        assert error["param"] == "messages.0.content.1"
-        assert said in error["message"]
+        for url, code, message in BAD_IMAGES:
+            content = [HI, {"type": "image_url", "image_url": {"url": url}}]
+            answer = await gateway.chat(headers, messages=[{"role": "user", "content": content}])
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, code), error
+            assert error["param"] == "messages.0.content.1"
+            assert message in error["message"]
 
 
 async def test_the_bytes_of_an_episodes_images_are_bounded(

@@ -48,7 +48,7 @@ async def check_all(gateway: RunningGateway, versions: dict[int, Path], results:
     return sampled
 
 
-@pytest.mark.parametrize("rule", ["cached", "gain"])
+@pytest.mark.parametrize("rule", ["gain", pytest.param("cached", marks=pytest.mark.long)])
 async def test_an_engine_that_pulls_later_goes_on_with_the_calls_that_it_may_sample(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path], rule: str
 ) -> None:

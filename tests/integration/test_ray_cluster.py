@@ -50,6 +50,7 @@ def engine_nodes(cluster: RunningCluster, engines: dict[str, str]) -> dict[str, 
     return {name: node_of(cluster.engine_pid(url)) for name, url in engines.items()}
 
 
+@pytest.mark.long
 async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -68,7 +69,7 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
             await until(lambda: len(list(tmp_path.glob("rank-*.json"))) == 2, "both ranks run", UP_S)
             pids = [int(path.stem.split("-")[2]) for path in tmp_path.glob("rank-*.json")]
             assert {node_of(pid) for pid in pids} == {"learner"}
-            assert nodes.token not in cluster.said + "".join(cluster.processes().values())
+            assert nodes.token not in cluster.output + "".join(cluster.processes().values())
 
             nodes.add("late", rollout="true", zone="a")
             nodes.add("elsewhere", rollout="true", zone="b")
@@ -80,7 +81,7 @@ async def test_labels_are_respected_nodes_come_and_die_and_nothing_is_left(
             (left,) = await cluster.until_open(*(other for other in both if other != name))
             assert engine_nodes(cluster, {left: both[left]}) == {left: "late"}
             assert isinstance(await cluster.chat(), str)
-            assert await cluster.stop() == 0, cluster.said
+            assert await cluster.stop() == 0, cluster.output
             await until(lambda: not _ours(cluster), "nothing is left on the nodes", UP_S)
     finally:
         nodes.remove_all()

@@ -16,7 +16,7 @@ from gateway.store import answers
 from headgate.errors import Unavailable
 from tests.harness.agents import client_of, sdk
 from tests.harness.records import nodes_of
-from tests.harness.responses import Scripted, checked, create, one_path, streamed
+from tests.harness.responses import Scripted, create, one_path, streamed
 from tests.harness.retries import RETRY
 from tests.harness.scripted import TOOL_CALL, scripted_gateway
 
@@ -91,61 +91,6 @@ async def test_the_sdks_stream_helper_builds_the_response(scripted: Scripted) ->
         assert stored.usage == final.usage
         for kind in ("reasoning_text.done", "function_call_arguments.done", "content_part.done"):
             assert f"response.{kind}" in kinds
-
-
-async def test_the_sync_sdk(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["whole", "streamed"]
-    opened = await gateway.admin.open_episode("task")
-
-    def work() -> tuple[str, str]:
-        with openai.OpenAI(base_url=opened.base_url, api_key=opened.api_key, max_retries=0) as client:
-            first = checked(client.responses.create(model="m", input="hi"))
-            with client.responses.stream(model="m", input="and?", previous_response_id=first.id) as stream:
-                stream.until_done()
-                return first.output_text, stream.get_final_response().output_text
-
-    assert await asyncio.to_thread(work) == ("whole", "streamed")
-
-
-async def test_reasoning_is_an_item_before_the_message(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["<think>\nhm hm\n</think>\n\nyes"] * 2
-    async with client_of(gateway, mode="eval") as (client, _):
-        response = await create(client, "hi", include=["reasoning.encrypted_content"])
-        thought, said = response.output
-        assert (thought.content[0].text, said.content[0].text) == ("hm hm", "yes")
-        assert thought.encrypted_content is None
-        assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
-        events = await streamed(client, "hi, you")
-        text = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
-        assert "".join(text) == "hm hm"
-        assert len(text) > 1
-
-
-async def test_a_limit_makes_the_response_incomplete(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["long enough"] * 2
-    async with client_of(gateway) as (client, _):
-        response = await create(client, "hi", max_output_tokens=4)
-        assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
-        assert response.output_text == "long"
-        *_, last = await streamed(client, "hello", max_output_tokens=4)
-        assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
-
-
-async def test_logprobs(scripted: Scripted) -> None:
-    gateway, engine = scripted
-    engine.replies += ["yes"] * 2
-    async with client_of(gateway) as (client, _):
-        include: Any = ["message.output_text.logprobs"]
-        response = await create(client, "hi", include=include)
-        entries = response.output[0].content[0].logprobs
-        assert [entry.token for entry in entries] == ["y", "e", "s"]
-        assert [entry.logprob for entry in entries] == [-1 / 64, -2 / 64, -3 / 64]
-        events = await streamed(client, "ho", include=include)
-        said = [e.logprobs for e in events if e.type == "response.output_text.delta"]
-        assert [entry.token for some in said for entry in some] == ["y", "e", "s"]
 
 
 def output(call: Any) -> Any:

@@ -44,9 +44,9 @@ async def test_everything_is_started_tended_and_ended(tiny_model: Path, tmp_path
 
         assert await cluster.stop() == 0
         assert cluster.processes() == {}
-        assert "is up" in cluster.said
-        assert "stopping" in cluster.said
-        assert KEY not in cluster.said + cluster.tails()
+        assert "is up" in cluster.output
+        assert "stopping" in cluster.output
+        assert KEY not in cluster.output + cluster.tails()
 
 
 async def test_the_end_of_the_trainer_is_the_end_and_one_rank_ends_all(
@@ -63,7 +63,7 @@ async def test_the_end_of_the_trainer_is_the_end_and_one_rank_ends_all(
         tmp_path.joinpath("done").touch()
         await until(lambda: cluster.process.returncode is not None, "it ends", UP_S)
         assert cluster.process.returncode == 0
-        assert "the trainer has ended" in cluster.said
+        assert "the trainer has ended" in cluster.output
         assert cluster.processes() == {}
 
 
@@ -137,7 +137,7 @@ async def test_a_spare_node_is_used_given_back_and_used_again_by_what_the_traine
         await steps.step(busy_s=1e-6)  # nobody saw its begin
         await steps.step(busy_s=1e-6)
         engines = await cluster.until_open("a-0", "spare-0")
-        assert cluster.said.count("one more rollout node") == 1
+        assert cluster.output.count("one more rollout node") == 1
         await cluster.until_looked("t", ["train"])
 
         pid = cluster.engine_pid(engines["spare-0"])
@@ -150,12 +150,12 @@ async def test_a_spare_node_is_used_given_back_and_used_again_by_what_the_traine
         await steps.step(busy_s=1e6, call=call["call_id"])
         await cluster.until_in(call["call_id"], "a-0")
         await cluster.until_open("a-0")
-        await until(lambda: "spare left" in cluster.said, "its node is spare again", UP_S)
+        await until(lambda: "spare left" in cluster.output, "its node is spare again", UP_S)
         await until(lambda: not os.path.exists(f"/proc/{pid}"), "its process is gone", UP_S)
         await until(lambda: cluster.has_nodes("a", "t"), "the gateway knows it no more", UP_S)
         await cluster.fake(engines["a-0"], endless=True, hold_after=None)
         assert (await result_of(asked, "the call ends", UP_S))["completion_tokens"] == 40
-        assert cluster.said.count("spare is given back") == 1
+        assert cluster.output.count("spare is given back") == 1
 
         await cluster.until_looked("t", ["train"])
         await steps.step(busy_s=1e-6)
@@ -188,7 +188,7 @@ async def test_a_node_goes_over_to_training_and_comes_back_by_what_the_trainer_s
         (second,) = told("rank-1-*.json")
         assert '"WORLD_SIZE": "2"' in second
         assert '"HEADGATE_TRAIN_NODES": "t,b"' in second
-        assert cluster.said.count("the trainer goes on with 2 ranks in place of 1") == 1
+        assert cluster.output.count("the trainer goes on with 2 ranks in place of 1") == 1
         await cluster.until_looked("b", ["rollout", "train"])
 
         await steps.step(busy_s=1e-6)
@@ -196,6 +196,6 @@ async def test_a_node_goes_over_to_training_and_comes_back_by_what_the_trainer_s
         await until(lambda: len(told("rank-*.json")) == 4, "one rank runs", UP_S)
         await cluster.until_looked("b", ["rollout"])
         await cluster.until_open("a-0", "b-0")
-        assert cluster.said.count("the trainer goes on with 1 rank in place of 2") == 1
-        assert "is started again" not in cluster.said, "it counts as no restart"
+        assert cluster.output.count("the trainer goes on with 1 rank in place of 2") == 1
+        assert "is started again" not in cluster.output, "it counts as no restart"
         assert await cluster.stop() == 0

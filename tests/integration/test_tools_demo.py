@@ -40,7 +40,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
 ) -> None:
     rows = Rows(Tokenizer.from_file(str(model / "tokenizer.json")))
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        for number, task in enumerate(islice(tasks.tasks("train", 1), 6)):
+        for number, task in enumerate(islice(tasks.tasks("train", 1), 2)):
             asked = order(task) if number % 2 else order(task)[:2]
             example = teacher.conversation(order(task), task["prices"], asked)
             ids, said = rows.row(example)
@@ -83,20 +83,19 @@ async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_result
             assert f"<tool_response>\n{task['prices'][item]}\n</tool_response>" in text
 
 
-@pytest.mark.parametrize(
-    ("replies", "reward"),
-    [
-        (['<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>'], 0.0),
-        (['<tool_call>\n{"name": "price", "arguments": {"item": "gold"}}\n</tool_call>', "no idea"], 0.0),
-        (['<tool_call>\n{"name": "price", "arguments": {"thing": 1}}\n</tool_call>', "no idea"], 0.0),
-        (['<tool_call>\n{"name": "price", "arguments": {"item": "tea"}}\n</tool_call>'] * 7, 0.0),
-        (["<tool_call>\nnothing\n</tool_call>"], 0.0),
-    ],
-)
-async def test_what_a_model_does_wrong_costs_the_reward_and_fails_no_episode(
-    model: Path, tmp_path: Path, replies: list[str], reward: float
-) -> None:
+WRONG_REPLIES = [
+    ['<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>'],
+    ['<tool_call>\n{"name": "price", "arguments": {"item": "gold"}}\n</tool_call>', "no idea"],
+    ['<tool_call>\n{"name": "price", "arguments": {"thing": 1}}\n</tool_call>', "no idea"],
+    ['<tool_call>\n{"name": "price", "arguments": {"item": "tea"}}\n</tool_call>'] * 7,
+    ["<tool_call>\nnothing\n</tool_call>"],
+]
+
+
+async def test_wrong_replies_earn_nothing_and_fail_no_episode(model: Path, tmp_path: Path) -> None:
     task = next(tasks.tasks("train", 1))
-    async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await play(gateway, engine, AGENT, task, replies)
-        assert outcome.reward == reward
+    async with scripted_gateway(model, tmp_path, staleness={"batch": 64}) as (gateway, engine):
+        for replies in WRONG_REPLIES:
+            engine.replies.clear()
+            outcome = await play(gateway, engine, AGENT, task, replies)
+            assert outcome.reward == 0.0, replies

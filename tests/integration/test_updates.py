@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,46 +18,21 @@ from tests.harness.scripted import USER
 from tests.harness.waiting import LONG_S, until
 
 
-async def test_streams_cross_three_updates_and_every_token_is_of_its_version(
-    tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
-) -> None:
-    async with run_gateway(settings_for(tiny_model, tmp_path, engine={})) as gateway:
-        await hold_after(gateway, 4)
-        agents, done = start_agents(gateway, 32)
-        for version in (1, 2, 3):
-            await arrived(gateway, 32)
-            began = time.monotonic()
-            record = await gateway.admin.publish(version, str(versions[version]), wait_s=LONG_S)
-            assert record["state"] == "live"
-            (report,) = record["report"]
-            assert report["probe"]["verdict"] == "passed"
-            assert report["failure"] == ""
-            assert {"abort", "settle", "load", "resume", "probe", "label"} <= report["seconds"].keys()
-            assert all(0 <= seconds <= time.monotonic() - began for seconds in report["seconds"].values())
-            assert report["streams"] == 32
-        await release(gateway)
-        assert await check_everything(gateway, versions, await finished(agents, done)) == 96
-        status = await gateway.admin.status()
-        assert (status["version"], status["updates"]) == (3, 3)
-        assert status["streams_across_updates"] == 96
-        assert gateway.engine.label == "3"
-
-
 async def test_a_whole_reply_crosses_an_update_too(
     tiny_model: Path, tmp_path: Path, versions: dict[int, Path]
 ) -> None:
     async with run_gateway(settings_for(tiny_model, tmp_path)) as gateway:
         await faults(gateway, endless=True, hold_after=20)
-        opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(8)]
-        calls = [asyncio.create_task(gateway.chat(h, max_tokens=60), name=e) for e, h in opened]
-        await arrived(gateway, 8)
+        opened = [await gateway.open(f"task-{i}", mode="eval") for i in range(4)]
+        calls = [asyncio.create_task(gateway.chat(h, max_tokens=40), name=e) for e, h in opened]
+        await arrived(gateway, 4)
         await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         await release(gateway)
         answers = await asyncio.gather(*calls)
         counts = [[answer.json()["usage"]["completion_tokens"]] for answer in answers]
         agents = list(zip([e for e, _ in opened], counts, strict=True))
-        assert counts == [[60]] * 8
-        assert await check_everything(gateway, versions, agents, endless=True) == 8
+        assert counts == [[40]] * 4
+        assert await check_everything(gateway, versions, agents, endless=True) == 4
 
 
 async def test_a_version_that_an_engine_does_not_take_leaves_it_with_the_one_before(
