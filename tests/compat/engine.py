@@ -37,7 +37,11 @@ class CompatEngine(ScriptedEngine):
 
     def _keep(self, body: dict[str, Any], ids: list[int]) -> None:
         params = body["sampling_params"]
-        self.kept[body.get("request_id", "")] = {"prompt": body["token_ids"], "said": ids, "params": params}
+        self.kept[body.get("request_id", "")] = {
+            "prompt": body["token_ids"],
+            "sampled": ids,
+            "params": params,
+        }
         while len(self.kept) > KEPT:
             del self.kept[next(iter(self.kept))]
 

@@ -1,4 +1,4 @@
-"""Every agent of examples/agents earns its reward from a gateway, by what the engine says; each runs as its first lines tell."""
+"""Every agent of examples/agents earns its reward from a gateway with scripted replies; each runs as its first lines describe."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COMMANDS = {
 """The model's words in each of its turns."""
 ENVIRONMENTS = {"verifiers_taskset.py"}
 BRANCHES = {"smolagents_agent.py"}
-"""smolagents writes its earlier tool calls anew, as text: each of its turns begins a branch."""
+"""smolagents writes its earlier tool calls again, as text: each of its turns begins a branch."""
 FUNCTIONS = {
     "gymnasium_env.py": (GAME, ["right", "right", "down", "down", "down", "right"]),
     "reasoning_gym_tasks.py": (ENTRY, ["2"]),
@@ -71,7 +71,7 @@ def command(name: str) -> Agent:
 async def earned(
     agent: Agent, task: dict[str, object], replies: list[str], model: Path, work: Path
 ) -> tuple[float, bool]:
-    """An episode in which the model says all `replies`: its reward, and whether its tokens are one path without branches."""
+    """Run an episode with all `replies`; return its reward, and whether its tokens are one path without branches."""
     models = {"demo": {"path": str(model), "max_model_len": ROOM}}
     async with scripted_gateway(model, work, models=models) as (gateway, engine):
         engine.replies.extend(replies)

@@ -214,7 +214,7 @@ async def test_a_model_of_another_type_is_not_called_missing(gateway: RunningGat
 
 
 @pytest.mark.parametrize(
-    ("headers", "query", "said"),
+    ("headers", "query", "reason"),
     [
         ({"Authorization": "hg-key"}, "", "no key behind the word Bearer"),
         ({"Authorization": "Basic eDp5"}, "", "no key behind the word Bearer"),
@@ -224,11 +224,11 @@ async def test_a_model_of_another_type_is_not_called_missing(gateway: RunningGat
     ],
 )
 async def test_a_key_in_the_wrong_place_is_found_there_and_not_quoted(
-    gateway: RunningGateway, headers: dict[str, str], query: str, said: str
+    gateway: RunningGateway, headers: dict[str, str], query: str, reason: str
 ) -> None:
     answer = await gateway.http.post(f"/v1/chat/completions{query}", headers=headers, json={})
     message = error_of(answer, 401, "missing_api_key")["message"]
-    assert said in message and "`Authorization: Bearer KEY`" in message and "hg-key" not in message
+    assert reason in message and "`Authorization: Bearer KEY`" in message and "hg-key" not in message
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ async def test_an_episode_that_cannot_be_opened(
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "reason"),
     [
         (b"", "zero-length"),
         (b'{"task_id": "t",}', "line 1 column 16"),
@@ -299,15 +299,15 @@ async def test_an_episode_that_cannot_be_opened(
     ],
 )
 async def test_the_admin_api_reads_bodies_as_the_calls_are_read(
-    gateway: RunningGateway, body: bytes, said: str
+    gateway: RunningGateway, body: bytes, reason: str
 ) -> None:
     error = error_of(await gateway.http.post("/admin/v1/episodes", content=body), 400, "invalid_json")
-    assert said in error["message"]
+    assert reason in error["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", ""])
 async def test_json_is_read_whatever_its_content_type(gateway: RunningGateway, kind: str) -> None:
-    """`curl -d` says that it sends a form."""
+    """`curl -d` names the content type of a form."""
     body = b'{"task_id": "typed", "mode": "eval"}'
     answer = await gateway.http.post("/admin/v1/episodes", content=body, headers={"content-type": kind})
     assert answer.status_code == 200, answer.text
@@ -350,7 +350,7 @@ async def test_a_query_parameter_that_is_unknown_is_refused_with_those_that_are_
 async def test_every_route_refuses_query_parameters_that_it_does_not_have(
     gateway: RunningGateway, method: str, path: str, known: str
 ) -> None:
-    _, headers = await gateway.open("asked", mode="eval")
+    _, headers = await gateway.open("queried", mode="eval")
     answer = await gateway.http.request(method, path, headers=headers, json={"model": "demo"})
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["message"].endswith(f"takes {known}")

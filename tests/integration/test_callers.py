@@ -1,4 +1,4 @@
-"""Identification of callers: keys of episodes and of agents, named episodes, and conversations that are told apart."""
+"""Identification of callers: keys of episodes and of agents, named episodes, and conversations that are distinguished."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_conversations_that_share_a_key_are_episodes_of_their_own(stage: S
         assert [node["parent"] for node in nodes] == [-1, *range(7)]
 
 
-async def test_a_call_that_nobody_has_replied_in_always_opens_an_episode(stage: Stage) -> None:
+async def test_a_call_without_an_earlier_reply_always_opens_an_episode(stage: Stage) -> None:
     same = [user("the same question")]
     first = await chat(stage, "ann", same, "x")
     second = await chat(stage, "ann", same, "y")
@@ -56,7 +56,7 @@ async def test_a_call_that_nobody_has_replied_in_always_opens_an_episode(stage: 
 
 
 async def test_a_match_needs_a_turn_that_was_sampled_here(stage: Stage) -> None:
-    question = [user("what was said?")]
+    question = [user("what was it?")]
     first = await chat(stage, "ann", question, "this")
     made_up = await chat(stage, "ann", [*question, assistant("that"), user("why?")])
     assert made_up != first
@@ -76,8 +76,8 @@ async def test_the_longest_recorded_beginning_decides(stage: Stage) -> None:
 
 async def test_a_reply_that_another_key_was_given_is_unknown(stage: Stage) -> None:
     question = [user("a secret")]
-    first = await chat(stage, "ann", question, "told to ann")
-    other = await chat(stage, "bob", [*question, assistant("told to ann"), user("what?")])
+    first = await chat(stage, "ann", question, "for ann alone")
+    other = await chat(stage, "bob", [*question, assistant("for ann alone"), user("what?")])
     assert other != first
     assert await notice_of(stage, other) == "unknown_conversation"
     assert (await stage[0].admin.episode(other))["agent"] == "bob"
@@ -96,7 +96,7 @@ async def test_a_conversation_that_two_episodes_have_opens_a_third(stage: Stage)
     assert await chat(stage, "ann", [*longer, assistant("neither"), user("go on")]) == third
 
 
-async def test_ids_of_tool_calls_tell_equal_conversations_apart(stage: Stage) -> None:
+async def test_ids_of_tool_calls_distinguish_equal_conversations(stage: Stage) -> None:
     same, calls = [user("add")], {}
     for _ in range(2):
         stage[1].replies.append(TOOL_CALL)
@@ -169,16 +169,16 @@ async def test_an_agents_key_reaches_the_episodes_that_were_opened_for_it(stage:
     assert await chat(stage, "ann", [USER], "r", **path) == opened.episode_id
     assert await chat(stage, opened.api_key, [USER], "s") == opened.episode_id, "its own key opens it too"
     assert code(await send(stage, "bob", [USER], **path)) == (404, "no_episode")
-    answer = await gateway.http.post("/admin/v1/episodes", json={"task_id": "t", "agent": "nobody"})
+    answer = await gateway.http.post("/admin/v1/episodes", json={"task_id": "t", "agent": "unknown"})
     assert code(answer) == (400, "unknown_agent")
 
 
-async def test_what_is_wrong_with_a_key_or_a_name_is_said(stage: Stage) -> None:
+async def test_a_wrong_key_or_name_is_refused_with_the_reason(stage: Stage) -> None:
     gateway = stage[0]
     answer = await gateway.http.post("/v1/chat/completions", json={"model": "m", "messages": [USER]})
     assert code(answer) == (401, "missing_api_key")
     assert "Authorization" in answer.json()["error"]["message"]
-    assert code(await send(stage, "the-key-of-nobody-at-all", [USER])) == (401, "invalid_api_key")
+    assert code(await send(stage, "the-key-of-no-agent-at-all", [USER])) == (401, "invalid_api_key")
     assert (await send(stage, "ann", [USER], path="/e/")).status_code == 404
     both = await send(stage, "ann", [USER], path="/e/ep-1", headers={"X-Headgate-Episode": "ep-2"})
     assert both.status_code == 400
@@ -195,7 +195,7 @@ async def test_an_agent_has_so_many_episodes_open_and_no_more(stage: Stage) -> N
     assert await chat(stage, "few", [USER], "c") != first
 
 
-async def test_a_conversation_that_nobody_continues_is_over(stage: Stage) -> None:
+async def test_an_idle_conversation_is_closed(stage: Stage) -> None:
     gateway = stage[0]
     silent, rewarded = await chat(stage, "brief", [USER], "p"), await chat(stage, "brief", [USER], "q")
     kept = await chat(stage, "ann", [user("not brief")])
@@ -225,7 +225,7 @@ async def test_a_refused_call_leaves_no_open_episode(stage: Stage) -> None:
     assert closed["reason"] == "nothing_sampled"
 
 
-async def test_prompts_without_messages_are_conversations_that_nobody_goes_on_with(stage: Stage) -> None:
+async def test_each_prompt_without_messages_opens_a_conversation(stage: Stage) -> None:
     gateway, engine = stage
     engine.replies += ["u", "v"]
     headers = {"Authorization": f"Bearer {KEYS['ann']}"}

@@ -29,7 +29,7 @@ async def stage(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 class Gate:
-    """Requests that come to the engine wait while it is shut."""
+    """Requests to the engine wait while it is shut."""
 
     def __init__(self, engine: ScriptedEngine) -> None:
         self.engine, self.open, self.waiting = engine, asyncio.Event(), 0
@@ -54,10 +54,10 @@ class Gate:
 
 
 async def drop(stage: Stage, gate: Gate, content: str, **more: Any) -> None:
-    """Sends a call that opens an episode, and goes away before the engine has said anything."""
+    """Sends a call that opens an episode, and disconnects before the engine has sampled anything."""
     before = gate.waiting
     call = asyncio.create_task(send(stage, "ann", [user(content)], **more), name="dropped")
-    await until(lambda: gate.waiting > before, "the engine was asked")
+    await until(lambda: gate.waiting > before, "the engine has the request")
     call.cancel()
     await until(lambda: gate.waiting == before, "the engine was stopped")
 
@@ -68,7 +68,7 @@ def of(answer: httpx.Response) -> str:
 
 
 async def begun_with(stage: Stage, content: str) -> list[str]:
-    """The open episodes whose first call said this, the oldest first."""
+    """Return the open episodes whose first call had this content, the oldest first."""
     found = []
     for row in (await stage[0].admin.episodes(agent="ann", state="open"))[::-1]:
         calls = (await stage[0].admin.episode(row["id"]))["calls"]
@@ -109,7 +109,7 @@ async def test_a_reply_that_was_given_and_did_not_arrive_is_given_again(stage: S
     assert again.json()["id"] == first.json()["id"]
     stage[1].replies.append("twice")
     other = await send(stage, "ann", [user("lost on the way")])
-    assert of(other) != of(first), "who does not say that it is a retry is a sample of its own"
+    assert of(other) != of(first), "a request that is not marked as a retry gets its own sample"
 
 
 async def test_a_retry_is_not_given_a_conversation_that_has_gone_on(stage: Stage) -> None:
@@ -118,7 +118,7 @@ async def test_a_retry_is_not_given_a_conversation_that_has_gone_on(stage: Stage
     assert await chat(stage, "ann", [user("went on")], "new", headers=RETRY) != first
 
 
-async def test_a_retry_that_could_repeat_several_calls_opens_an_episode_and_says_so(stage: Stage) -> None:
+async def test_a_retry_that_could_repeat_several_calls_opens_an_episode_with_a_notice(stage: Stage) -> None:
     two = {await chat(stage, "ann", [user("twin")], "a"), await chat(stage, "ann", [user("twin")], "b")}
     third = await chat(stage, "ann", [user("twin")], "c", headers=RETRY)
     assert third not in two
@@ -140,20 +140,20 @@ async def test_equal_idempotency_keys_are_one_call_however_they_come(stage: Stag
     key = {"Idempotency-Key": "k-1"}
     with Gate(stage[1]) as gate:
         calls = [
-            asyncio.create_task(send(stage, "ann", [user("at once")], headers=key), name=f"call-{i}")
+            asyncio.create_task(send(stage, "ann", [user("together")], headers=key), name=f"call-{i}")
             for i in range(4)
         ]
-        await until(lambda: gate.waiting > 0, "the engine was asked")
+        await until(lambda: gate.waiting > 0, "the engine has the request")
         stage[1].replies.append("one for all")
         gate.open.set()
         answers = await asyncio.gather(*calls)
     assert len({of(answer) for answer in answers}) == 1
     assert len({answer.json()["id"] for answer in answers}) == 1
-    later = await send(stage, "ann", [user("at once")], headers=key)
+    later = await send(stage, "ann", [user("together")], headers=key)
     assert later.json()["id"] == answers[0].json()["id"]
     reused = await send(stage, "ann", [user("another body")], headers=key)
     assert reused.status_code == 422
-    made_up = [user("u"), assistant("never said"), user("v")]
+    made_up = [user("u"), assistant("never sampled"), user("v")]
     stage[1].replies += ["once", "not twice"]
     again = [send(stage, "ann", made_up, headers={"Idempotency-Key": "k-2"}) for _ in range(4)]
     unknown = await asyncio.gather(*again)
@@ -206,7 +206,9 @@ async def test_groups_fill_up_in_order(tiny_model: Path, tmp_path: Path) -> None
         refused = await send(stage, "ann", [user("another task")])
         assert code(refused) == (429, "no_slot")
         assert int(refused.headers["retry-after"]) >= 1
-        assert await chat(stage, "ann", [user("t"), assistant("r"), user("go on")], "s") not in ids, "ambiguous"
+        assert await chat(stage, "ann", [user("t"), assistant("r"), user("go on")], "s") not in ids, (
+            "ambiguous"
+        )
         assert sorted((await groups_of(gateway)).values()) == [2, 2]
         full = await send(stage, "ann", [user("t")])
         assert code(full) == (429, "no_slot")
@@ -232,7 +234,7 @@ async def test_a_group_goes_on_after_a_restart_and_a_closed_one_is_followed(
         third = await stage[0].admin.episode(await chat(stage, "ann", [user("t")]))
         assert third["group_id"] == rows[0]["group_id"][:-1] + "2"
         lost = (await stage[0].admin.staleness())["lost"]
-        assert not lost, "nobody asks to join a group that takes no more"
+        assert not lost, "no call tries to join a full group"
 
 
 async def test_calls_wait_for_a_slot_and_then_begin(tiny_model: Path, tmp_path: Path) -> None:

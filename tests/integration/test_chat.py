@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` as the openai SDK sees it; the engine says what the test wrote."""
+"""`/v1/chat/completions` as the openai SDK sees it; the engine samples what the test wrote."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scripted(shared: Scripted) -> Scripted:
 
 
 async def whole(scripted: Scripted, reply: str, **body: Any) -> Any:
-    """The SDK's answer when the engine says `reply`."""
+    """Return the SDK's completion when the engine samples `reply`."""
     gateway, engine = scripted
     engine.replies.append(reply)
     async with client_of(gateway, mode="eval") as (client, _):
@@ -42,7 +42,7 @@ async def whole(scripted: Scripted, reply: str, **body: Any) -> Any:
 
 
 async def streamed(scripted: Scripted, reply: str, **body: Any) -> list[Any]:
-    """The SDK's chunks when the engine says `reply`."""
+    """Return the SDK's chunks when the engine samples `reply`."""
     gateway, engine = scripted
     engine.replies.append(reply)
     async with client_of(gateway, mode="eval") as (client, _):
@@ -78,7 +78,7 @@ async def test_a_whole_reply(scripted: Scripted) -> None:
     assert answer.service_tier == "default"  # litellm's groq/ fails without it
 
 
-async def test_a_streamed_reply_says_the_same(scripted: Scripted) -> None:
+async def test_a_streamed_reply_is_the_same(scripted: Scripted) -> None:
     chunks = await streamed(scripted, "Hello, wörld 🙂")
     assert text_of(chunks) == "Hello, wörld 🙂"
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -198,12 +198,12 @@ async def test_the_bytes_of_log_probabilities_are_the_text(scripted: Scripted, s
     reply = f"{text}{stop or ''}"
     answer = await whole(scripted, reply, logprobs=True, stop=stop)
     chunks = await streamed(scripted, reply, logprobs=True, stop=stop)
-    said = [
+    streamed_entries = [
         entry for c in chunks for choice in c.choices if choice.logprobs for entry in choice.logprobs.content
     ]
-    for entries in (answer.choices[0].logprobs.content, said):
+    for entries in (answer.choices[0].logprobs.content, streamed_entries):
         assert b"".join(bytes(entry.bytes) for entry in entries) == text.encode()
-    assert [entry.bytes for entry in said[:2]] == [[0xC3], [0xA9]]
+    assert [entry.bytes for entry in streamed_entries[:2]] == [[0xC3], [0xA9]]
 
 
 async def test_tools_are_in_the_prompt_unless_the_choice_is_none(scripted: Scripted) -> None:

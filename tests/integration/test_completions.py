@@ -1,4 +1,4 @@
-"""Legacy completions as the openai SDK asks for them: texts and token ids, several at once, streamed, recorded."""
+"""Legacy completions as the openai SDK requests them: texts and token ids, several in one request, streamed, recorded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_a_text_goes_on_where_its_reply_ended(
         await ask(client, "once" + first.choices[0].text + " long")
     prompt, turn, more, last = await nodes_of(gateway, episode)
     assert gateway.model.renderer.decode(prompt["ids"]) == "once"
-    assert (more["parent"], more["at"]) == (1, len(turn["ids"]) - 1)  # the token that ended it was no text
+    assert (more["parent"], more["at"]) == (1, len(turn["ids"]) - 1)  # the token that ended it has no text
     assert gateway.model.renderer.decode(more["ids"]) == " long"
     assert (last["parent"], last["at"]) == (2, len(more["ids"]))
     assert first.object == "text_completion"
@@ -212,7 +212,9 @@ async def test_what_is_refused_is_named_and_nothing_is_sampled(
 
 
 @pytest.mark.asyncio(loop_scope="function")
-async def test_an_upstream_model_is_asked_as_it_is(relayed: tuple[RunningGateway, Elsewhere]) -> None:
+async def test_a_request_to_an_upstream_model_is_relayed_unchanged(
+    relayed: tuple[RunningGateway, Elsewhere],
+) -> None:
     gateway, _ = relayed
     episode, headers = await gateway.open("task")
     body = {"model": "gpt-4o", "prompt": "x", "logprobs": 9}

@@ -11,7 +11,7 @@ from trainer.config.batch import CreditSettings
 from trainer.data import credit
 
 POSTED = {"a": [1.0, 2.0], "b": [0.0, 5.0]}
-"""On the two calls of each episode, which is given 10 (a) or 0 (b) beside."""
+"""On the two calls of each episode, which gets 10 (a) or 0 (b) in addition."""
 CUT = CreditSettings(level="call", discount=0.5, truncated="penalize", penalty=4.0)
 BY_HAND = {"a": [2.25, 3.5], "b": [-2.25, -3.5]}
 """All four calls are cut. Last calls: 2 + 10 - 4 = 8 and 5 - 4 = 1; first: 1 - 4 + 8 / 2 = 1 and 0 - 4 + 1 / 2 = -3.5; each
@@ -30,9 +30,9 @@ async def test_posted_rewards_become_advantages_of_calls_after_a_restart(
             episode, headers = await gateway.open("task", group_id="g", group_size=2)
             for number, reward in enumerate(posted):
                 messages = [{"role": "user", "content": f"call {number}"}]
-                said = (await gateway.chat(headers, messages=messages, max_tokens=3)).json()
-                calls.setdefault(name, []).append(said["id"])
-                await gateway.admin.call_reward(episode, said["id"], reward)
+                reply = (await gateway.chat(headers, messages=messages, max_tokens=3)).json()
+                calls.setdefault(name, []).append(reply["id"])
+                await gateway.admin.call_reward(episode, reply["id"], reward)
             await gateway.admin.reward(episode, 10.0 if name == "a" else 0.0)
     async with run_gateway(values) as gateway:
         lease = await gateway.admin.lease("trainer")

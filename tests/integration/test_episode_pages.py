@@ -22,8 +22,8 @@ async def test_a_pinned_list_keeps_its_length_and_positions(gateway: RunningGate
     assert [row["episode_id"] for row in first["episodes"]] == opened[:2:-1]
     assert first["episodes"][0]["calls"] == 0
     await gateway.open("task-later", mode="eval")
-    asked = {"total": True, "limit": 10, "mode": "eval", "offset": 3, "pin": first["pin"]}
-    rest = (await gateway.http.get(ROUTE, params=asked)).json()
+    query = {"total": True, "limit": 10, "mode": "eval", "offset": 3, "pin": first["pin"]}
+    rest = (await gateway.http.get(ROUTE, params=query)).json()
     assert rest["total"] == 5
     assert [row["episode_id"] for row in rest["episodes"]] == opened[1::-1]
     drawn = (await gateway.http.get(f"{ROUTE}/histogram", params={"pin": first["pin"], "bins": 4})).json()

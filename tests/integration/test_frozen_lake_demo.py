@@ -43,7 +43,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
         for task in islice(tasks.tasks("train", 1), 2):
             example = teacher.conversation(task["map"], rng)
-            ids, said = rows.row(example)
+            ids, learned = rows.row(example)
 
             spoke = [
                 sampled_text(m).removesuffix("<|im_end|>")
@@ -61,7 +61,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             for turn in turns:
                 start = len(path_to(nodes, turn))
                 sampled[start : start + len(turn["ids"])] = [True] * len(turn["ids"])
-            assert sampled == said
+            assert sampled == learned
             # A step is the call's two marks, what is between them, and the end: the demo's figures rest on it.
             assert {len(turn["ids"]) for turn in turns} == {4}
 
@@ -91,13 +91,13 @@ async def test_a_walk_without_an_engine_has_the_tokens_that_the_gateway_records(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
-    says = [tokenizer.encode(call(way) + END, add_special_tokens=False).ids for way in ACROSS]
+    turns = [tokenizer.encode(call(way) + END, add_special_tokens=False).ids for way in ACROSS]
 
-    said = iter([token for turn in says for token in turn])
+    tokens = iter([token for turn in turns for token in turn])
 
     def certain(*_: Any) -> torch.Tensor:
         logits = torch.full((1, tokenizer.get_vocab_size()), -torch.inf)
-        logits[0, next(said)] = 0.0
+        logits[0, next(tokens)] = 0.0
         return logits
 
     monkeypatch.setattr(Reading, "_read", certain)

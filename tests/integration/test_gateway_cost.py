@@ -1,4 +1,4 @@
-"""The CPU seconds of a request, beside a ten-line pass-through that does the same requests in turn.
+"""The CPU seconds of a request, compared with a ten-line pass-through that does the same requests in turn.
 
 CPU time and not wall time, a fixed number of requests and not of seconds, and of several rounds the cheapest: what else the
 machine does only adds to them. The limits are one and a half times what was measured: a regression of 2x is above them.
@@ -77,14 +77,14 @@ async def cost_s(target: ChatTarget, child: Child, load: Load) -> float:
     return (time.clock_gettime(clock) - before) / load.requests
 
 
-# Measured: 1.6 to 2.1, and 1.9 to 2.1; beside eight busy loops and a disk writer on two cores 1.6 to 2.1, and 2.4 to 3.0.
+# Measured: 1.6 to 2.1, and 1.9 to 2.1; next to eight busy loops and a disk writer on two cores 1.6 to 2.1, and 2.4 to 3.0.
 LOADS = {
     "plain": Load(Shape(8, 8, False), 300, 3.1),
     "streamed": Load(Shape(8, 64, True), 100, 3.7),
 }
 
 
-async def test_a_request_costs_no_more_than_so_many_passed_through(tmp_path: Path) -> None:
+async def test_the_cost_of_a_request_is_bounded_by_that_of_a_pass_through(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     prompts, kind = Prompts.load(tmp_path / "model"), ChatKind(reply=EngineSettings().reply)
     async with both(tmp_path / "model", tmp_path) as (gateway, passed):

@@ -25,7 +25,7 @@ _PATIENT = {"launch": "external", "max_restarts": 100}
 
 
 class Engine(FakeEngine):
-    """A fake engine that knows the path it was told to load."""
+    """A fake engine that keeps the path it was sent to load."""
 
     loaded = ""
 
@@ -36,14 +36,14 @@ class Engine(FakeEngine):
 
 @dataclass
 class World:
-    """A gateway, the trainer's server, and three engines: two on machines of their own, one beside the gateway."""
+    """A gateway, the trainer's server, and three engines: two on their own machines, one on that of the gateway."""
 
     gateway: RunningGateway
     trainer: Path
     source: str
     engines: list[Engine]
     folders: list[Path]
-    """The folders of the mirrors beside the first two engines."""
+    """The folders of the mirrors of the first two engines."""
     broken: set[str]
     """Names of mirrors that answer nothing but 500."""
 

@@ -119,8 +119,8 @@ async def test_when_every_engine_is_called_back_calls_wait_and_go_on(
         await gateway.admin.claim("t0", wait_s=LONG_S)
         await until(lambda: gateway.model.pool.waiting == 4, "all wait again")
         for slot in slots.values():
-            told = await gateway.fake("state", slot)
-            assert (told["asleep"], told["running"]) == (2, 0)
+            state = await gateway.fake("state", slot)
+            assert (state["asleep"], state["running"]) == (2, 0)
         record = await gateway.admin.publish(1, str(versions[1]), wait_s=LONG_S)
         assert record["state"] == "live"
         await gateway.admin.release("t0")
@@ -159,7 +159,7 @@ async def test_an_engine_that_hangs_in_sleep_is_killed_and_the_claim_is_answered
         await arrived(gateway, 4, own)
         await release(gateway, own)
         await gateway.admin.release("t0")
-        await until(lambda: slot.state == "open", "it is launched anew")
+        await until(lambda: slot.state == "open", "it is launched again")
         await release(gateway, slot)
         await check_everything(gateway, versions, await finished(agents, done))
     check_replay(values)
@@ -169,8 +169,8 @@ async def test_what_cannot_be_is_refused_by_name(tiny_model: Path, tmp_path: Pat
     nodes = {"t0": {"tags": ["train"]}, "r0": {"tags": ["rollout"], "zone": "z"}}
     async with run_gateway(cluster(tiny_model, tmp_path, nodes, count=0), in_process=False) as gateway:
         admin = gateway.admin
-        told = await admin.nodes()
-        assert [(n["name"], n["role"], n["zone"]) for n in told] == [
+        nodes_shown = await admin.nodes()
+        assert [(n["name"], n["role"], n["zone"]) for n in nodes_shown] == [
             ("t0", "idle", ""),
             ("r0", "rollout", "z"),
         ]

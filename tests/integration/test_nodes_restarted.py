@@ -134,7 +134,7 @@ async def test_a_gateway_that_is_killed_while_a_node_is_claimed_leaves_it_to_the
         await running.restart(claim_s=3600.0)
         await running.considered()
         assert ((await running.admin.node("t0"))["role"], running.engine.wakes) == ("idle", wakes)
-        trainer._claim_s = 0.3  # how often it says that it needs its node
+        trainer._claim_s = 0.3  # the interval of its renewals
         keeper = asyncio.create_task(trainer.renew(), name="keeper")
         await running.becomes("train")
         keeper.cancel()

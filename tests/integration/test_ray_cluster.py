@@ -91,29 +91,29 @@ async def test_a_tag_that_no_node_has_is_an_error_and_no_hang(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
     text = '[[groups]]\nname = "g"\ntags = ["rollout", "tpu"]\n'
-    status, said = await run_to_end(tmp_path, tiny_model, on_ray(nodes, text, 1.0), env=environment(nodes))
+    status, output = await run_to_end(tmp_path, tiny_model, on_ray(nodes, text, 1.0), env=environment(nodes))
     assert status == 2
-    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and has 0" in said
-    assert "tpu=true" in said.partition("no node has the label")[2]
+    assert "the group 'g' needs 1 nodes with the labels rollout=true, tpu=true, and has 0" in output
+    assert "tpu=true" in output.partition("no node has the label")[2]
 
 
-async def test_without_the_token_or_its_mode_nobody_gets_in(
+async def test_a_driver_without_the_token_or_its_mode_is_refused(
     nodes: RayNodes, tiny_model: Path, tmp_path: Path
 ) -> None:
     text = on_ray(nodes, '[[groups]]\nname = "g"\ntags = ["rollout"]\n', 1.0)
-    status, said = await run_to_end(
+    status, output = await run_to_end(
         tmp_path, tiny_model, text, "--check", env=environment(nodes, RAY_AUTH_MODE="disabled")
     )
     assert status == 2
-    assert "Ray's token authentication is off" in said
+    assert "Ray's token authentication is off" in output
     tmp_path.joinpath("check.log").unlink()
     wrong = environment(nodes, RAY_AUTH_TOKEN=secrets.token_hex(32))
-    status, said = await run_to_end(tmp_path, tiny_model, text, "--check", env=wrong)
-    assert status == 2, said
-    assert "no Ray cluster at" in said
+    status, output = await run_to_end(tmp_path, tiny_model, text, "--check", env=wrong)
+    assert status == 2, output
+    assert "no Ray cluster at" in output
 
 
-async def test_without_ray_one_sentence_says_what_to_install(tiny_model: Path, tmp_path: Path) -> None:
+async def test_without_ray_one_sentence_names_what_to_install(tiny_model: Path, tmp_path: Path) -> None:
     text = '[cluster]\nlauncher = "ray"\n[[groups]]\nname = "g"\ntags = ["rollout"]\n'
     path, _ = write_files(tmp_path, tiny_model, text)
     code = f"import sys; sys.modules['ray'] = None; sys.argv = ['scheduler', 'run', {str(path)!r}]\n"

@@ -1,4 +1,4 @@
-"""Rewards that are no rewards, at every door of a running gateway: refused by name, and nothing of them is stored."""
+"""Wrong rewards, on every route of a running gateway: refused by name, and nothing of them is stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONG_S = 300.0
 
 @pytest.fixture
 async def bounded(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    """Rewards are between -1 and 2; one group of two makes a batch; a grader answers what the metadata says."""
+    """Rewards are between -1 and 2; one group of two makes a batch; a grader returns the value of the metadata."""
     values = settings_for(
         tiny_model,
         tmp_path,
@@ -40,10 +40,10 @@ async def post(gateway: RunningGateway, path: str, body: str) -> tuple[int, dict
 
 
 async def refused(gateway: RunningGateway, path: str, body: str, words: str) -> None:
-    status, said = await post(gateway, path, body)
-    assert status == 400, said
-    assert "reward" in said["error"]["param"]
-    assert words in said["error"]["message"]
+    status, answer = await post(gateway, path, body)
+    assert status == 400, answer
+    assert "reward" in answer["error"]["param"]
+    assert words in answer["error"]["message"]
 
 
 async def test_a_reward_that_is_not_a_number_is_refused_on_every_route(gateway: RunningGateway) -> None:
@@ -115,13 +115,13 @@ async def test_a_grade_out_of_bounds_drops_the_episode_with_the_reason(
 
 async def test_an_agent_that_failed_frees_its_place_and_a_batch_still_fills(bounded: RunningGateway) -> None:
     """A group of three of which one failed is trained with two; its error is kept, shortened, with its beginning and its end."""
-    said = "ValueError: at first\n" + "x" * 50_000 + "\nat last \0"
+    error_text = "ValueError: at first\n" + "x" * 50_000 + "\nat last \0"
     members = [await bounded.open("task", group_id="g", group_size=3) for _ in range(3)]
     assert (await bounded.admin.status())["free_slots"] == 0
     for (episode, headers), reward in zip(members, (None, 0.0, 1.0), strict=True):
         await called(bounded, headers)
         if reward is None:
-            await bounded.admin.abandon(episode, "agent_failed", said)
+            await bounded.admin.abandon(episode, "agent_failed", error_text)
         else:
             await bounded.admin.reward(episode, reward)
     lease = await bounded.admin.lease("trainer")

@@ -31,7 +31,7 @@ def order(task: dict[str, Any]) -> list[str]:
 
 
 def replies_of(messages: list[dict[str, Any]]) -> list[str]:
-    """The assistant's messages, as the model says them."""
+    """Return the assistant's messages, as the model samples them."""
     return [sampled_text(m).removesuffix("<|im_end|>") for m in messages if m["role"] == "assistant"]
 
 
@@ -41,14 +41,14 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
     rows = Rows(Tokenizer.from_file(str(model / "tokenizer.json")))
     async with scripted_gateway(model, tmp_path) as (gateway, engine):
         for number, task in enumerate(islice(tasks.tasks("train", 1), 2)):
-            asked = order(task) if number % 2 else order(task)[:2]
-            example = teacher.conversation(order(task), task["prices"], asked)
-            ids, said = rows.row(example)
+            priced = order(task) if number % 2 else order(task)[:2]
+            example = teacher.conversation(order(task), task["prices"], priced)
+            ids, learned = rows.row(example)
 
             outcome = await play(gateway, engine, AGENT, task, replies_of(example["messages"]))
 
-            assert outcome.reward == float(asked == order(task))
-            assert outcome.components == {"tool_calls": len(asked)}
+            assert outcome.reward == float(priced == order(task))
+            assert outcome.components == {"tool_calls": len(priced)}
             assert outcome.episode_id is not None
             nodes = await nodes_of(gateway, outcome.episode_id)
             turns = [node for node in nodes if node["sampled"]]
@@ -59,7 +59,7 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             for turn in turns:
                 start = len(path_to(nodes, turn))
                 sampled[start : start + len(turn["ids"])] = [True] * len(turn["ids"])
-            assert sampled == said
+            assert sampled == learned
 
 
 async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_results(
@@ -78,8 +78,8 @@ async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_result
         prompts = [request["token_ids"] for request in engine.requests]
         turns = [node for node in nodes if node["sampled"]]
         assert prompts == [path_to(nodes, turn) for turn in turns]
-        told = [node["text"] for node in nodes[2::2]]
-        for item, text in zip(order(task), told, strict=True):
+        results = [node["text"] for node in nodes[2::2]]
+        for item, text in zip(order(task), results, strict=True):
             assert f"<tool_response>\n{task['prices'][item]}\n</tool_response>" in text
 
 

@@ -149,8 +149,8 @@ async def test_a_trainer_that_is_killed_anywhere_learns_what_an_uninterrupted_on
         json.dumps(json.loads(m)["files"]["model.safetensors"]["tensors"]) for m in engine.given.values()
     }
     assert len(engine.given) == len(contents) == steps, "every step taught something"
-    said = config.with_suffix(".log").read_text()
-    assert "nothing lost, nothing trained twice" in said or every == 1, "or each was whole in time"
+    output = config.with_suffix(".log").read_text()
+    assert "nothing lost, nothing trained twice" in output or every == 1, "or each was whole in time"
     trained = [group.group_id for batch in batches for group in batch]
     assert len(trained) == len(set(trained)) == steps * BATCH
     await check_final(Settings.load(config), batches, engine.given)
@@ -310,10 +310,10 @@ async def test_two_ranks_either_of_which_is_killed_learn_what_an_uninterrupted_r
         config.write_text(TRAINER.format(**names))
         for victim, name in victims:
             ended = await run_two(config, victim, {**POINTS, **RANKS}[name])
-            said = config.with_suffix(f".{1 - victim}.log").read_text()
-            assert ended[victim] == -signal.SIGKILL, f"{name}: {said[-3000:]}"
-            assert ended[1 - victim] == 1, f"{name}: {said[-3000:]}"
-            assert f"RankLost: rank {1 - victim} lost rank {victim} in step" in said.rpartition("-- ")[2], (
+            output = config.with_suffix(f".{1 - victim}.log").read_text()
+            assert ended[victim] == -signal.SIGKILL, f"{name}: {output[-3000:]}"
+            assert ended[1 - victim] == 1, f"{name}: {output[-3000:]}"
+            assert f"RankLost: rank {1 - victim} lost rank {victim} in step" in output.rpartition("-- ")[2], (
                 name
             )
         assert await run_two(config) == [0, 0], config.with_suffix(".0.log").read_text()[-3000:]
@@ -354,9 +354,9 @@ async def test_two_ranks_that_are_stopped_write_a_checkpoint_first(tiny_model: P
         finally:
             for process in ranks:
                 process.kill()
-        said = [log.read_text()[-3000:] for log in logs]
-        assert [process.exitcode for process in ranks] == [130, 0], said
-        assert newest(tmp_path / "run" / "checkpoints") >= (await gateway.admin.status())["consumed"], said
+        output = [log.read_text()[-3000:] for log in logs]
+        assert [process.exitcode for process in ranks] == [130, 0], output
+        assert newest(tmp_path / "run" / "checkpoints") >= (await gateway.admin.status())["consumed"], output
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -368,7 +368,7 @@ async def test_a_rank_that_is_killed_while_there_is_no_batch_ends_the_other(
         names = {"work": tmp_path, "steps": 1, "url": gateway.url, "model": tiny_model, "every": 1}
         config.write_text(TRAINER.format(**names) + "[parallel]\ntimeout_s = 100\n")
         ended = await run_two(config, victim, IDLE[victim])
-    said = config.with_suffix(f".{1 - victim}.log").read_text()
+    output = config.with_suffix(f".{1 - victim}.log").read_text()
     step = ("heartbeat", "waiting for a command of rank 0")[1 - victim]
-    assert (ended[victim], ended[1 - victim]) == (-signal.SIGKILL, 1), said[-3000:]
-    assert f"RankLost: rank {1 - victim} lost rank {victim} in step '{step}'" in said
+    assert (ended[victim], ended[1 - victim]) == (-signal.SIGKILL, 1), output[-3000:]
+    assert f"RankLost: rank {1 - victim} lost rank {victim} in step '{step}'" in output

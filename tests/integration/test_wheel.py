@@ -142,12 +142,12 @@ async def test_an_installed_gateway_serves_and_shows_its_console(environment: Pa
 
 
 @pytest.mark.parametrize("program", ["gateway", "trainer", "scheduler"])
-def test_an_installed_program_says_what_it_can_and_which_release_it_is(
+def test_an_installed_program_prints_its_help_and_its_release(
     environment: Path, tmp_path: Path, program: str
 ) -> None:
     assert "Commands" in run(environment / "bin" / program, "--help", cwd=tmp_path)
-    said = run(environment / "bin" / program, "--version", cwd=tmp_path)
-    assert said == f"headgate {wheel_version()}\n"
+    release = run(environment / "bin" / program, "--version", cwd=tmp_path)
+    assert release == f"headgate {wheel_version()}\n"
 
 
 def wheel_version() -> str:

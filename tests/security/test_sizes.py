@@ -107,7 +107,7 @@ async def test_as_many_as_may_be_are_taken(small: RunningGateway) -> None:
         assert answer.status_code == 200, answer.text
 
 
-async def test_by_default_agents_may_send_what_they_do_and_nobody_what_stalls_others(
+async def test_the_default_bounds_allow_agents_and_refuse_what_stalls_others(
     plain: RunningGateway,
 ) -> None:
     """Anthropic's 8,191 stop sequences; many tools; but not 400,000 stop strings."""

@@ -66,7 +66,7 @@ async def test_a_project_publishes_from_its_own_folder(
         ("ann", "ann-policy", "/etc"),
         ("ann", "ann-policy", "/no/such/folder"),
         ("ann", "ann-policy", f"{own}/../outside"),
-        ("ann", "ann-policy", f"{own}-beside/v1"),
+        ("ann", "ann-policy", f"{own}-sibling/v1"),
         ("ann", "ann-policy", own / "link"),
         ("bob", "bob-policy", inside),
         ("bob", "bob-policy", "."),
