@@ -86,11 +86,7 @@ async def test_what_does_not_fit_the_first_version_is_refused_and_no_engine_hear
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("extra", "There is no module or parameter named 'extra'"),
-        ("layer", UP),
-    ],
+    ("change", "reason"), [("extra", "There is no module or parameter named 'extra'"), ("layer", UP)]
 )
 async def test_a_version_that_only_the_engine_refuses_leaves_it_with_the_one_before(
     gateway: RunningGateway,

@@ -16,11 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gateway.config import (
-    EngineSettings,
-    UpdateSettings,
-    WeightsSettings,
-)
+from gateway.config import EngineSettings, UpdateSettings, WeightsSettings
 from gateway.engines.base import Engine
 from gateway.generation.slot import Slot
 from gateway.updates.distribution import Distribution

@@ -14,12 +14,7 @@ from examples.verifiers.environment.till_rows import in_dataset, rows
 from examples.verifiers.run import TILL
 from examples.verifiers.teacher import careless
 from headgate.client import EpisodeRunner, load_agent
-from headgate.client.agents import (
-    Agent,
-    CommandAgent,
-    Task,
-    read_tasks,
-)
+from headgate.client.agents import Agent, CommandAgent, Task, read_tasks
 from headgate.client.environment import EnvironmentAgent
 from tests.harness.records import nodes_of
 from tests.harness.scripted import scripted_gateway

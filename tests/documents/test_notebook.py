@@ -13,11 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from headgate.arrow import groups_to_arrow
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-)
+from headgate.types import Episode, Group, Node
 
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 RUN_S = 300

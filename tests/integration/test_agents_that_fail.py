@@ -12,11 +12,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from headgate.client import EpisodeRunner, RunStopped
-from headgate.client.agents import (
-    CommandAgent,
-    FunctionAgent,
-    Task,
-)
+from headgate.client.agents import CommandAgent, FunctionAgent, Task
 from tests.harness.agents import one_call
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import result_of

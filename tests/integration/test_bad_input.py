@@ -24,11 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest.fixture(scope="module")
 async def shared(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    values = settings_for(
-        tiny_model,
-        tmp_path_factory.mktemp("bad"),
-        staleness={"batch": 64},
-    )
+    values = settings_for(tiny_model, tmp_path_factory.mktemp("bad"), staleness={"batch": 64})
     async with run_gateway(values) as running:
         yield running
 
@@ -114,11 +110,7 @@ async def test_a_body_that_is_no_json_object(gateway: RunningGateway, body: byte
         ),
         ({"tools": [{"type": "function"}]}, "invalid_value", "tools.0"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "invalid_value",
-            "tool_choice",
-        ),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_value", "tool_choice"),
         ({"tool_choice": {"type": "custom"}}, "unsupported_parameter", "tool_choice"),
         ({"n": 0}, "invalid_value", "n"),
         ({"top_logprobs": 5}, "invalid_value", "top_logprobs"),
@@ -233,10 +225,7 @@ async def test_a_key_in_the_wrong_place_is_found_there_and_not_quoted(
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [
-        ('{"reward": 1, "fianl": true}', "unknown_parameter"),
-        ('{"final": true}', "invalid_value"),
-    ],
+    [('{"reward": 1, "fianl": true}', "unknown_parameter"), ('{"final": true}', "invalid_value")],
 )
 async def test_a_wrong_body_of_a_reward_leaves_the_episode_open(
     gateway: RunningGateway, body: str, code: str

@@ -133,10 +133,7 @@ async def test_the_same_final_reward_again_is_the_same_request(gateway: RunningG
 async def test_they_are_of_recorded_calls_of_open_episodes(gateway: RunningGateway) -> None:
     episode, headers = await gateway.open("task")
     other, other_headers = await gateway.open("other")
-    (call,), (others,) = (
-        await called(gateway, headers, 1),
-        await called(gateway, other_headers, 1),
-    )
+    (call,), (others,) = (await called(gateway, headers, 1), await called(gateway, other_headers, 1))
     await refused(gateway.admin.call_reward(episode, "chatcmpl-none", 1.0), 404, "no_call")
     await refused(gateway.admin.call_reward(episode, others, 1.0), 404, "no_call")
     await refused(gateway.admin.call_reward("ep-none", call, 1.0), 404, "no_episode")

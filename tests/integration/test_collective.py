@@ -82,12 +82,7 @@ async def world(model: Path, work: Path, *, owned: bool = False) -> AsyncIterato
         values = settings_for(
             model,
             work,
-            engine={
-                **places,
-                "transport": "collective",
-                "max_restarts": 100,
-                "start_s": 120,
-            },
+            engine={**places, "transport": "collective", "max_restarts": 100, "start_s": 120},
             update={"order": "rolling"},
             weights={"sources": [sender.url], "transfer_s": 300},
         )

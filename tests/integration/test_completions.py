@@ -52,9 +52,7 @@ def check(gateway: RunningGateway, nodes: list[dict[str, Any]], seed: int | None
         check_sampled_by_the_fake(nodes, turn, {0: gateway.settings.model.path.resolve()}, seed)
 
 
-async def test_a_text_goes_on_where_its_reply_ended(
-    scripted: tuple[RunningGateway, ScriptedEngine],
-) -> None:
+async def test_a_text_goes_on_where_its_reply_ended(scripted: tuple[RunningGateway, ScriptedEngine]) -> None:
     gateway, engine = scripted
     engine.replies += [" upon a", "time"]
     async with client_of(gateway) as (client, episode):

@@ -11,11 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gateway.training_feed import export as exports
-from headgate.arrow import (
-    FEED_SCHEMA,
-    groups_from_arrow,
-    groups_to_arrow,
-)
+from headgate.arrow import FEED_SCHEMA, groups_from_arrow, groups_to_arrow
 from headgate.types import Group
 from tests.harness.gateway_command import gateway_command
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for

@@ -68,11 +68,7 @@ class World:
         return body if seed is None else body | {"seed": seed}
 
     async def stream(
-        self,
-        member: programs.Program,
-        body: dict[str, Any],
-        answer: Answer,
-        **more: str,
+        self, member: programs.Program, body: dict[str, Any], answer: Answer, **more: str
     ) -> None:
         """Reads a streamed reply to its end, whatever that is."""
         try:
@@ -172,12 +168,7 @@ class World:
 
 @asynccontextmanager
 async def run_world(
-    postgres: PostgresServer,
-    redis: RedisServer,
-    model: Path,
-    work: Path,
-    members: int = 2,
-    **given: Any,
+    postgres: PostgresServer, redis: RedisServer, model: Path, work: Path, members: int = 2, **given: Any
 ) -> AsyncIterator[World]:
     """Processes of one cluster; the first of them decides. `given`: of `[bus]`."""
     log = work / "engine.jsonl"

@@ -72,12 +72,7 @@ async def world(model: Path, work: Path, **overrides: Any) -> AsyncIterator[Worl
         values = settings_for(
             model,
             work,
-            engine={
-                "launch": "external",
-                "urls": urls,
-                "mirrors": [*mirrors, ""],
-                "max_restarts": 100,
-            },
+            engine={"launch": "external", "urls": urls, "mirrors": [*mirrors, ""], "max_restarts": 100},
             weights={"sources": [source], "dir": str(work / "gateway"), "key": KEY},
             **overrides,
         )

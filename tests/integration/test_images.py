@@ -14,27 +14,10 @@ from typing import Any
 import pytest
 
 from gateway.store import turns
-from headgate.arrow import (
-    groups_to_arrow,
-    read_stream,
-    write_stream,
-)
-from headgate.types import (
-    Episode,
-    Group,
-    ImageSpan,
-    Node,
-)
+from headgate.arrow import groups_to_arrow, read_stream, write_stream
+from headgate.types import Episode, Group, ImageSpan, Node
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
-from tests.harness.vision_model import (
-    END,
-    PAD,
-    START,
-    data_url,
-    image_part,
-    png,
-    save_without_weights,
-)
+from tests.harness.vision_model import END, PAD, START, data_url, image_part, png, save_without_weights
 
 RED, BLUE = png(56, 84, (255, 0, 0)), png(56, 84, (0, 0, 255))
 TOKENS = 6
@@ -145,11 +128,7 @@ def chat_body(data: bytes) -> dict[str, Any]:
     return {"model": "demo", "messages": [{"role": "user", "content": content}], "max_tokens": 4}
 
 
-BODIES = {
-    "/v1/chat/completions": chat_body,
-    "/v1/responses": responses_body,
-    "/v1/messages": messages_body,
-}
+BODIES = {"/v1/chat/completions": chat_body, "/v1/responses": responses_body, "/v1/messages": messages_body}
 
 
 async def test_every_dialect_makes_the_same_prompt(gateway: RunningGateway) -> None:

@@ -279,10 +279,7 @@ async def test_engines_and_calls_are_listed_moved_added_and_removed_by_the_clien
 
 
 async def test_names(tiny_model: Path, tmp_path: Path) -> None:
-    models: dict[str, Any] = {
-        "actor": {"aliases": ["gpt-4o", "gpt-4o-mini"]},
-        "judge": {"train": False},
-    }
+    models: dict[str, Any] = {"actor": {"aliases": ["gpt-4o", "gpt-4o-mini"]}, "judge": {"train": False}}
     async with gateway_of(tiny_model, tmp_path, models) as (gateway, _):
         listed = (await gateway.http.get("/v1/models")).json()
         assert listed["object"] == "list"
@@ -308,9 +305,7 @@ async def test_every_other_name_may_mean_a_helper(tiny_model: Path, tmp_path: Pa
         assert [m["id"] for m in listed] == ["actor", "me", "judge"]
 
 
-async def test_an_unknown_name_means_the_model_of_the_episode(
-    pair: tuple[RunningGateway, Engines],
-) -> None:
+async def test_an_unknown_name_means_the_model_of_the_episode(pair: tuple[RunningGateway, Engines]) -> None:
     gateway, _ = pair
     for model in ("actor", "planner"):
         opened = await gateway.admin.open_episode("task", model=model)

@@ -19,11 +19,7 @@ import pytest
 from gateway.engines.fake import FakeEngine, create_fake_app
 from headgate.client.admin import GatewayClient, GatewayRefused
 from headgate.processes.ports import free_port
-from headgate.types import (
-    Group,
-    Lease,
-    TokenFlag,
-)
+from headgate.types import Group, Lease, TokenFlag
 from tests.harness import programs
 from tests.harness.gateways import run_gateway, serve, settings_for
 from tests.harness.stores import crashed
@@ -64,10 +60,7 @@ SCRIPT: list[Action] = [
 ]
 """Batches of two groups, eta 1. `open` names an episode, its group and the group's size."""
 
-TRUTH = {
-    0: {"b": {"b0": 0.5}, "a": {"a0": 0.25, "a1": 1.0}},
-    1: {"c": {"c1": 0.75}, "e": {"e0": 0.0}},
-}
+TRUTH = {0: {"b": {"b0": 0.5}, "a": {"a0": 0.25, "a1": 1.0}}, 1: {"c": {"c1": 0.75}, "e": {"e0": 0.0}}}
 """The trained batches' content: groups in the order they finished, rewarded episodes in the order they were opened."""
 
 

@@ -133,9 +133,7 @@ async def test_the_coordinator_looks_for_old_episodes_itself(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.coordinator._RETENTION_EVERY_S", 0.05)
-    values["retention"] = {
-        "keep_days": 1e-9,
-    }
+    values["retention"] = {"keep_days": 1e-9}
     async with run_gateway(values) as gateway:
         await gateway.admin.abandon(await sampled(gateway, "a"), "gone")
         async with within("the old episode is deleted"):

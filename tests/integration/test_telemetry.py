@@ -25,10 +25,7 @@ async def collected() -> AsyncIterator[tuple[Collector, dict[str, Any]]]:
     """A collector, and the settings that send to it."""
     collector, port = Collector(), free_port()
     async with serve(collector.app(), port):
-        yield (
-            collector,
-            {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents"},
-        )
+        yield (collector, {"endpoint": f"http://127.0.0.1:{port}", "service": "my-agents"})
 
 
 async def call(gateway: RunningGateway, sampled: bool = True, **body: Any) -> str:

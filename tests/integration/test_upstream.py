@@ -93,9 +93,7 @@ async def test_nothing_of_it_is_fed_and_only_its_episode_reads_it(
         ]
 
 
-async def test_a_stream_is_the_upstreams_own_and_recorded(
-    relayed: tuple[RunningGateway, Elsewhere],
-) -> None:
+async def test_a_stream_is_the_upstreams_own_and_recorded(relayed: tuple[RunningGateway, Elsewhere]) -> None:
     gateway, _ = relayed
     opened = await gateway.admin.open_episode("task")
     async with sdk(opened) as client:

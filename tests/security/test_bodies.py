@@ -9,11 +9,7 @@ from typing import Any
 
 import pytest
 
-from headgate.json_depth import (
-    MAX_DEPTH,
-    TooDeep,
-    check_depth,
-)
+from headgate.json_depth import MAX_DEPTH, TooDeep, check_depth
 from tests.harness.waiting import within
 from tests.security.tenants import ROOT, Tenants, bearer, routes
 

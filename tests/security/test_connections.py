@@ -87,10 +87,7 @@ GET = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 
 @pytest.mark.parametrize(
     "head",
-    [
-        b"X-A: " + b"a" * 70_000 + b"\r\n\r\n",
-        b"".join(b"X-%d: a\r\n" % n for n in range(600)) + b"\r\n",
-    ],
+    [b"X-A: " + b"a" * 70_000 + b"\r\n\r\n", b"".join(b"X-%d: a\r\n" % n for n in range(600)) + b"\r\n"],
 )
 async def test_a_head_that_is_too_large_is_refused(head: bytes) -> None:
     app = answering()

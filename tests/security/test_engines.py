@@ -10,11 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.config import (
-    EngineSettings,
-    ModelSettings,
-    is_public,
-)
+from gateway.config import EngineSettings, ModelSettings, is_public
 from gateway.config.settings import ConfigError, Settings
 from gateway.engines.address import check_engines, check_place
 from gateway.engines.process import _COMMANDS
@@ -24,16 +20,7 @@ from tests.harness.waiting import LONG_S
 
 PUBLIC = ["8.8.8.8", "2001:4860:4860::8888", "::ffff:8.8.8.8"]
 LINK_LOCAL = ["169.254.169.254", "::ffff:169.254.169.254", "fe80::1", "fd00:ec2::254", "100.100.100.200"]
-PRIVATE = [
-    "127.0.0.1",
-    "10.1.2.3",
-    "192.168.1.1",
-    "172.16.0.9",
-    "100.64.0.1",
-    "::1",
-    "fd00::1",
-    "vllm-0",
-]
+PRIVATE = ["127.0.0.1", "10.1.2.3", "192.168.1.1", "172.16.0.9", "100.64.0.1", "::1", "fd00::1", "vllm-0"]
 
 
 def external(host: str, **more: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/images/{image}": [{}],
     "GET /admin/v1/leases/{lease_id}/groups": [{"params": {"fence": "{fence}", "model": "{model}"}}],
     "POST /admin/v1/leases/{lease_id}/renew": [
-        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}}
     ],
     "GET /admin/v1/episodes/{episode_id}/tokens": [{}, {"params": {"model": "{model}"}}],
     "GET /admin/v1/runs": [{"params": {"model": "{model}"}}],
@@ -49,11 +49,9 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/engines/{engine}": [{}],
     "POST /admin/v1/engines": [{"json": {"model": "{model}"}}],
     "POST /admin/v1/calls/{running_call_id}/move": [{"json": {}}],
-    "POST /admin/v1/leases/{lease_id}/nack": [
-        {"params": {"model": "{model}"}, "json": {"fence": "{fence}"}},
-    ],
+    "POST /admin/v1/leases/{lease_id}/nack": [{"params": {"model": "{model}"}, "json": {"fence": "{fence}"}}],
     "POST /admin/v1/leases/{lease_id}/ack": [
-        {"params": {"model": "{model}"}, "json": {"fence": "{fence}", "checkpoint": "c"}},
+        {"params": {"model": "{model}"}, "json": {"fence": "{fence}", "checkpoint": "c"}}
     ],
     "POST /admin/v1/leases": [{"json": {"consumer": "thief", "model": "{model}"}}],
     "POST /admin/v1/episodes": [
