@@ -90,15 +90,6 @@ async def test_a_streamed_reply_is_the_same(scripted: Scripted) -> None:
     assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 5, "text is streamed as it comes"
 
 
-async def test_stream_options_add_a_last_chunk_with_usage(scripted: Scripted) -> None:
-    chunks = await streamed(scripted, "yes", stream_options={"include_usage": True})
-    *others, last = chunks
-    assert last.choices == []
-    assert last.usage.completion_tokens == len("yes") + 1
-    assert last.usage.prompt_tokens == len(scripted[1].requests[0]["token_ids"])
-    assert all(chunk.usage is None for chunk in others)
-
-
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 async def test_a_limit_of_tokens_ends_the_reply(scripted: Scripted, name: str) -> None:
     answer = await whole(scripted, "long enough", **{name: 4})
@@ -221,11 +212,6 @@ async def test_a_malformed_tool_call_is_text(scripted: Scripted) -> None:
     answer = await whole(scripted, "<tool_call>oops</tool_call>", tools=TOOLS)
     assert answer.choices[0].message.content == "<tool_call>oops</tool_call>"
     assert answer.choices[0].finish_reason == "stop"
-
-
-async def test_models_are_listed_without_the_name_that_stands_for_all(scripted: Scripted) -> None:
-    async with client_of(scripted[0], mode="eval") as (client, _):
-        assert [model.id async for model in client.models.list()] == ["demo"]
 
 
 async def test_every_event_of_a_stream_is_one_line_of_data(scripted: Scripted) -> None:

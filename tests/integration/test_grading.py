@@ -246,15 +246,6 @@ async def test_an_episode_that_cannot_be_graded_is_dropped_and_its_slot_is_free(
             assert "what is this?" in dropped["details"]["error"]
 
 
-async def test_eval_episodes_are_graded_without_the_ledger(tiny_model: Path, tmp_path: Path) -> None:
-    graders = {"value": {"function": "tests.harness.graders:constant"}}
-    async with run_gateway(values(tiny_model, tmp_path, graders)) as gateway:
-        episode, _ = await gateway.begin("task", mode="eval", metadata={"value": 0.5})
-        fate = await gateway.admin.close_episode(episode, wait_s=LONG_S)
-        assert (fate["reason"], fate["reward"]) == ("rewarded", 0.5)
-        assert (await gateway.admin.status())["free_slots"] == 1
-
-
 async def test_a_posted_reward_needs_no_grader(tiny_model: Path, tmp_path: Path, judge: Judge) -> None:
     async with run_gateway(values(tiny_model, tmp_path, {"judge": {"url": judge.url}})) as gateway:
         episode, _ = await gateway.begin("task")

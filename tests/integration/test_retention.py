@@ -186,22 +186,6 @@ async def test_the_end_of_a_deleted_episode_is_kept(values: dict[str, Any]) -> N
         assert (await gateway.http.get(f"/admin/v1/episodes/{first}/why")).status_code == 404
 
 
-async def test_pages_follow_one_another(values: dict[str, Any]) -> None:
-    async with run_gateway(values) as gateway:
-        opened = [(await gateway.open("t", mode="eval"))[0] for _ in range(5)]
-        seen: list[str] = []
-        query: dict[str, Any] = {"limit": 2}
-        while True:
-            answer = (await gateway.http.get("/admin/v1/episodes", params=query)).json()
-            seen += [row["id"] for row in answer["episodes"]]
-            if answer["next"] is None:
-                break
-            query["after"] = answer["next"]
-        assert seen == opened[::-1]
-        refused = await gateway.http.get("/admin/v1/episodes", params={"after": "nonsense"})
-        assert refused.status_code == 400
-
-
 async def test_counts_follow_what_happens(values: dict[str, Any]) -> None:
     async with run_gateway(values) as gateway:
 

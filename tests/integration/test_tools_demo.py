@@ -62,27 +62,6 @@ async def test_what_the_warm_start_learns_is_what_the_gateway_renders_and_record
             assert sampled == learned
 
 
-async def test_an_episode_is_one_path_of_sampled_turns_and_untrained_tool_results(
-    model: Path, tmp_path: Path
-) -> None:
-    task = next(t for t in tasks.tasks("train", 2) if len(order(t)) == 4)
-    example = teacher.conversation(order(task), task["prices"], order(task))
-    async with scripted_gateway(model, tmp_path) as (gateway, engine):
-        outcome = await play(gateway, engine, AGENT, task, replies_of(example["messages"]))
-
-        assert outcome.episode_id is not None
-        nodes = await nodes_of(gateway, outcome.episode_id)
-        assert [node["parent"] for node in nodes] == [-1, *range(len(nodes) - 1)]
-        assert [node["at"] for node in nodes[1:]] == [len(node["ids"]) for node in nodes[:-1]]
-        assert [bool(node["sampled"]) for node in nodes] == [False, True] * 5
-        prompts = [request["token_ids"] for request in engine.requests]
-        turns = [node for node in nodes if node["sampled"]]
-        assert prompts == [path_to(nodes, turn) for turn in turns]
-        results = [node["text"] for node in nodes[2::2]]
-        for item, text in zip(order(task), results, strict=True):
-            assert f"<tool_response>\n{task['prices'][item]}\n</tool_response>" in text
-
-
 WRONG_REPLIES = [
     ['<tool_call>\n{"name": "steal", "arguments": {}}\n</tool_call>'],
     ['<tool_call>\n{"name": "price", "arguments": {"item": "gold"}}\n</tool_call>', "no idea"],

@@ -139,12 +139,6 @@ async def test_an_abandoned_episode_has_the_reason_of_its_driver(strict: Running
     assert why["verdict"].startswith("not trained, because too few of the group's episodes were rewarded")
 
 
-async def test_a_member_waits_for_the_others(strict: RunningGateway) -> None:
-    first = await sampled(strict, "a", 2)
-    await strict.admin.reward(first, 1.0)
-    assert (await strict.admin.why(first))["verdict"].startswith("still running: it is rewarded")
-
-
 async def test_a_refused_episode_is_known_though_it_was_never_opened(strict: RunningGateway) -> None:
     await sampled(strict, "a", 2)
     with pytest.raises(GatewayRefused):
@@ -156,16 +150,6 @@ async def test_a_refused_episode_is_known_though_it_was_never_opened(strict: Run
     why = await strict.admin.why(refused)
     assert (why["group_id"], kinds(why)) == ("b", ["refused"])
     assert why["verdict"] == "not trained, because no slot was free within the staleness bound"
-
-
-async def test_a_group_of_a_skipped_batch_has_the_reason(gateway: RunningGateway) -> None:
-    episode = await sampled(gateway, "a")
-    await gateway.admin.reward(episode, 1.0)
-    for version in (1, 2):
-        await gateway.model.ledger.apply(Publish(version))
-    why = await gateway.admin.why(episode)
-    assert why["story"][-1]["kind"] in ("skipped", "dropped")
-    assert why["verdict"].startswith("not trained, because ")
 
 
 async def test_a_name_of_a_group_that_is_used_again_has_two_stories(strict: RunningGateway) -> None:
