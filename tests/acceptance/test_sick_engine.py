@@ -76,7 +76,7 @@ async def check_calls_go_on(
     fall_ill: Callable[[], None],
     noticed: Callable[[], bool],
 ) -> None:
-    """Streams begin in the real engine, which falls ill in their middle; they end in the spare one, and nothing is missing."""
+    """Start streams in the real engine, which fails in their middle; they end in the spare one, and nothing is missing."""
     gateway, spare, url = world
     real = gateway.slot
     with vllm.barrier(STREAMS, BEFORE) as stands_still:

@@ -170,7 +170,7 @@ async def has_sampled_more(gateway: RunningGateway, before: int) -> bool:
 
 
 async def stream_until(gateway: RunningGateway, done: asyncio.Event, number: int) -> tuple[str, list[int]]:
-    """An agent that asks again and again; answers how many tokens it received in each call."""
+    """Call again and again, and return the number of tokens that each call received."""
     opened = await gateway.admin.open_episode(f"long-{number}", mode="eval")
     counts: list[int] = []
     async with openai.AsyncOpenAI(

@@ -77,7 +77,7 @@ def create_scripted_app(engine: CompatEngine) -> App:
 
 
 def serve(model: Path, port: int) -> None:
-    """Serves one on the loopback interface until it is ended; `model`: a folder with tokenizer.json (Qwen's marks)."""
+    """Serve one on the loopback interface until it is ended; `model`: a folder with tokenizer.json (Qwen's marks)."""
     import uvicorn
 
     engine = CompatEngine(Tokenizer.from_file(str(model / "tokenizer.json")))

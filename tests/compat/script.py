@@ -123,7 +123,7 @@ def _scripted(talk: Conversation, prompt: str) -> str | None:
 
 
 def _filled(arguments: str, prompt: str) -> str:
-    """Raises ValueError where the prompt has nothing that a pattern finds."""
+    """Raise ValueError where the prompt has nothing that a pattern finds."""
 
     def lookup(pattern: re.Match[str]) -> str:
         found = re.search(pattern[1], prompt)

@@ -115,7 +115,7 @@ def furnish(folder: Path, demo: RunningGateway) -> None:
 
 
 async def run(fence: Fence, demo: RunningGateway, folder: Path, programs: list[Path]) -> None:
-    """Runs a block, with these folders first in PATH. Fails with what it printed if its status is not 0."""
+    """Run a block, with these folders first in PATH. Fail with what it printed if its status is not 0."""
     code = await filled_in(fence.body, demo)
     argv = ["bash", "-euo", "pipefail", "-c", code] if fence.kind == "sh" else [sys.executable, "-c", code]
     env = {

@@ -149,7 +149,7 @@ async def test_a_reply_that_lost_its_client_is_taken_once(gateway: RunningGatewa
 async def drop_next_to_another(
     gateway: RunningGateway, headers: dict[str, str], body: dict[str, Any]
 ) -> None:
-    """Sends a request while another one stands at the barrier, and breaks its connection."""
+    """Send a request while another one waits at the barrier, and break its connection."""
     call = asyncio.create_task(send(gateway, headers, body), name="dropped")
     await arrived(gateway, 2)
     call.cancel()

@@ -72,7 +72,7 @@ class Agent:
                 await asyncio.sleep(self._dice.random() * 0.1)
 
     async def _ask(self, body: dict[str, Any], headers: dict[str, str], patient: bool) -> bool:
-        """Returns whether it got the answer; an impatient agent may hang up before."""
+        """Return whether it got the answer; an impatient agent may hang up before."""
         answer, url = Answer(), self._dice.choice(self._members).url
         try:
             async with asyncio.timeout(60.0 if patient else self._dice.random() * 0.3):
@@ -102,7 +102,7 @@ class Agent:
 
 
 async def lose(redis: RedisServer, how: str, dice: random.Random) -> None:
-    """Loses the bus again and again."""
+    """Lose the bus again and again."""
     while True:
         await asyncio.sleep(dice.random() * 0.15)
         if how == "flushed":

@@ -54,7 +54,7 @@ class Gate:
 
 
 async def drop(stage: Stage, gate: Gate, content: str, **more: Any) -> None:
-    """Sends a call that opens an episode, and disconnects before the engine has sampled anything."""
+    """Send a call that opens an episode, and disconnect before the engine has sampled anything."""
     before = gate.waiting
     call = asyncio.create_task(send(stage, "ann", [user(content)], **more), name="dropped")
     await until(lambda: gate.waiting > before, "the engine has the request")

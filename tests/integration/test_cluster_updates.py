@@ -101,7 +101,7 @@ class Agent:
 async def check(
     admin: GatewayClient, agents: list[Agent], versions: dict[int, Path], *, unsure: bool = False
 ) -> int:
-    """Nothing is lost, doubled or mislabelled; answers how often a turn went on under another version.
+    """Check that nothing is lost, doubled or mislabeled; return how often a turn continued under another version.
 
     `unsure`: a run may have been cut after its weights had changed, so that no engine reported which of its tokens came before.
     """

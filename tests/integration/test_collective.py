@@ -38,7 +38,7 @@ class World:
     base: Path
 
     def write(self, version: int) -> Path:
-        """Writes a version, for the gateway and for the server."""
+        """Write a version, for the gateway and for the server."""
         before = self.trainer / f"v{version - 1:06d}" if version > 1 else self.base
         folder = fake_weights(self.trainer / f"v{version:06d}", f"weights {version}")
         write_manifest_of_pieces(folder, version, version - 1, probe_of(folder, before))

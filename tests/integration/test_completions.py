@@ -151,7 +151,7 @@ async def test_log_probabilities(gateway: RunningGateway, stream: bool) -> None:
 
 
 def whole_characters(gateway: RunningGateway, ids: list[int]) -> list[int]:
-    """Returns the number of whole characters before each token, by the byte-level alphabet. A mark counts its letters."""
+    """Return the number of whole characters before each token, by the byte-level alphabet. A mark counts its letters."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     alphabet = {letter: byte for byte, letter in bytes_to_unicode().items()}

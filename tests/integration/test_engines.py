@@ -69,7 +69,7 @@ async def test_rolling_leaves_an_engine_open(
 
 
 async def watch_open(gateway: RunningGateway, seen: list[int]) -> None:
-    """Counts the open engines whenever that may have changed."""
+    """Count the open engines whenever that may have changed."""
     while True:
         seen.append(sum(slot.state == "open" for slot in slots(gateway)))
         await turns(1)
@@ -281,7 +281,7 @@ async def seeded(gateway: RunningGateway, **body: Any) -> tuple[str, asyncio.Tas
 
 
 def sampled_after(prompt: list[int], model: Path, count: int, seed: int | None) -> list[int]:
-    """Returns the tokens that an undisturbed engine samples."""
+    """Return the tokens that an undisturbed engine samples."""
     context, sampled, weights = list(prompt), [], identity(str(model.resolve()))
     for _ in range(count):
         token, _ = next_token(weights, context, seed, STOP_TOKENS)

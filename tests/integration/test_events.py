@@ -34,7 +34,7 @@ async def gateway(tiny_model: Path, tmp_path: Path) -> AsyncIterator[RunningGate
 
 
 async def read(stream: EventStream, last: str) -> list[dict[str, Any]]:
-    """Reads a stream up to an event of this kind."""
+    """Read a stream up to an event of this kind."""
     seen: list[dict[str, Any]] = []
     async with within(f"{last} is sent"):
         async for event in stream:

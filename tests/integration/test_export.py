@@ -47,7 +47,7 @@ def values(tiny_model: Path, tmp_path: Path) -> dict[str, Any]:
 
 
 async def filled(gateway: RunningGateway, batches: int) -> list[list[Group]]:
-    """Trains some batches of two groups, and leaves one group waiting and one episode open; answers the batches as leased."""
+    """Train some batches of two groups, and leave one group waiting and one episode open; return the batches as leased."""
     leased = []
     for batch in range(batches):
         for group in "ab":

@@ -70,7 +70,7 @@ class World:
     async def stream(
         self, member: programs.Program, body: dict[str, Any], answer: Answer, **more: str
     ) -> None:
-        """Reads a streamed reply to its end, whatever that is."""
+        """Read a streamed reply to its end, whatever that is."""
         try:
             async with (
                 httpx.AsyncClient(base_url=member.url, timeout=LIMIT_S) as http,
@@ -99,7 +99,7 @@ class World:
         return answer, task
 
     async def retry(self, member: programs.Program, body: dict[str, Any]) -> Answer:
-        """Sends a request again until it has the whole stream; until a dead process counts as dead, it is refused."""
+        """Send a request again until it has the whole stream; until a dead process counts as dead, it is refused."""
         answer = Answer()
 
         async def answered() -> bool:
@@ -117,7 +117,7 @@ class World:
             return await http.post("/v1/chat/completions", json=body, headers={**self.headers, **more})
 
     async def turns(self, member: programs.Program) -> list[dict[str, Any]]:
-        """Reads the recorded sampled tokens."""
+        """Read the recorded sampled tokens."""
         async with GatewayClient(member.url, None) as admin:
             return [n for n in (await admin.trajectory(self.episode))["nodes"] if n["sampled"]]
 

@@ -49,7 +49,7 @@ def port() -> int:
 
 @asynccontextmanager
 async def up(folder: Path, model: Path, port: int) -> Any:
-    """Runs `make up` with a model that exists already, and kills it in the end if it has not ended."""
+    """Run `make up` with a model that exists already, and kill it in the end if it has not ended."""
     options = ["--dir", str(folder / "service"), "--model", str(model), "--port", str(port)]
     argv = [sys.executable, "-m", "examples.service.run", *options]
     process = await LocalProcess.start("service", argv, folder / "service.log")

@@ -18,7 +18,7 @@ LONG = 60
 
 
 async def ask(gateway: RunningGateway, question: Any) -> str:
-    """One call of a new episode of the task; answers the engine that sampled its end."""
+    """Make one call of a new episode of the task, and return the engine that sampled its end."""
     episode, headers = await gateway.open("long", mode="eval")
     answer = await gateway.chat(headers, max_tokens=LONG, messages=question)
     assert answer.status_code == 200, answer.text
@@ -27,7 +27,7 @@ async def ask(gateway: RunningGateway, question: Any) -> str:
 
 
 def wanted(path: Path) -> list[dict[str, Any]]:
-    """Returns the control program's events of calls that want an engine, in order."""
+    """Return the control program's events of calls that want an engine, in order."""
     (run,) = read(path)
     demands = [e.value for e in run.entries if isinstance(e, Event) and e.action.endswith("demo.demand")]
     return [one for demand in demands for one in demand["arrived"]]

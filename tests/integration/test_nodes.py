@@ -62,7 +62,7 @@ async def becomes(gateway: RunningGateway, node: str, role: str) -> None:
 
 
 def check_replay(values: dict[str, Any]) -> None:
-    """Replays the recording and compares its decisions."""
+    """Replay the recording and compare its decisions."""
     lines = Path(values["control"]["recording"]).read_text().splitlines()
     report = replay(lines, PROGRAMS["control"])
     assert report.difference is None

@@ -24,7 +24,7 @@ async def earn(gateway: RunningGateway, group: str) -> None:
 
 
 def filling(gateway: RunningGateway) -> Filling | None:
-    """Returns the newest event that the control program got."""
+    """Return the newest event that the control program got."""
     return gateway.services.coordinator.host.program.lending._batches._filling.get("demo")
 
 
@@ -32,7 +32,7 @@ async def test_a_complete_or_leased_batch_is_reported_immediately(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_nodes: Any) -> None:
-        """Stands in for the report of every second."""
+        """Stand in for the report of every second."""
 
     monkeypatch.setattr("gateway.control.nodes.Nodes.tend", never)
     staleness = {"batch": 2, "eta": 1, "min_members": 1}

@@ -20,7 +20,7 @@ def of_version(gateway: RunningGateway, version: int) -> list[Any]:
 
 
 async def one_pulls(gateway: RunningGateway, weights: Path) -> tuple[Any, Any]:
-    """Publishes version 1 while all calls are held: answers the engine that has pulled it, and the one that still has calls."""
+    """Publish version 1 while all calls are held; return the engine that has pulled it, and the one that still has calls."""
     assert all(slot.streams >= 2 for slot in slots(gateway))
     record = await gateway.admin.publish(1, str(weights), wait_s=60)
     assert record["state"] == "live"
@@ -35,7 +35,7 @@ async def turns_of(gateway: RunningGateway, episode: str) -> list[dict[str, Any]
 
 
 async def check_all(gateway: RunningGateway, versions: dict[int, Path], results: list[Any]) -> set[int]:
-    """Nothing is lost, doubled or mislabelled; answers which versions sampled. A turn may go back to an older one."""
+    """Check that nothing is lost, doubled or mislabeled; return the versions that sampled. A turn may go back to an older one."""
     sampled: set[int] = set()
     for episode, counts in results:
         nodes = await nodes_of(gateway, episode)

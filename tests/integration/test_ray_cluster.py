@@ -46,7 +46,7 @@ def on_ray(nodes: RayNodes, text: str, wait_s: float = 60.0) -> str:
 
 
 def engine_nodes(cluster: RunningCluster, engines: dict[str, str]) -> dict[str, str]:
-    """Returns the Ray node of each engine."""
+    """Return the Ray node of each engine."""
     return {name: node_of(cluster.engine_pid(url)) for name, url in engines.items()}
 
 
@@ -124,6 +124,6 @@ async def test_without_ray_one_sentence_names_what_to_install(tiny_model: Path, 
 
 
 def _ours(cluster: RunningCluster) -> dict[int, str]:
-    """Returns the processes that the cluster started on Ray nodes and that are still there."""
+    """Return the processes that the cluster started on Ray nodes and that are still there."""
     found = cluster.processes().items()
     return {pid: line for pid, line in found if "gateway.engines" in line or "rank.py" in line}

@@ -108,7 +108,7 @@ class Steps:
         self._version = 0
 
     async def step(self, busy_s: float, call: str = "") -> None:
-        """Trains a batch, which `scheduler run` has seen the end of. The trainer speaks once `call` is in the spare engine."""
+        """Train a batch, which `scheduler run` has seen the end of. The trainer reports once `call` is in the spare engine."""
         admin, version = self._cluster.admin, self._version
         path = publish(self._weights, self._folder / f"v{version + 1}", version + 1, version)
         opened = await admin.open_episode("task", group_size=1, wait_s=UP_S)

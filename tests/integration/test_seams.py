@@ -71,7 +71,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 async def ask(
     gateway: RunningGateway, stream: bool, body: dict[str, Any]
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """Returns the client's answer without what differs from call to call, and the recorded nodes."""
+    """Return the client's answer without what differs from call to call, and the recorded nodes."""
     opened = await gateway.admin.open_episode("task", mode="eval")
     question: Any = [{"role": "user", "content": "hi"}]
     async with sdk(opened) as client:

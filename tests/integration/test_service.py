@@ -41,7 +41,7 @@ def running(gateway: Served, what: str) -> set[int]:
 
 
 async def call(gateway: Served, times: int = 1) -> None:
-    """Opens an episode, and calls so often in it, each time by a new connection."""
+    """Open an episode, and calls so often in it, each time by a new connection."""
     async with GatewayClient(gateway.url, KEY) as admin:
         opened = await admin.open_episode("task", mode="eval")
     for _ in range(times):

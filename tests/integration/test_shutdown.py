@@ -43,7 +43,7 @@ class Stopped:
         return stream
 
     def calls(self) -> list[tuple[str, int]]:
-        """Returns each recorded call's finish reason and sampled tokens."""
+        """Return each recorded call's finish reason and sampled tokens."""
         with sqlite3.connect(self.store) as connection:
             return connection.execute("SELECT finish_reason, completion_tokens FROM calls").fetchall()
 

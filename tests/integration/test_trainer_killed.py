@@ -70,7 +70,7 @@ async def run_once(
 
 
 def some_time_after_a_lease(gateway: RunningGateway, chance: random.Random) -> Callable[[], Awaitable[None]]:
-    """Returns a random while after the trainer has leased a buffer."""
+    """Return a random while after the trainer has leased a buffer."""
 
     def fence() -> int:
         return (gateway.model.leases.held() or {"fence": 0})["fence"]
@@ -246,7 +246,7 @@ async def check_the_account(gateway: RunningGateway, steps: int) -> None:
 def check_weights(
     settings: Settings, work: Path, batches: Sequence[Any], noted: dict[str, str], final: dict[str, Any]
 ) -> None:
-    """Trains the recorded batches in order, without interruption, and compares every version, to the bit."""
+    """Train the recorded batches in order, without interruption, and compares every version, to the bit."""
     straight = RankTrainer.open(
         settings.model_copy(update={"run": settings.run.model_copy(update={"dir": work})})
     )

@@ -109,7 +109,7 @@ class Agent:
         return nodes
 
     async def lineages(self) -> list[int]:
-        """Returns the turns' lineages in the order in which they were sampled."""
+        """Return the turns' lineages in the order in which they were sampled."""
         return [node["lineage"] for node in await self.shown()]
 
     async def shown(self) -> list[dict[str, Any]]:

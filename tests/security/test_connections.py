@@ -54,7 +54,7 @@ class App:
 
 
 async def exchange(app: Any, data: bytes, *, http: type[Connection] = Connection, end: bool = False) -> bytes:
-    """All that a server answers to bytes, until it closes the connection. `end`: the client closes its sending side."""
+    """Send bytes, and return all that the server sends until it closes the connection. `end`: the client closes its sending side."""
     port = free_port()
     async with serve(app, port, http):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -69,7 +69,7 @@ async def exchange(app: Any, data: bytes, *, http: type[Connection] = Connection
 
 
 async def goes_on(writer: asyncio.StreamWriter) -> None:
-    """Sends the same without an end, as long as the connection takes it."""
+    """Send the same without an end, as long as the connection takes it."""
     async with within("the connection is closed"):
         while True:
             writer.write(b"a" * 65_536)

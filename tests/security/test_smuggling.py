@@ -81,7 +81,7 @@ class Front:
             writer.close()
 
     async def ask(self, name: str) -> dict[str, Any]:
-        """Returns the answer to an ordinary client, which is its own request."""
+        """Return the answer to an ordinary client, which is its own request."""
         answer = await self.send(request("GET", f"/admin/v1/{name}", ROOT, "Connection: close\r\n"))
         answered: dict[str, Any] = json.loads(body_of(answer))
         assert answered["path"] == f"/admin/v1/{name}"

@@ -60,7 +60,7 @@ def conversation(api: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 async def prompt(scripted: Scripted, api: str, text: str) -> list[int]:
-    """Returns the engine's prompt."""
+    """Return the engine's prompt."""
     gateway, engine = scripted
     engine.replies.append("ok")
     opened = await gateway.admin.open_episode("task", mode="eval")

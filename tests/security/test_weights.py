@@ -112,7 +112,7 @@ def trees() -> Iterator[tuple[str, ast.AST]]:
 
 
 def dangers(tree: ast.AST) -> Iterator[str]:
-    """Returns the calls in a module that make code out of data."""
+    """Return the calls in a module that make code out of data."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES)

@@ -164,7 +164,7 @@ def worked(text: str, name: str, episode: Episode, work: Path) -> str:
 
 
 def gone(work: Path) -> None:
-    """Fails if an agent leaves a process behind: in a training run there would be one more for every episode."""
+    """Fail if an agent leaves a process behind: in a training run there would be one more for every episode."""
     for process, command in started_in(work):
         with suppress(ProcessLookupError):  # it has ended
             handle = os.pidfd_open(process)
