@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def raw(stage: Tenants, head: str, body: bytes, *, end: bool = False) -> bytes:
-    """Send bytes on a connection and returns the answer; with `end`, nothing more will come."""
+    """Send bytes on a connection and return the answer; with `end`, nothing more will come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", stage.gateway.settings.server.port)
     try:
         key = f"Authorization: Bearer {stage.bob.episode_key}\r\n"

@@ -54,7 +54,7 @@ class App:
 
 
 async def exchange(app: Any, data: bytes, *, http: type[Connection] = Connection, end: bool = False) -> bytes:
-    """Send bytes, and return all that the server sends until it closes the connection. `end`: the client closes its sending side."""
+    """Send bytes, and return what the server sends until it closes the connection. `end`: the client closes its sending side."""
     port = free_port()
     async with serve(app, port, http):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
