@@ -32,11 +32,11 @@ async def solve(task, base_url, api_key):
 
 
 async def command(work: Path, module: str, *argv: str) -> tuple[int | None, str]:
-    """Runs a program in a project's folder, as a person there would: its exit status, and what it said."""
+    """Run a program in a project's folder, and return its exit status and its output."""
     return await asyncio.to_thread(forks.command, module, *argv, folder=work)
 
 
-async def test_what_it_writes_is_sound_serves_and_trains(tiny_model: Path, tmp_path: Path) -> None:
+async def test_its_files_pass_the_doctor_serve_and_train(tiny_model: Path, tmp_path: Path) -> None:
     engine, port = ScoringEngine(str(tiny_model)), free_port()
     (tmp_path / "mine.py").write_text(AGENT)
     async with serve(create_fake_app(engine), port):
@@ -48,29 +48,29 @@ async def test_what_it_writes_is_sound_serves_and_trains(tiny_model: Path, tmp_p
             "--engine-url",
             f"http://127.0.0.1:{port}",
         )
-        status, said = await command(tmp_path, "gateway.cli", "init", *options, "--reward", "agent")
-        assert status == 0, said
+        status, output = await command(tmp_path, "gateway.cli", "init", *options, "--reward", "agent")
+        assert status == 0, output
         file = tmp_path / "gateway.toml"
         file.write_text(file.read_text().replace("port = 8000", f"port = {free_port()}"))
-        status, said = await command(tmp_path, "gateway.cli", "doctor", "gateway.toml")
-        assert (status, "0 problems, 0 warnings" in said) == (0, True), said
+        status, output = await command(tmp_path, "gateway.cli", "doctor", "gateway.toml")
+        assert (status, "0 problems, 0 warnings" in output) == (0, True), output
         changes = [word for change in ("run.steps=1", "run.device=cpu") for word in ("--set", change)]
-        status, said = await command(tmp_path, "trainer.cli", "run", "trainer.toml", *changes)
-    assert status == 0, said
+        status, output = await command(tmp_path, "trainer.cli", "run", "trainer.toml", *changes)
+    assert status == 0, output
     (metrics,) = (tmp_path / "runs").rglob("metrics.jsonl")
     assert json.loads(metrics.read_text().splitlines()[-1])["episodes"] == 64
-    assert "/console" in said
+    assert "/console" in output
 
 
-def test_what_no_option_says_is_asked_and_the_commands_that_follow_are_whole(
+def test_missing_options_are_prompted_for_and_the_printed_commands_are_complete(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     answers = f"{tiny_model}\npython agent.py --fast\nexit-code\n"
     done = CliRunner().invoke(app, ["init", "--dir", str(tmp_path)], input=answers)
     assert done.exit_code == 0, done.output
     assert "gateway doctor gateway.toml" in done.output and "trainer run trainer.toml" in done.output
-    asked = "gateway episodes run --tasks tasks.jsonl --group-size 8 --forever --exit-code-reward -- python agent.py --fast"
-    assert asked in done.output
+    printed = "gateway episodes run --tasks tasks.jsonl --group-size 8 --forever --exit-code-reward -- python agent.py --fast"
+    assert printed in done.output
     trainer = tomllib.loads((tmp_path / "trainer.toml").read_text())
     assert "rollout" not in trainer
     assert (trainer["model"]["lora"]["rank"], trainer["weights"]["transport"]) == (32, "lora")
@@ -111,7 +111,7 @@ def test_a_grader_is_one_of_the_gateways(tiny_model: Path, tmp_path: Path, rewar
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "reason"),
     [
         (["--model", "Qwen/Qwen3-0.6B", "--agent", "x"], "hf download Qwen/Qwen3-0.6B"),
         (["--model", "{empty}", "--agent", "x"], "has no tokenizer.json"),
@@ -119,12 +119,12 @@ def test_a_grader_is_one_of_the_gateways(tiny_model: Path, tmp_path: Path, rewar
         (["--model", "{model}", "--agent", "a:b", "--reward", "exit-code"], "is for a command"),
     ],
 )
-def test_what_cannot_be_used_is_said_in_one_sentence(
-    tiny_model: Path, tmp_path: Path, options: list[str], said: str
+def test_an_unusable_option_is_refused_in_one_sentence(
+    tiny_model: Path, tmp_path: Path, options: list[str], reason: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     filled = [option.format(empty=tmp_path / "empty", model=tiny_model) for option in options]
     done = CliRunner().invoke(app, ["init", "--dir", str(tmp_path), "--reward", "agent", *filled])
     (line,) = done.output.strip().splitlines()
-    assert (done.exit_code, said in line) == (2, True), line
+    assert (done.exit_code, reason in line) == (2, True), line
     assert not (tmp_path / "gateway.toml").exists()

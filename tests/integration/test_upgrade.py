@@ -25,8 +25,8 @@ def rows(store: Path) -> dict[str, list[dict[str, Any]]]:
         names = [
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         ]
-        asked = {name: connection.execute(f'SELECT * FROM "{name}"') for name in names if name not in OWN}
-        return {name: [dict(row) for row in found] for name, found in asked.items()}
+        cursors = {name: connection.execute(f'SELECT * FROM "{name}"') for name in names if name not in OWN}
+        return {name: [dict(row) for row in found] for name, found in cursors.items()}
 
 
 async def test_a_store_of_0013_keeps_every_row_and_is_served(tiny_model: Path, tmp_path: Path) -> None:

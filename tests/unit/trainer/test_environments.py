@@ -24,6 +24,7 @@ from tests.unit.trainer.runs import loop_of, settings_of, train_one
 
 ROOT = Path(__file__).parents[3]
 FOREIGN = ROOT / "tests" / "environments"
+FOREIGN_MARKS = [pytest.mark.clients, pytest.mark.long]  # `make test-all` installs what they need
 EVEN = "0 2 4 6 8 10 12 14 16"
 
 
@@ -62,10 +63,7 @@ CASES = [
 ]
 each = pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(c, marks=pytest.mark.clients if c.installed else (), id=c.name.split(":")[0])
-        for c in CASES
-    ],
+    [pytest.param(c, marks=FOREIGN_MARKS if c.installed else (), id=c.name.split(":")[0]) for c in CASES],
 )
 
 
