@@ -29,7 +29,7 @@ from headgate.processes.child import LocalProcess
 from scheduler.program import ControlProgram
 from scheduler.program.events import (
     Added,
-    Lost,
+    EngineLost,
     Published,
     Removed,
     Started,
@@ -207,7 +207,7 @@ class ControlHost:
             slot.fail(reason)
             self.models[model].pool.notify()
             self._peers.send_slot(model, slot)
-            self._runtime.inject(self.program.fleets[model].lost, Lost(engine, reason))
+            self._runtime.inject(self.program.fleets[model].lost, EngineLost(engine, reason))
 
     async def tend(self) -> None:
         """Report engines that have gone silent."""

@@ -28,7 +28,7 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(slots=True)
-class Node:
+class ManagedNode:
     """A node, its role and its holder."""
 
     name: str
@@ -103,7 +103,7 @@ class Nodes(LedgerListener):
         ledgers: Mapping[str, StoredLedger],
         peers: Peers,
     ) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, ManagedNode] = {}
         self.claim_s = settings.lending.claim_s
         self._settings = settings
         self._host = host
@@ -133,16 +133,16 @@ class Nodes(LedgerListener):
 
     # Nodes
 
-    def add(self, name: str, given: NodeSettings) -> Node:
+    def add(self, name: str, given: NodeSettings) -> ManagedNode:
         """Add a node, or change the tags and description of a known one, whose engines stay."""
         node = self.nodes.get(name)
         if node is None:
-            node = self.nodes[name] = Node(name, given)
+            node = self.nodes[name] = ManagedNode(name, given)
         node.given = given
         self._send(self._host.program.lending.added, NodeAdded(name, given.tags, given.zone))
         return node
 
-    def remove(self, name: str) -> Node:
+    def remove(self, name: str) -> ManagedNode:
         """Remove a node: drains and stop its engines. Raise NotFound."""
         node = self.one(name)
         for model, slot in self.engines(name):
@@ -152,7 +152,7 @@ class Nodes(LedgerListener):
         self._notify()
         return node
 
-    def one(self, name: str) -> Node:
+    def one(self, name: str) -> ManagedNode:
         """Return a node. Raise NotFound."""
         if (node := self.nodes.get(name)) is None:
             raise NotFound(f"no node {name!r}", code="no_node")
@@ -170,7 +170,7 @@ class Nodes(LedgerListener):
 
     # Trainers
 
-    async def claim(self, name: str, model: str, wait_s: float) -> Node:
+    async def claim(self, name: str, model: str, wait_s: float) -> ManagedNode:
         """Claim a node for a trainer, or renew its claim; wait up to `wait_s` until the trainer has the node.
 
         Raise NotFound, also for a node that is being removed, and Conflict if it is not for trainers or another trainer has it.
@@ -184,7 +184,7 @@ class Nodes(LedgerListener):
 
     def release(
         self, name: str, model: str, busy_s: float = 0.0, load_s: float = 0.0, rest_s: float = 0.0
-    ) -> Node:
+    ) -> ManagedNode:
         """Offer a trainer's node for lending. The trainer computed for `busy_s` on the groups of its last batch, for which its
         weights had taken `load_s` to come back to the node, and was busy for `rest_s` with the rest of it.
 
@@ -197,7 +197,7 @@ class Nodes(LedgerListener):
         self._send(self._host.program.lending.released, Released(name, model, busy_s, load_s))
         return node
 
-    def _trainers(self, name: str, model: str) -> Node:
+    def _trainers(self, name: str, model: str) -> ManagedNode:
         node = self.one(name)
         if "train" not in node.given.tags:
             message = f"the node {name!r} lacks the tag 'train' (its tags: {', '.join(node.given.tags)})"
@@ -254,7 +254,7 @@ class Nodes(LedgerListener):
         except TimeoutError:
             return
 
-    def describe(self, node: Node) -> NodeDescription:
+    def describe(self, node: ManagedNode) -> NodeDescription:
         """Describe a node for the admin API."""
         given = node.given
         return {

@@ -42,7 +42,7 @@ from headgate.client.opening import (
 from headgate.client.order import Passes, TaskOrder
 from headgate.client.outcomes import (
     Crash,
-    Ended,
+    EpisodeEnded,
     EpisodeOutcome,
     closed,
 )
@@ -345,7 +345,7 @@ class EpisodeRunner:
         except GatewayRefused:
             return 0
 
-    async def _end(self, episode_id: str, reward: Reward | None) -> Ended:
+    async def _end(self, episode_id: str, reward: Reward | None) -> EpisodeEnded:
         """Post a reward; without one, the episode is graded."""
         if reward is None:
             return await self._grade(episode_id)
@@ -364,7 +364,7 @@ class EpisodeRunner:
             return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
         if not answer["accepted"]:
             return closed(answer["reason"], answer["notice"])
-        return Ended(reward, notice=answer["notice"])
+        return EpisodeEnded(reward, notice=answer["notice"])
 
     async def _reward_calls(self, episode_id: str, reward: Reward) -> None:
         for call_id, earned in reward.calls.items():
@@ -372,7 +372,7 @@ class EpisodeRunner:
                 f"reward call {call_id}", partial(self._client.call_reward, episode_id, call_id, earned)
             )
 
-    async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> Ended:
+    async def _give_up(self, episode_id: str, reason: str, error: str, report: str = "") -> EpisodeEnded:
         """Abandon an episode, so that its slot is free immediately."""
 
         def request() -> Awaitable[None]:
@@ -383,10 +383,10 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._gateway_end(episode_id, error)
-            return Ended(error=f"{error}; abandon: {refused}")
-        return Ended(error=error)
+            return EpisodeEnded(error=f"{error}; abandon: {refused}")
+        return EpisodeEnded(error=error)
 
-    async def _grade(self, episode_id: str) -> Ended:
+    async def _grade(self, episode_id: str) -> EpisodeEnded:
         """Close an episode, and wait until the gateway has its reward."""
 
         def request() -> Awaitable[dict[str, Any]]:
@@ -401,10 +401,10 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             return await self._give_up(episode_id, NO_REWARD, f"close: {refused}")
         if answer["reason"] == "rewarded":
-            return Ended(Reward(answer["reward"], answer["components"] or {}))
+            return EpisodeEnded(Reward(answer["reward"], answer["components"] or {}))
         return closed(answer["reason"], answer["error"])
 
-    async def _gateway_end(self, episode_id: str, error: str | None = None) -> Ended:
+    async def _gateway_end(self, episode_id: str, error: str | None = None) -> EpisodeEnded:
         """Return how the gateway ended an episode by itself."""
         row = await self._retry.call("look at an episode", lambda: self._client.episode(episode_id))
         return closed(row["reason"], error or row["error"])

@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessEnded:
     """The end of a process."""
 
     status: int
@@ -38,7 +38,7 @@ class Running(Protocol):
 
     name: str
 
-    async def wait(self) -> Ended:
+    async def wait(self) -> ProcessEnded:
         """Wait until the process ends, or its machine is lost."""
         ...
 
@@ -57,8 +57,8 @@ class Child:
         self.name = process.name
         self._process = process
 
-    async def wait(self) -> Ended:
-        return Ended(await self._process.wait(), self._process.tail())
+    async def wait(self) -> ProcessEnded:
+        return ProcessEnded(await self._process.wait(), self._process.tail())
 
     async def stop(self, grace_s: float) -> None:
         await self._process.stop(grace_s)
@@ -237,5 +237,5 @@ class SupervisedProcess(Generic[R]):
             await asyncio.sleep(self._look_s[answered])
 
 
-async def _end_of(running: Running) -> tuple[str, Ended]:
+async def _end_of(running: Running) -> tuple[str, ProcessEnded]:
     return running.name, await running.wait()

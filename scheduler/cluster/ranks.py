@@ -17,7 +17,7 @@ from headgate.processes.supervised import (
 )
 from scheduler.cluster.file import ClusterFile, TrainerTable
 from scheduler.cluster.launch import Job, Launcher, Running
-from scheduler.cluster.tags import Need, Node, Placement, assign, rank_counts
+from scheduler.cluster.tags import Need, NodeInUse, Placement, assign, rank_counts
 from scheduler.policies.elastic import Shift
 
 
@@ -90,14 +90,14 @@ class RankCounts:
         """True if the number may change."""
         return self._trainer is not None and self._most is not None
 
-    def of(self, nodes: Sequence[Node]) -> list[int]:
+    def of(self, nodes: Sequence[NodeInUse]) -> list[int]:
         """Return the numbers of ranks that are possible on these nodes, in ascending order."""
         if self._trainer is None or self._most is None:
             return [self._least]
         return rank_counts(nodes, self._engine, self._trainer, self._least, self._most, self._unit)
 
     def shifts(
-        self, nodes: Sequence[Node], placements: Sequence[Placement]
+        self, nodes: Sequence[NodeInUse], placements: Sequence[Placement]
     ) -> tuple[Shift | None, Shift | None]:
         """Return the shifts by which training gets a node more and a node fewer, from the present placements."""
         counts, now = self.of(nodes), len(placements)
@@ -105,7 +105,9 @@ class RankCounts:
         fewer = next((count for count in reversed(counts) if count < now), None)
         return self._shift(nodes, placements, more), self._shift(nodes, placements, fewer)
 
-    def _shift(self, nodes: Sequence[Node], before: Sequence[Placement], count: int | None) -> Shift | None:
+    def _shift(
+        self, nodes: Sequence[NodeInUse], before: Sequence[Placement], count: int | None
+    ) -> Shift | None:
         if count is None:
             return None
         after = assign(nodes, self._engine, self._trainer, count).ranks

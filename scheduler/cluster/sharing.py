@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduler.cluster.errors import OutOfMemory
-from scheduler.cluster.tags import Assignment, Node
+from scheduler.cluster.tags import Assignment, NodeInUse
 
 IDLE_GB = 1.5
 """GB that a process keeps on a GPU after it has freed its memory: libraries and queues. Assumed, not measured."""
@@ -79,7 +79,7 @@ class Memory:
         return Need(self.trainer_gb, IDLE_GB if self.offloads and self.turns else self.trainer_gb)
 
 
-def shared_nodes(nodes: Sequence[Node], assignment: Assignment, memory: Memory) -> list[str]:
+def shared_nodes(nodes: Sequence[NodeInUse], assignment: Assignment, memory: Memory) -> list[str]:
     """Return a line for each node on whose GPUs both engines and ranks run. Raise OutOfMemory if they do not fit."""
     lines = []
     for node in nodes:
@@ -101,14 +101,14 @@ def shared_nodes(nodes: Sequence[Node], assignment: Assignment, memory: Memory) 
     return lines
 
 
-def _check_alone(node: Node, what: str, need: Need, gpu_gb: float, key: str) -> None:
+def _check_alone(node: NodeInUse, what: str, need: Need, gpu_gb: float, key: str) -> None:
     if need.work_gb > gpu_gb:
         raise OutOfMemory(
             f"node {node.name}: {what} needs {need.work_gb:.1f} GiB of a GPU ({key}), which has {gpu_gb:.1f}"
         )
 
 
-def _shared(node: Node, gpu_gb: float, memory: Memory) -> str:
+def _shared(node: NodeInUse, gpu_gb: float, memory: Memory) -> str:
     """Describe how an engine and a rank share a GPU. Raise OutOfMemory."""
     if memory.trainer is None:
         return (

@@ -61,7 +61,7 @@ class Removed:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class EngineLost:
     """An engine died or no longer responds."""
 
     engine: str

@@ -22,9 +22,9 @@ from scheduler.program.calls import Opened
 from scheduler.program.events import (
     Added,
     EngineLaunched,
+    EngineLost,
     EngineUnavailable,
     Failed,
-    Lost,
     Relaunch,
     Removed,
     Started,
@@ -106,7 +106,7 @@ class Fleet(Reactor):
         self.started = self.physical("started", Started)
         self.added = self.physical("added", Added)
         self.removed = self.physical("removed", Removed)
-        self.lost = self.physical("lost", Lost)
+        self.lost = self.physical("lost", EngineLost)
         self.requested = self.physical("requested", Wanted)
         self.step_result = self.physical("step_result", StepResult)
         self.relaunch = self.logical("relaunch", Relaunch)

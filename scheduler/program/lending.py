@@ -20,7 +20,7 @@ from scheduler.policies import lending as policy
 from scheduler.policies.lending import LendingSettings
 from scheduler.program.calls import Opened
 from scheduler.program.events import EngineUnavailable
-from scheduler.program.node_state import Awake, Batches, Engine, Node, Way
+from scheduler.program.node_state import Awake, Batches, NodeEngine, ProgramNode, Way
 from scheduler.program.nodes import (
     Asleep,
     Claimed,
@@ -46,8 +46,8 @@ class Lending(Reactor):
         """`models`: for each model, what the names of its ports end with."""
         super().__init__(name)
         self._settings = settings
-        self._nodes: dict[str, Node] = {}
-        self._engines: dict[str, Engine] = {}
+        self._nodes: dict[str, ProgramNode] = {}
+        self._engines: dict[str, NodeEngine] = {}
         self._batches = Batches(settings.smooth_s)
         self._serials = itertools.count(1)
         self._roles: dict[str, RoleIs] = {}
@@ -105,7 +105,7 @@ class Lending(Reactor):
         tags, known = frozenset(added.tags), self._nodes.get(added.node)
         if known is not None and known.tags == tags:
             return
-        node = self._nodes[added.node] = Node(added.node, tags) if known is None else known
+        node = self._nodes[added.node] = ProgramNode(added.node, tags) if known is None else known
         node.tags = tags
         node.claimed, node.near, node.way, node.called_back_at = False, False, None, None
         node.unsure = "train" in tags
@@ -130,7 +130,7 @@ class Lending(Reactor):
         node = self._nodes.get(hosted.node)
         if node is None:
             return
-        self._engines[hosted.engine] = Engine(hosted.node)
+        self._engines[hosted.engine] = NodeEngine(hosted.node)
         node.engines[hosted.engine] = None
         self._want(hosted.engine, node.lent, f"it lives on {hosted.node}, which is {node.role}")
         if node.way is not None:
@@ -167,8 +167,8 @@ class Lending(Reactor):
         if node is not None and node.way == "lend":
             self._switched(now, name, node)
 
-    def _engine_of(self, name: str, model: str) -> Engine:
-        engine = self._engines.setdefault(name, Engine())
+    def _engine_of(self, name: str, model: str) -> NodeEngine:
+        engine = self._engines.setdefault(name, NodeEngine())
         engine.model = model
         return engine
 
@@ -206,14 +206,14 @@ class Lending(Reactor):
         if node is not None and node.claim == lapse.serial:
             self._free(node, f"no trainer has spoken for {self._settings.claim_s:g} s")
 
-    def _free(self, node: Node, reason: str) -> None:
+    def _free(self, node: ProgramNode, reason: str) -> None:
         had = node.claimed or node.unsure
         node.claimed = node.unsure = node.near = False
         node.claim = next(self._serials)
         if had and node.way is None:
             self._role(node, "idle", reason)
 
-    def _expect(self, now: Context, node: Node) -> None:
+    def _expect(self, now: Context, node: ProgramNode) -> None:
         """Renew the deadline of a trainer that has sent a request."""
         node.claim = next(self._serials)
         now.schedule(self.lapse, Lapse(node.name, node.claim), after=_ns(self._settings.claim_s))
@@ -223,11 +223,11 @@ class Lending(Reactor):
 
     # Switches
 
-    def _call_back(self, now: Context, node: Node, reason: str) -> None:
+    def _call_back(self, now: Context, node: ProgramNode, reason: str) -> None:
         node.lent = False
         self._begin(now, node, "call back", reason)
 
-    def _begin(self, now: Context, node: Node, way: Way, reason: str) -> None:
+    def _begin(self, now: Context, node: ProgramNode, way: Way, reason: str) -> None:
         node.way, node.began, node.serial = way, now.tag.time, next(self._serials)
         node.pending = set()
         for engine in node.engines:
@@ -242,7 +242,7 @@ class Lending(Reactor):
         self._role(node, "switching", reason)
         now.schedule(self.overdue, Overdue(node.name, node.serial), after=_ns(self._settings.deadline_s))
 
-    def _switched(self, now: Context, engine: str, node: Node) -> None:
+    def _switched(self, now: Context, engine: str, node: ProgramNode) -> None:
         """Handle an engine that has done what its node's switch waits for, or was removed."""
         if node.way is None or engine not in node.pending:
             return
@@ -253,7 +253,7 @@ class Lending(Reactor):
             mean.measured(seconds)
             self._end(node, f"it took {seconds:.2f} s")
 
-    def _end(self, node: Node, reason: str) -> None:
+    def _end(self, node: ProgramNode, reason: str) -> None:
         way, node.way, node.pending = node.way, None, set()
         role: Role = "rollout" if way == "lend" else "train" if node.claimed else "idle"
         self._role(node, role, reason)
@@ -286,7 +286,7 @@ class Lending(Reactor):
             elif node.way is None:
                 self._consider_lending(now, node, awake)
 
-    def _consider_lending(self, now: Context, node: Node, awake: Awake) -> None:
+    def _consider_lending(self, now: Context, node: ProgramNode, awake: Awake) -> None:
         models = self._models(node)
         cold = any(not self._engines[engine].warm for engine in node.engines)
         called_back = node.called_back_at
@@ -307,7 +307,7 @@ class Lending(Reactor):
         elif verdict.near:
             self._near(node, verdict.reason)
 
-    def _consider_calling_back(self, now: Context, node: Node, awake: Awake) -> None:
+    def _consider_calling_back(self, now: Context, node: ProgramNode, awake: Awake) -> None:
         staying = sum(awake.of[model] - awake.lent[node.model, model] for model in self._models(node))
         state = policy.Lent(
             wait_s=self._batches.wait_s(node.model),
@@ -322,13 +322,13 @@ class Lending(Reactor):
             node.near, node.called_back_at = True, now.tag.time
             self._call_back(now, node, verdict.reason)
 
-    def _near(self, node: Node, reason: str) -> None:
+    def _near(self, node: ProgramNode, reason: str) -> None:
         """Mark a node that has no other use before the batch is whole."""
         if not node.near:
             node.near = True
             self._role(node, node.role, reason)
 
-    def _models(self, node: Node) -> list[str]:
+    def _models(self, node: ProgramNode) -> list[str]:
         return sorted({self._engines[engine].model for engine in node.engines})
 
     # Reports
@@ -336,7 +336,7 @@ class Lending(Reactor):
     def _want(self, engine: str, awake: bool, reason: str) -> None:
         self._wanted[engine] = Wanted(engine, awake, reason)
 
-    def _role(self, node: Node, role: Role, reason: str) -> None:
+    def _role(self, node: ProgramNode, role: Role, reason: str) -> None:
         node.role = role
         self._roles[node.name] = RoleIs(node.name, role, reason, node.near)
 

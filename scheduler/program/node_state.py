@@ -18,7 +18,7 @@ Way = Literal["lend", "call back"]
 
 
 @dataclass(slots=True)
-class Engine:
+class NodeEngine:
     """An engine, and how it is."""
 
     node: str = ""
@@ -32,7 +32,7 @@ class Engine:
 
 
 @dataclass(slots=True)
-class Node:
+class ProgramNode:
     """A node, whose it is, and what it costs to switch it."""
 
     name: str
@@ -82,7 +82,7 @@ class Node:
 class Awake:
     """Open engines, counted: `of` a model; `on` a node, of a model; `lent`, by a trainer's model, of a model."""
 
-    def __init__(self, engines: dict[str, Engine], nodes: dict[str, Node]) -> None:
+    def __init__(self, engines: dict[str, NodeEngine], nodes: dict[str, ProgramNode]) -> None:
         self.of: Counter[str] = Counter()
         self.on: Counter[tuple[str, str]] = Counter()
         self.lent: Counter[tuple[str, str]] = Counter()

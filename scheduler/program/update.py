@@ -68,7 +68,7 @@ class UpdateSettings:
 
 
 @dataclass(slots=True)
-class _Way:
+class _EngineProgress:
     """An engine's place on its way."""
 
     confirmed: int = -1
@@ -109,7 +109,7 @@ class WeightUpdate(Reactor):
     def __init__(self, name: str, settings: UpdateSettings) -> None:
         super().__init__(name)
         self._settings = settings
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, _EngineProgress] = {}
         self._target = 0
         self._queue: list[int] = []
         self._todo: list[str] = []
@@ -179,7 +179,7 @@ class WeightUpdate(Reactor):
     def _on_launched(self, now: Context) -> None:
         """Name, probe and open a launched engine, which holds no request and is not paused."""
         launched = now[self.launched]
-        way = self._ways.setdefault(launched.engine, _Way())
+        way = self._ways.setdefault(launched.engine, _EngineProgress())
         way.up, way.asleep, way.to = True, False, launched.version
         if way.failed != launched.version:
             way.failed = -1
@@ -208,7 +208,7 @@ class WeightUpdate(Reactor):
         self._doubted &= way.to != self._target
         now.set(self.opened, Opened(step_result.engine, way.to), why="its probe has passed")
 
-    def _after(self, way: _Way, step: Step) -> Step | None:
+    def _after(self, way: _EngineProgress, step: Step) -> Step | None:
         if way.confirmed < 0 and step == "label":
             return "probe"  # a launched engine was never paused
         return next_step(self._settings.mode, way.pinned, step)
@@ -222,7 +222,7 @@ class WeightUpdate(Reactor):
 
     def _on_unavailable(self, now: Context) -> None:
         for unavailable in now[self.unavailable]:
-            way = self._ways.setdefault(unavailable.engine, _Way())
+            way = self._ways.setdefault(unavailable.engine, _EngineProgress())
             if way.step in _WITH_WEIGHTS and not unavailable.removed:
                 way.failed = way.to  # its process died there
             way.up, way.step, way.confirmed, way.asleep = False, None, -1, unavailable.asleep

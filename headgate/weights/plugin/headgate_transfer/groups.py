@@ -44,7 +44,7 @@ class TransferError(RuntimeError):
     """A transfer that was not completed; the message names the step."""
 
 
-class Group(Protocol):
+class TransferGroup(Protocol):
     """The ranks of one lane; rank 0 sends. Close it: what others still wait for then ends with an error there."""
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
@@ -99,9 +99,9 @@ def accelerator(lane: int | None = None) -> torch.device:
 class Lanes:
     """The groups of one transfer, each of the sender and all workers."""
 
-    def __init__(self, open_: Callable[[int], Group], count: int) -> None:
+    def __init__(self, open_: Callable[[int], TransferGroup], count: int) -> None:
         """Wait until all ranks are there. `open_` forms the group of a lane."""
-        self._groups: list[Group] = []
+        self._groups: list[TransferGroup] = []
         try:
             for lane in range(count):
                 self._groups.append(open_(lane))
@@ -109,7 +109,7 @@ class Lanes:
             self.close()
             raise
 
-    def run(self, work: Callable[[Group, int], T]) -> list[T]:
+    def run(self, work: Callable[[TransferGroup, int], T]) -> list[T]:
         """Run `work` on every lane in parallel and return its results. The first that fails ends all, and its error is raised."""
         errors: list[BaseException] = []
 
@@ -147,7 +147,7 @@ def open_group(
     timeout_s: float,
     device: torch.device | None = None,
     largest: int = 0,
-) -> Group:
+) -> TransferGroup:
     """Form a group; wait until all ranks are there. Raise TransferError.
 
     `host`: this machine's address, as the others reach it; `device`: of NCCL's buffers; `largest`: the most bytes of a frame.
@@ -191,7 +191,7 @@ class Collective:
                 self._group = dist.ProcessGroupNCCL(store, rank, size, nccl)
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """See `Group`."""
+        """See `TransferGroup`."""
         under_way: deque[tuple[str, torch.Tensor, torch.Tensor, Any]] = deque()
         for name, data in frames:
             moved = data if self._device.type == "cpu" else data.to(self._device)
@@ -265,7 +265,7 @@ class Shared:
         return Path(name)
 
     def broadcast(self, frames: Frames, *, receives: bool) -> Iterator[torch.Tensor]:
-        """See `Group`."""
+        """See `TransferGroup`."""
         number = -1
         for number, (name, data) in enumerate(frames):
             start = number % _AT_ONCE * self._slot

@@ -25,7 +25,7 @@ _AT_ONCE = 2**24
 """The numbers that are compared in one piece, so that an engine whose memory is full needs little more."""
 
 
-class Place(NamedTuple):
+class TensorPart(NamedTuple):
     """Where a part of a tensor lies: `rows` rows from `row` on, and the columns of `share`, at `start` in the block `block`."""
 
     block: str
@@ -67,7 +67,7 @@ class Places:
 
     def __init__(self, shard: int = 0, shards: int = 1) -> None:
         self._shard, self._shards = shard, shards
-        self._places: dict[str, list[Place]] = {}
+        self._places: dict[str, list[TensorPart]] = {}
 
     def compare(self, memory: Mapping[str, Tensor], version: Iterable[tuple[str, Tensor]]) -> Comparison:
         """Compare every tensor of a version with the blocks of memory, by name.
@@ -75,7 +75,7 @@ class Places:
         `memory`: tensors of any shape on one device; `version`: the checkpoint's tensors, on the CPU, one after the other.
         """
         blocks = {name: _rows(tensor) for name, tensor in memory.items()}
-        result, found = Comparison(), dict[str, list[Place]]()
+        result, found = Comparison(), dict[str, list[TensorPart]]()
         for name, tensor in version:
             result.hashes[name] = _hashes(tensor)
             rows = _rows(tensor)
@@ -92,7 +92,7 @@ class Places:
         self._remember({name: places for name, places in found.items() if name not in result.wrong})
         return result
 
-    def _remember(self, found: Mapping[str, list[Place]]) -> None:
+    def _remember(self, found: Mapping[str, list[TensorPart]]) -> None:
         """Keep the places of one tensor only that are its only ones in a block; equal tensors and rows distinguish nothing."""
         taken = [(place.block, place.start) for places in self._places.values() for place in places]
         claims = Counter((place.block, place.start) for places in found.values() for place in places)
@@ -107,7 +107,7 @@ class Places:
             if own:
                 self._places[name] = own
 
-    def _find(self, name: str, rows: Tensor, key: str, block: Tensor) -> Iterator[Place]:
+    def _find(self, name: str, rows: Tensor, key: str, block: Tensor) -> Iterator[TensorPart]:
         """Yield the places of a tensor in a block of which at least half of the rows are equal; in the block of its own name
         also one that differs in all."""
         if not _may_hold(name, key):
@@ -125,7 +125,7 @@ class Places:
             # Rows that repeat make a tensor resemble its own neighborhood: what is equal most counts.
             most = max((span.equal for span in spans), default=0)
             best = [span for span in spans if span.equal == most][:_MOST_OFFSETS]
-            yield from (Place(key, span.start, span.row, span.rows, share) for span in best)
+            yield from (TensorPart(key, span.start, span.row, span.rows, share) for span in best)
 
     def _offsets(self, rows: Tensor, block: Tensor) -> list[int]:
         """Return at which rows of a block a tensor may begin, by a few of its rows; negative where the block has later rows."""
@@ -157,7 +157,7 @@ class Places:
         return _Span(start, row, count, int(equal.sum()))
 
     @staticmethod
-    def _differs(block: Tensor | None, rows: Tensor, place: Place) -> bool:
+    def _differs(block: Tensor | None, rows: Tensor, place: TensorPart) -> bool:
         index, shares = place.share
         width = rows.shape[1] // shares
         mine = rows[place.row : place.row + place.rows, index * width : (index + 1) * width]

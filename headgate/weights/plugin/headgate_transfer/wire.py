@@ -23,7 +23,17 @@ import torch
 import torch.distributed as dist
 from blake3 import blake3
 
-from .groups import Group, Lanes, TransferError, accelerator, chosen, lanes_of, named, open_group, refusal
+from .groups import (
+    Lanes,
+    TransferError,
+    TransferGroup,
+    accelerator,
+    chosen,
+    lanes_of,
+    named,
+    open_group,
+    refusal,
+)
 
 log = logging.getLogger("vllm.headgate_transfer")
 """Under vLLM's own, which is shown."""
@@ -138,7 +148,7 @@ class Sender:
             with _Files(self._folder, self._plan) as files:
                 frames = list(frames_of(self._plan))
 
-                def send(group: Group, lane: int) -> None:
+                def send(group: TransferGroup, lane: int) -> None:
                     own = ((_step("send", frame), frame.of(files)) for frame in frames[lane :: self.lanes])
                     for _ in group.broadcast(own, receives=False):
                         pass
@@ -149,7 +159,7 @@ class Sender:
         finally:
             lanes.close()
 
-    def _lane(self, lane: int) -> Group:
+    def _lane(self, lane: int) -> TransferGroup:
         device = accelerator(lane) if self.backend.startswith("nccl") else None
         store = dist.PrefixStore(f"lane-{lane}", self._store)
         place = self.backend, store, 0, self._size, self._host, self._timeout_s
@@ -247,7 +257,7 @@ class Receiver:
                 raise TransferError(f"the sender has another version {join.version} than the manifest")
         here = _own_address(join.address, join.port)
 
-        def lane(number: int) -> Group:
+        def lane(number: int) -> TransferGroup:
             inner = dist.PrefixStore(f"lane-{number}", store)
             place = join.backend, inner, self._rank, join.world_size, here, join.timeout_s
             return open_group(*place, self._device, _largest(join.plan))
@@ -273,7 +283,7 @@ class Receiver:
             received.files[name] = torch.empty(sum(size for size, _ in pieces), dtype=torch.uint8)
         frames = list(frames_of(plan))
 
-        def receive_lane(group: Group, lane: int) -> str:
+        def receive_lane(group: TransferGroup, lane: int) -> str:
             own = frames[lane :: self._join.lanes]
             with ThreadPoolExecutor(1, "weights-hash") as looker:
                 came = group.broadcast(self._places(own, received), receives=True)

@@ -14,8 +14,8 @@ from headgate.processes.supervised import (
     Backoff,
     Budget,
     Child,
-    Ended,
     Life,
+    ProcessEnded,
     SupervisedProcess,
 )
 from scheduler.cluster.errors import NodeLost
@@ -77,7 +77,7 @@ async def test_what_ends_is_started_anew_and_what_is_cancelled_is_stopped() -> N
     kept = world.kept()
     task = asyncio.create_task(kept.run())
     (first,) = await world.gang(0)
-    first.ended.set_result(Ended(0, "its last words"))
+    first.ended.set_result(ProcessEnded(0, "its last words"))
     (second,) = await world.gang(1)
     assert first.stopped, "whatever it left behind is ended before the next begins"
     assert "ended with 0:\nits last words" in world.said[0]
@@ -100,7 +100,7 @@ async def test_what_is_replaced_is_ended_and_started_anew_which_is_no_restart() 
     assert [one.stopped for one in first] == [True, True]
     assert (kept.restarts, world.said) == (0, [])
     for one in second:
-        one.ended.set_result(Ended(0, ""))
+        one.ended.set_result(ProcessEnded(0, ""))
     await result_of(task, "the processes are kept no more")
     assert len(world.gangs) == 2
 
@@ -109,13 +109,13 @@ async def test_one_rank_that_fails_ends_all_and_all_that_end_well_are_done() -> 
     world = World(size=2)
     task = asyncio.create_task(world.kept(may_end=True).run())
     first = await world.gang(0)
-    first[0].ended.set_result(Ended(0, ""))
-    first[1].ended.set_result(Ended(1, ""))
+    first[0].ended.set_result(ProcessEnded(0, ""))
+    first[1].ended.set_result(ProcessEnded(1, ""))
     second = await world.gang(1)
     assert [one.stopped for one in first] == [True, True]
     assert "ended with 1 (p1)" in world.said[0]
     for one in second:
-        one.ended.set_result(Ended(0, ""))
+        one.ended.set_result(ProcessEnded(0, ""))
     await result_of(task, "the process is kept no more")
     assert len(world.gangs) == 2
 
@@ -225,7 +225,7 @@ def test_a_program_that_is_not_there_is_tried_again_later_and_later(loop: Virtua
     task = loop.create_task(kept.run())
     loop.settle()
     assert len(kept.running) == 1
-    world.gangs[0][0].ended.set_result(Ended(1, ""))
+    world.gangs[0][0].ended.set_result(ProcessEnded(1, ""))
     loop.advance(60)
     assert tried == [(0.0, 0), (0.2, 0), (0.6, 0), (1.4, 0)]
     with pytest.raises(GivenUp, match=r"given up after 3 restarts: could not be started: .*vllm"):

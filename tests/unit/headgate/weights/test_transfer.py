@@ -52,7 +52,7 @@ def join(sender: Sender, plan: Any, workers: int = 1, timeout_s: float = 30.0) -
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups wait little for each step, but long for all ranks to be there."""
 
-    def opened(*place: Any) -> groups.Group:
+    def opened(*place: Any) -> groups.TransferGroup:
         group: Any = groups.open_group(*place)
         group._timeout_s, group._timeout = 0.5, timedelta(seconds=0.5)
         return group  # type: ignore[no-any-return]

@@ -13,12 +13,12 @@ from scheduler.cluster.gateway_file import GatewayFile
 from scheduler.cluster.launch import DEVICES, Job, visible
 from scheduler.cluster.machine import LocalLauncher
 from scheduler.cluster.preflight import examine
-from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode, Group, Node, Placement
+from scheduler.cluster.tags import NODE_LABEL, Capacity, DiscoveredNode, NodeGroup, NodeInUse, Placement
 
 ROOT = Path(__file__).parents[4]
 GATEWAY = '[gateway]\nconfig = "gateway.toml"\n'
 NODE = '[nodes.a]\ntags = ["rollout"]\n'
-GROUP = Group("g", ("train",))
+GROUP = NodeGroup("g", ("train",))
 RAY = '[cluster]\nlauncher = "ray"\n'
 
 
@@ -162,7 +162,7 @@ def test_missing_files_are_reported_before_anything_starts(tmp_path: Path, serve
 
 
 def test_ranks_of_a_node_see_all_its_gpus_in_the_order_of_their_local_numbers() -> None:
-    one, two = (Node(name, GROUP, DiscoveredNode(name, {}, Capacity(8, 4, 64))) for name in "ab")
+    one, two = (NodeInUse(name, GROUP, DiscoveredNode(name, {}, Capacity(8, 4, 64))) for name in "ab")
     jobs = [Job(Placement(f"t-{i}", node, n), (), {}, True, Capacity()) for i, (node, n) in
             enumerate([(one, 0), (one, 1), (two, 0), (two, 1)])]  # fmt: skip
     assert visible(jobs, [["3"], ["1"], ["0"], []]) == [

@@ -12,7 +12,7 @@ import pytest
 
 from headgate.processes.errors import GivenUp
 from headgate.processes.ports import free_port
-from headgate.processes.supervised import Ended, SupervisedProcess
+from headgate.processes.supervised import ProcessEnded, SupervisedProcess
 from scheduler.cluster.errors import ClusterError, NodeLost, Unsatisfied
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Job, Running
@@ -229,7 +229,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
         await cluster.tend(http)
         assert any("s-x-0 is given up after 0 restarts" in said for said in cluster.said)
         await until(lambda: len(cluster.machines.at("s-y-0")) == 1, "s-y-0 has an engine")
-        cluster.machines.at("s-y-0")[0].ended.set_result(Ended(1, ""))
+        cluster.machines.at("s-y-0")[0].ended.set_result(ProcessEnded(1, ""))
         await asyncio.wait({engines["s-y-0"].task}, timeout=60)
         with pytest.raises(GivenUp, match="all engines failed permanently"):
             await cluster.tend(http)
@@ -493,7 +493,7 @@ async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
     running = asyncio.create_task(cluster.supervisor.run(), name="run")
     cluster.ranks.may_start.set()
     await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
-    cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
+    cluster.machines.at("trainer-0")[0].ended.set_result(ProcessEnded(0, ""))
     assert await result_of(running, "the supervisor ends") == 0
     assert cluster.said[-1] == "the trainer has ended"
 

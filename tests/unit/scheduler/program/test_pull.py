@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from scheduler.program import ControlProgram
-from scheduler.program.events import Added, Lost, Published, Started, StepCommand, StepResult, UpdateResult
+from scheduler.program.events import (
+    Added,
+    EngineLost,
+    Published,
+    Started,
+    StepCommand,
+    StepResult,
+    UpdateResult,
+)
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from tests.unit.scheduler.program.world import Answer, World
 
@@ -89,7 +97,7 @@ def test_if_the_one_that_pulls_unasked_dies_another_does() -> None:
     fleet = Alone("a", "b")
     fleet.inject(fleet.update.published, Published(1))
     fleet.second()
-    fleet.inject(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.inject(fleet.fleet.lost, EngineLost("a", "it died"))
     fleet.second(2)
     assert fleet.holds == ["a", "b"]
 
@@ -142,7 +150,7 @@ def test_once_a_version_is_live_nobody_looks_any_more_who_pulls() -> None:
     fleet.arrives("a")
     fleet.second(300)
     assert fleet.runtime.next_time() is None
-    fleet.inject(fleet.fleet.lost, Lost("a", "it died"))
+    fleet.inject(fleet.fleet.lost, EngineLost("a", "it died"))
     fleet.second(5)
     assert fleet.holds == ["a"]
 
@@ -158,7 +166,7 @@ def test_who_is_told_to_pull_leaves_only_an_older_version_and_only_when_it_is_op
     assert (fleet.holds, fleet.asked["a"].step) == (["a"], "abort")
     fleet.arrives("a")
     fleet.pull("a")  # it has come
-    fleet.inject(fleet.fleet.lost, Lost("b", "it died"))
+    fleet.inject(fleet.fleet.lost, EngineLost("b", "it died"))
     fleet.pull("b")  # it is being stopped
     assert fleet.holds == ["a"]
     assert fleet.asked["b"].step == "stop"

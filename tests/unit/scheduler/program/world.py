@@ -16,7 +16,7 @@ from scheduler.program import ControlProgram
 from scheduler.program.calls import Closed, Opened, Snapshot
 from scheduler.program.events import (
     Added,
-    Lost,
+    EngineLost,
     Published,
     Removed,
     Started,
@@ -162,7 +162,7 @@ class World:
     def lose(self, engine: str, reason: str = "it died") -> World:
         """Lose an engine that died."""
         told = partial(self.watch.lost, self.now, engine)
-        self._happens(self._program.fleets[MODEL].lost, Lost(engine, reason), told)
+        self._happens(self._program.fleets[MODEL].lost, EngineLost(engine, reason), told)
         return self
 
     def pause(self, engine: str) -> World:
