@@ -46,12 +46,6 @@ def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     assert "fake: 2 streams, round 1, gateway" in done.stderr
 
 
-def test_wrong_options_are_named() -> None:
-    done = run_bench("--engine", "fake", "--streams", "1,none")
-    assert done.returncode == 2
-    assert "--streams" in done.stderr
-
-
 def test_percentiles_and_spreads_of_nothing_are_nothing() -> None:
     assert percentile([], 99) is None
     assert spread([None]) is None

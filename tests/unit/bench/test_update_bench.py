@@ -43,13 +43,6 @@ def test_the_bench_ends_with_its_report(tmp_path: Path) -> None:
     assert "pause and load" in done.stdout
 
 
-@pytest.mark.parametrize("options", [["--streams", "1,none"], ["--mode", "stop"], ["--updates", "9"]])
-def test_wrong_options_are_named(options: list[str]) -> None:
-    done = run_bench("--engine", "fake", *options)
-    assert done.returncode == 2
-    assert options[0] in done.stderr
-
-
 def measured(*streams: list[float]) -> Run:
     """An update from 10 to 12 by an engine that needed 1.5 s, and when the chunks of each stream came."""
     found = OpenStreams(GatewayTarget(1, Prompts(["hi"], [[1]], []), ["key"]), len(streams))

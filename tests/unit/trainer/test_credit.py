@@ -12,13 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from headgate.types import (
-    ABANDONED,
-    CRASHED_ATTEMPT,
-    Episode,
-    Group,
-    Node,
-)
+from headgate.types import ABANDONED, CRASHED_ATTEMPT, Episode, Group, Node
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.grpo import GrpoSettings

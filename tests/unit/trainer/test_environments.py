@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 
-from headgate.client import (
-    EpisodeOutcome,
-    EpisodeRunner,
-    Task,
-)
+from headgate.client import EpisodeOutcome, EpisodeRunner, Task
 from headgate.client.environment import EnvironmentAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine, scripted_gateway

@@ -39,8 +39,7 @@ def test_pass_at_k_of_many_samples_does_not_overflow() -> None:
 
 
 @pytest.mark.parametrize(
-    "rewards",
-    [[0.5], [0.0, 1.0, 0.5], [-2.0, -1.0, None], [None, None], [1.0, 1.0, 0.25, None, 0.0, -3.0]],
+    "rewards", [[0.5], [0.0, 1.0, 0.5], [-2.0, -1.0, None], [None, None], [1.0, 1.0, 0.25, None, 0.0, -3.0]]
 )
 def test_best_of_k_is_the_mean_over_all_draws_of_the_best_that_did_not_fail(
     rewards: Sequence[float | None],
@@ -107,12 +106,7 @@ def test_a_task_is_solved_from_the_reward_on_that_the_settings_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "ks"),
-    [
-        ({}, (1,)),
-        ({"samples": 8}, (1, 2, 4, 8)),
-        ({"samples": 10}, (1, 2, 4, 8, 10)),
-    ],
+    ("values", "ks"), [({}, (1,)), ({"samples": 8}, (1, 2, 4, 8)), ({"samples": 10}, (1, 2, 4, 8, 10))]
 )
 def test_the_k_that_are_shown(values: dict[str, Any], ks: tuple[int, ...]) -> None:
     assert EvalSettings(**values).ks == ks

@@ -10,12 +10,7 @@ import openai
 import pytest
 
 from gateway.grading import grading as gateway_grading
-from headgate.client import (
-    AgentCrashed,
-    EpisodeRunner,
-    Task,
-    driver,
-)
+from headgate.client import AgentCrashed, EpisodeRunner, Task, driver
 from headgate.client.agents import FunctionAgent
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.waiting import within

@@ -17,11 +17,7 @@ from sqlalchemy import Connection, delete
 
 from gateway.store.models import ImageRow, ImageUseRow
 from headgate.client import GatewayClient
-from headgate.types import (
-    Episode,
-    Group,
-    ImageSpan,
-)
+from headgate.types import Episode, Group, ImageSpan
 from tests.harness.gateways import RunningGateway, run_gateway, settings_for
 from tests.harness.vision_model import image_part, png, save_vision_model
 from tests.harness.waiting import within

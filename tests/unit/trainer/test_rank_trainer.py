@@ -14,11 +14,7 @@ from blake3 import blake3
 from safetensors.torch import load_file, save_model
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from headgate.types import (
-    Episode,
-    Group,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, TokenFlag
 from tests.harness.plain_model import plain_logprobs
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.config.settings import Settings

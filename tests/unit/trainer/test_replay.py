@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -158,17 +157,6 @@ async def test_a_record_that_is_gone_begins_a_new_line(
             "back at the checkpoint"
         )
     assert "no batch 1 was trained" in " ".join(capsys.readouterr().err.split())
-
-
-async def test_a_checkpoint_that_was_removed_is_not_replayed_over(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
-) -> None:
-    settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=2)
-    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
-        await loop.train()
-    shutil.rmtree(settings.run.dir / "checkpoints" / "v000002")
-    async with loop_of(gateway, settings) as loop:
-        assert (loop.trainer.version, loop.trainer.parent, loop.trainer.steps) == (3, 0, 0)
 
 
 def damage(settings: Settings, version: int) -> Path:

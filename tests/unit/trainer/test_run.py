@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -25,12 +24,11 @@ from trainer.algorithms.reinforce_plus_plus import ReinforcePlusPlusSettings
 from trainer.config.settings import Settings
 from trainer.data.batch import Batch
 from trainer.errors import ConfigError, FeedBroken, GatewayAhead, StepTimeout
-from trainer.loop.children import rollout_process
 from trainer.loop.feed import Feed
 from trainer.loop.nodes import Nodes
 from trainer.loop.tasks import Companion, run_with_companions
 from trainer.loop.training_loop import TrainingLoop
-from trainer.report.metrics import Clock, Metrics, phases, sparkline
+from trainer.report.metrics import Metrics, phases, sparkline
 from trainer.report.tracking import Trackers
 
 
@@ -83,10 +81,7 @@ async def test_a_trainer_begins_with_what_is_there_once_nobody_else_needs_its_no
     """The batch is of two groups, and only one is there; where the node is lent, it is called back when no further one comes."""
     monkeypatch.setattr("trainer.loop.feed.RECALL_POLL_S", 0.02)
     await gateway.admin.add_node("t0", ["train", "rollout"])
-    async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (
-        loop,
-        trainer,
-    ):
+    async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (loop, trainer):
         asked, recalled = 0, loop.feed.recalled
 
         async def until_it_was_asked_often(node: str) -> bool:
@@ -213,21 +208,6 @@ async def test_a_crash_after_the_checkpoint_trains_nothing_twice(
     assert (await gateway.admin.status())["consumed"] == 2
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert [record["buffer"] for record in records] == [1]
-
-
-async def test_a_batch_of_other_groups_than_the_last_step_is_given_back(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
-) -> None:
-    settings = settings_of(gateway, tiny_model, tmp_path)
-    async with episodes(gateway), within("the trainer is through"):
-        async with loop_of(gateway, settings) as loop:
-            await train_one(loop, ack=False)
-            record = await gateway.admin.leased_groups(loop.feed.current_lease)
-        async with loop_of(gateway, settings) as loop:
-            assert loop.trainer.groups == tuple(sorted(group.group_id for group in record.groups))
-            loop.trainer.groups = ("others",)
-            await loop.train()
-    assert [batch["buffer"] for batch in await gateway.admin.batches()] == [1]
 
 
 async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(
@@ -388,45 +368,6 @@ async def test_a_batch_that_never_comes_names_the_step(
     async with loop_of(gateway, settings) as loop:
         with pytest.raises(StepTimeout, match=r"'stream'.*0 of 2 groups"):
             await loop.train()
-
-
-async def test_a_lost_lease_of_the_same_buffer_is_taken_anew(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path
-) -> None:
-    settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
-    async with episodes(gateway), loop_of(gateway, settings) as loop, within("the trainer is through"):
-        lease = await loop.feed.lease()
-        # What a restart of the gateway does to a lease.
-        await gateway.admin.nack(lease, "forgotten")
-        await loop.work(lease, Clock())
-    assert (await gateway.admin.status())["consumed"] == 1
-
-
-@pytest.mark.parametrize("name", [None, "planner"])
-async def test_the_driver_receives_the_trained_model_the_order_and_the_bound_on_failures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
-) -> None:
-    started: list[list[str]] = []
-
-    async def start(_name: str, argv: list[str], *_: Any) -> Any:
-        started.append(argv)
-        return SimpleNamespace(stop=None, wait=None)
-
-    monkeypatch.setattr("trainer.loop.children.LocalProcess.start", start)
-    monkeypatch.setattr("trainer.loop.children._fail_when_it_ends", lambda process: None)
-    settings = Settings.parse({
-        "run": {"dir": tmp_path, "steps": 1, "max_failed_share": 0.25},
-        "gateway": {"url": "http://x", "model": name},
-        "model": {"path": tmp_path},
-        "optimizer": {"lr": 0},
-        "rollout": {"agent": "a:b", "tasks": tmp_path / "tasks.jsonl", "order": "difficulty"},
-    })  # fmt: skip
-    await rollout_process(AsyncExitStack(), settings, "http://x")
-    (argv,) = started
-    at = argv.index("--order")
-    assert argv[at : at + 4] == ["--order", "difficulty", "--order-state", str(tmp_path / "tasks.json")]
-    assert argv[argv.index("--max-failures") + 1] == "0.25"
-    assert (argv[argv.index("--model") + 1 :] if "--model" in argv else None) == (name and [name])
 
 
 async def test_work_ends_when_a_companion_fails() -> None:

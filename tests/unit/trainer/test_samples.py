@@ -9,12 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes

@@ -31,12 +31,6 @@ def parse(extra: str = "") -> Settings:
     return Settings.parse(tomllib.loads(MINIMAL + extra))
 
 
-def test_defaults() -> None:
-    settings = parse()
-    assert isinstance(settings.algorithm, GrpoSettings)
-    assert settings.rollout is None
-
-
 @pytest.mark.parametrize(
     ("extra", "key"),
     [

@@ -17,11 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from typer.testing import CliRunner
 
 from headgate.arrow import groups_to_arrow
-from headgate.types import (
-    Episode,
-    Group,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, TokenFlag
 from tests.families.family import TEMPLATES, named, save
 from tests.harness.gateways import run_gateway, settings_for
 from tests.harness.models import save_model

@@ -16,12 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from headgate.types import (
-    Episode,
-    Group,
-    Node,
-    TokenFlag,
-)
+from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.gateways import RunningGateway
 from tests.harness.plain_model import plain_logits
 from tests.harness.ranks import on_ranks
@@ -29,7 +24,7 @@ from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
 from tests.unit.trainer.runs import loop_of
 from tests.unit.trainer.runs import settings_of as settings_for
-from tests.unit.trainer.trees import prompt, sampled
+from tests.unit.trainer.trees import context_of, prompt, sampled
 from trainer.config.settings import Settings
 from trainer.data.details import DetailChoice
 from trainer.model import pretrained
@@ -151,13 +146,6 @@ def rows_of(
             }
         rows.append(row)
     return rows
-
-
-def context_of(episode: Episode, node: Node) -> list[int]:
-    if node.parent < 0:
-        return []
-    parent = episode.nodes[node.parent]
-    return context_of(episode, parent) + parent.ids[: node.at].tolist()
 
 
 def table_of(trainer: RankTrainer, groups: Sequence[Group]) -> pa.Table:

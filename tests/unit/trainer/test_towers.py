@@ -92,21 +92,6 @@ def test_a_frozen_tower_does_not_decay(tmp_path: Path, name: str, ranks: int, dt
     assert moved
 
 
-def test_adapters_are_of_the_language_model_alone(tmp_path: Path) -> None:
-    path = save(tmp_path / "model", "gemma3")
-    trainer = RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": tmp_path / "run", "steps": 9, "device": "cpu"},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": path, "lora": {"rank": 2}},
-            "optimizer": {"lr": 1e-3},
-        })
-    )  # fmt: skip
-    adapted = [name for name, weight in trainer.model.named_parameters() if weight.requires_grad]
-    assert len(adapted) == 2 * 7 * 2, "two factors for each of seven matrices of two layers"
-    assert all("language_model" in name for name in adapted)
-
-
 def test_a_trained_tower_is_trained(tmp_path: Path) -> None:
     model = loading.empty(save(tmp_path / "model", "gemma3"), torch.float32)
     vision.freeze(model, "trained")

@@ -80,10 +80,7 @@ def two_starts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runs") / "frozen"
-    settings = settings_of(
-        directory,
-        {"trackers": ["tensorboard", "wandb", "mlflow"]},
-    )
+    settings = settings_of(directory, {"trackers": ["tensorboard", "wandb", "mlflow"]})
     for versions in (range(2), range(2, 3)):
         said = train(settings, versions)
         assert "warning" not in said

@@ -15,12 +15,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
-from headgate.types import (
-    Episode,
-    Group,
-    ImageSpan,
-    Node,
-)
+from headgate.types import Episode, Group, ImageSpan, Node
 from tests.harness.vision_model import END, PAD, START, png
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.config.settings import Settings

@@ -19,11 +19,7 @@ from scheduler.program.calls import Closed, Demand, Left, Opened, Placed
 from scheduler.program.events import Do, Done, Ended, Published
 from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
 from tests.unit.scheduler.planning.partition import assert_partition
-from tests.unit.scheduler.planning.story import (
-    arrives,
-    leaves,
-    recorded,
-)
+from tests.unit.scheduler.planning.story import arrives, leaves, recorded
 from tests.unit.scheduler.program.world import MODEL, World
 
 BOTH = ("train", "rollout")

@@ -16,11 +16,7 @@ from scheduler.policies.placement import Choice, Engines, OpenEngine
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-from tests.unit.scheduler.policies.placements import (
-    MODEL,
-    calls,
-    poured,
-)
+from tests.unit.scheduler.policies.placements import MODEL, calls, poured
 
 LATE = Choice("gain", min_gain_share=0.3, late_call_weight=8.0)
 LONG = EngineModel(k1=1e-4, k2=0.1, k3=1e-3, k4=0.1)
@@ -184,12 +180,7 @@ def test_a_late_call_does_not_move_below_its_v_nor_where_it_gains_less_than_its_
 
 
 @given(
-    st.dictionaries(
-        NAMES,
-        st.tuples(st.integers(0, 3), st.lists(EACH, max_size=12)),
-        min_size=2,
-        max_size=6,
-    ),
+    st.dictionaries(NAMES, st.tuples(st.integers(0, 3), st.lists(EACH, max_size=12)), min_size=2, max_size=6),
     st.sampled_from([2.0, 16.0]),
 )
 def test_what_moves_may_be_sampled_there_and_the_sum_grows(

@@ -17,12 +17,7 @@ from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-from tests.unit.scheduler.policies.placements import (
-    GAIN,
-    MODEL,
-    calls,
-    poured,
-)
+from tests.unit.scheduler.policies.placements import GAIN, MODEL, calls, poured
 
 
 def waterfall(choice: Choice = GAIN, **versions: int) -> Waterfall:

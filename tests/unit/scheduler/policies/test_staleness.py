@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from scheduler.policies.staleflow import StaleFlow
@@ -50,30 +48,6 @@ def solo(name: str) -> Join:
 
 def solos(names: str) -> list[Event]:
     return [solo(name) for name in names]
-
-
-def test_reserves_the_latest_buffer_of_the_window_first() -> None:
-    book = ledger(2, 2)
-    buffers = []
-    for name in "abcdef":
-        (admit,) = book.apply(solo(name))
-        assert isinstance(admit, Admit)
-        assert admit.version == 0
-        buffers.append(admit.buffer)
-    assert buffers == [2, 2, 1, 1, 0, 0]
-    assert book.apply(solo("g")) == [Refuse("g", "no_slot")]
-
-
-def test_the_window_ends_at_version_plus_eta() -> None:
-    book = ledger(1, 1, Publish(5))
-    assert book.apply(solo("a")) == [Admit("a", "a", 6, 5)]
-    assert book.apply(solo("b")) == [Admit("b", "b", 5, 5)]
-    assert book.apply(solo("c")) == [Refuse("c", "no_slot")]
-
-
-def test_occupies_the_earliest_buffer() -> None:
-    book = ledger(2, 1, solo("a"))
-    assert book.apply(Reward("a")) == [Occupied("a", 0, 0), BufferReady(0)]
 
 
 def test_without_staleness_a_round_is_generate_train_publish() -> None:
@@ -142,18 +116,6 @@ def test_a_group_occupies_when_every_member_is_settled() -> None:
     assert book.apply(Drop("d", "crash")) == end
 
 
-def test_too_few_rewards_free_the_slot() -> None:
-    book = ledger(0, 1, *(Join("g", e, 3) for e in "abc"), Reward("a"), Drop("b", "x"))
-    assert book.apply(Drop("c", "x")) == [MemberDropped("c", "x"), GroupDropped("g", "too_few_rewards")]
-    assert book.apply(solo("h")) == [Admit("h", "h", 0, 0)]
-
-
-def test_a_group_of_one_needs_one_reward_and_a_settable_number_otherwise() -> None:
-    assert ledger(0, 1, solo("a")).apply(Reward("a"))[0] == Occupied("a", 0, 0)
-    strict = ledger(0, 1, *(Join("g", e, 3) for e in "abc"), Reward("a"), Reward("b"), min_members=3)
-    assert strict.apply(Drop("c", "x"))[-1] == GroupDropped("g", "too_few_rewards")
-
-
 def test_closing_a_group_counts_missing_members_as_dropped() -> None:
     book = ledger(0, 2, Join("g", "a", 3), Join("g", "b", 3), Reward("a"))
     assert book.apply(CloseGroup("g", "driver died")) == [], "b still runs"
@@ -209,14 +171,6 @@ def test_impossible_events_raise_and_change_nothing(event: Event) -> None:
     assert state_of(book) == before
 
 
-def test_a_trained_buffer_waits_for_its_consume_across_the_publish() -> None:
-    book = ledger(1, 1, solo("a"), Reward("a"), Leased(0))
-    assert book.apply(Publish(1)) == []
-    assert book.apply(solo("b")) == [Admit("b", "b", 2, 1)]
-    assert book.apply(Consume(0)) == [Consumed(0, ("a",))]
-    assert book.next_buffer == 1
-
-
 @pytest.mark.parametrize(("version", "told"), [(0, []), (2, [Skipped(0, 2, ("a",))])])
 def test_a_buffer_that_is_given_back_is_skipped_once_a_later_version_is_published(
     version: int, told: list[Command]
@@ -226,13 +180,6 @@ def test_a_buffer_that_is_given_back_is_skipped_once_a_later_version_is_publishe
     assert book.next_buffer == 0
     assert book.apply(Returned(0)) == told
     assert (book.next_buffer, book.leased) == (version, False)
-
-
-def test_a_first_version_above_0_skips_the_empty_buffers() -> None:
-    book = ledger(0, 1)
-    assert book.apply(Publish(7)) == [Skipped(0, 7, ())]
-    assert book.apply(solo("a")) == [Admit("a", "a", 7, 7)]
-    assert book.apply(Reward("a")) == [Occupied("a", 7, 0), BufferReady(7)]
 
 
 def test_a_version_number_left_out_skips_its_buffer() -> None:
@@ -254,28 +201,6 @@ def test_a_version_number_left_out_skips_its_buffer() -> None:
     assert book.next_buffer == 2
 
 
-def test_skipping_drops_what_is_reserved_before_the_version_and_nothing_else() -> None:
-    # eta 2: a, b, c hold 2, 1, 0. Buffer 2 is still in a's window when version 2 is published.
-    book = ledger(2, 1, *solos("abc"))
-    stale = [command for x in "cb" for command in (GroupDropped(x, "stale"), AbortEpisode(x, "stale"))]
-    assert book.apply(Publish(2)) == [*stale, Skipped(0, 2, ())]
-    assert book.apply(Reward("a")) == [Occupied("a", 2, 0), BufferReady(2)]
-
-
-def test_a_group_does_not_occupy_a_buffer_before_its_version() -> None:
-    # Buffer 0 waits for its Consume while version 2 is the newest; buffer 1 is empty, but b has V = 2.
-    book = ledger(1, 1, solo("a"), Reward("a"), Leased(0), Publish(2), solo("b"))
-    assert book.apply(Reward("b")) == [Occupied("b", 2, 0), BufferReady(2)]
-
-
-def test_a_full_buffer_that_nobody_leased_is_skipped_too() -> None:
-    book = ledger(0, 1, solo("a"), Reward("a"))
-    assert book.apply(Publish(1)) == [Skipped(0, 1, ("a",))]
-    # A lease ends with its buffer: the next one is skipped as well.
-    book = ledger(1, 1, *solos("ab"), Reward("a"), Reward("b"), Leased(0), Consume(0))
-    assert book.apply(Publish(2)) == [Skipped(1, 2, ("b",))]
-
-
 def test_consumed_groups_are_forgotten_and_their_names_are_free() -> None:
     book = ledger(0, 1, solo("a"), Reward("a"), Consume(0), Publish(1))
     assert book.groups() == []
@@ -294,26 +219,12 @@ def test_dropped_groups_are_remembered_up_to_a_number() -> None:
     assert book.apply(Join("g10", "x", 1)) == [Refuse("x", "group_finished")]
 
 
-def test_free_slots_counts_the_groups_that_could_start() -> None:
-    book = ledger(1, 2, *solos("abc"))
-    assert book.free_slots() == 1
-    assert ledger(0, 1, solo("a"), Reward("a"), Consume(0)).free_slots() == 0
-
-
 @pytest.mark.parametrize(
-    "value",
-    [{}, {"type": "Nap"}, {"type": "Publish"}, {"type": "Publish", "version": 1, "extra": 2}],
+    "value", [{}, {"type": "Nap"}, {"type": "Publish"}, {"type": "Publish", "version": 1, "extra": 2}]
 )
 def test_json_that_is_no_event_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"event|fields"):
         event_from_json(value)
-
-
-def test_events_survive_json() -> None:
-    events: list[Event] = [*solos("abc"), Reward("b"), Drop("a", "x"), Leased(0), Publish(3)]
-    events += [Join("g", "g1", 2), CloseGroup("g", "y")]
-    text = json.dumps([event_to_json(event) for event in events])
-    assert [event_from_json(value) for value in json.loads(text)] == events
 
 
 @pytest.mark.parametrize(("eta", "batch", "members"), [(-1, 1, 1), (0, 0, 1), (0, 1, 0)])

@@ -36,12 +36,7 @@ from scheduler.policies.staleness_events import (
 )
 from scheduler.policies.staleness_state import LateAction, LedgerSettings
 from tests.harness.states import state_of
-from tests.unit.scheduler.policies.races import (
-    lost,
-    play,
-    solos,
-    table,
-)
+from tests.unit.scheduler.policies.races import lost, play, solos, table
 
 
 def no_room(late: LateAction) -> StaleFlow:

@@ -31,12 +31,7 @@ from scheduler.policies.staleness_events import (
     event_to_json,
 )
 from scheduler.policies.staleness_state import LedgerSettings
-from tests.unit.scheduler.policies.races import (
-    lost,
-    play,
-    solos,
-    table,
-)
+from tests.unit.scheduler.policies.races import lost, play, solos, table
 
 # Members
 

@@ -7,17 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from scheduler.program import ControlProgram
-from scheduler.program.calls import (
-    Arrived,
-    Closed,
-    Demand,
-    EngineSeen,
-    Left,
-    Move,
-    Opened,
-    Placed,
-    Seen,
-)
+from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Move, Opened, Placed, Seen
 from scheduler.program.events import Added, Begun, Published
 from scheduler.reactor import SECOND, Runtime, VirtualClock
 from scheduler.reactor.elements import PhysicalAction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from scheduler.program.events import Do, Step
 from scheduler.program.nodes import NodeAdded
 from tests.unit.scheduler.program.answers import ANSWERS, SETTINGS
-from tests.unit.scheduler.program.world import (
-    MODEL,
-    Answer,
-    World,
-)
+from tests.unit.scheduler.program.world import MODEL, Answer, World
 
 T0 = {"a": "t0", "b": "t0"}
 
@@ -87,12 +83,7 @@ def test_an_engine_that_does_not_sleep_is_killed_and_the_claim_is_answered() -> 
     world = lent()
     world.answer = lambda do: Answer(after_s=None if do.step == "sleep" else 1)
     world.claim("t0").run(20)
-    assert world.story() == [
-        "10 t0 is switching",
-        "10 a sleep 0",
-        "15 a stop 0",
-        "16 t0 is train",
-    ]
+    assert world.story() == ["10 t0 is switching", "10 a sleep 0", "15 a stop 0", "16 t0 is train"]
     world.release("t0").run(3)
     assert world.story()[:2] == ["30 t0 is switching", "30 a launch 0"]
 
@@ -117,14 +108,6 @@ def test_an_engine_that_dies_asleep_is_stopped_and_launched_when_it_is_wanted() 
     assert "18 a launch 0" in world.story()
 
 
-def test_a_claim_in_the_middle_of_waking() -> None:
-    for seconds in range(6):
-        world = lent().claim("t0").run(3).release("t0").run(seconds)
-        world.claim("t0").run(3)
-        assert world.watch.nodes["t0"].role == "train"
-        assert world.watch.engines["a"].runs == -1
-
-
 def test_an_engine_that_fails_to_wake_is_started_anew() -> None:
     def answer(do: Do) -> Answer:
         return Answer(ok=do.step != "wake")
@@ -137,23 +120,6 @@ def test_an_engine_that_fails_to_wake_is_started_anew() -> None:
         "16 a label 0",
     ]
     assert world.watch.nodes["t0"].role == "rollout"
-
-
-def test_an_engine_that_is_being_updated_goes_to_sleep_and_nobody_waits_for_it() -> None:
-    for seconds in range(9):
-        world = lent().publish(1).run(seconds).claim("t0").run(20)
-        assert world.watch.nodes["t0"].role == "train"
-        assert world.watch.ends[-1].live
-        assert not world.watch.ends[-1].failures
-        world.release("t0").run(12)
-        assert [engine.runs for engine in world.watch.engines.values()] == [1, 1]
-
-
-def test_an_update_while_an_engine_wakes() -> None:
-    for seconds in range(6):
-        world = lent().claim("t0").run(3).release("t0").run(seconds).publish(1).run(30)
-        assert world.watch.ends[-1].live
-        assert [engine.runs for engine in world.watch.engines.values()] == [1, 1]
 
 
 def test_a_node_is_called_back_when_the_batch_is_near_and_not_lent_again_at_once() -> None:
@@ -292,17 +258,6 @@ def test_a_trainer_that_says_nothing_loses_its_node() -> None:
     assert world.watch.nodes["t0"].role == "rollout"
 
 
-def test_removing_an_engine_that_sleeps_and_one_that_falls_asleep() -> None:
-    for seconds in (0, 1, 5):
-        world = lent().claim("t0").run(seconds).remove("a").run(20)
-        assert world.watch.nodes["t0"].role == "train"
-        assert list(world.watch.engines) == ["r"]
-        world.release("t0").run(20)
-        assert world.watch.nodes["t0"].role == "idle"
-        world.add("a").run(20)
-        assert world.watch.nodes["t0"].role == "rollout"
-
-
 @pytest.mark.parametrize("order", ["rolling", "pull"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_an_answer_at_its_deadline_counts(order: str, count: int) -> None:
@@ -437,7 +392,3 @@ def converge(world: World) -> None:
     world.publish(last).run(100)
     assert world.watch.ends[-1].version == last
     assert all(engine.runs == last for engine in world.watch.engines.values())
-
-
-def test_steps_are_all_known_to_the_strategies() -> None:
-    assert {"sleep", "wake"} <= set(get_args(Step))

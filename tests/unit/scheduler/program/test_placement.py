@@ -8,25 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program import ControlProgram
-from scheduler.program.calls import (
-    Arrived,
-    Demand,
-    EngineSeen,
-    Fitted,
-    Left,
-    Opened,
-    Seen,
-)
+from scheduler.program.calls import Arrived, Demand, EngineSeen, Fitted, Left, Opened, Seen
 from scheduler.program.events import Added
 from scheduler.reactor import Recording, Runtime, VirtualClock, replay
-from tests.unit.scheduler.program.field import (
-    ENGINE,
-    HAPPENS,
-    MODEL,
-    Field,
-    calls,
-    happen,
-)
+from tests.unit.scheduler.program.field import ENGINE, HAPPENS, MODEL, Field, calls, happen
 
 
 def test_calls_wait_until_an_engine_opens_and_then_in_their_order() -> None:
@@ -45,18 +30,6 @@ def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
     field.placed.pop("a")
     field.inject(field.reactor.demand, Demand((Left("a", 20),), tuple(calls("a"))))
     assert field.placed == {"b": "one", "c": "one", "a": "one"}
-
-
-def test_a_call_that_leaves_while_it_waits_is_not_placed() -> None:
-    field = Field().arrive(*calls("a", "b")).leave("a").opens(one=0)
-    assert field.placed == {"b": "one"}
-
-
-def test_an_engine_that_is_closed_gets_nothing_and_has_its_calls_when_it_opens_again() -> None:
-    field = Field().opens(one=0).arrive(*calls(*"ab")).closes("one").arrive(*calls(*"cd"))
-    assert list(field.placed) == ["a", "b"]
-    field.opens(one=0)
-    assert list(field.placed) == ["a", "b", "c"]
 
 
 def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from scheduler.program.calls import EngineSeen
 from scheduler.program.events import Added, Begun
-from tests.unit.scheduler.program.field import (
-    MODEL,
-    Field,
-    calls,
-)
+from tests.unit.scheduler.program.field import MODEL, Field, calls
 
 
 def test_while_one_is_away_to_pull_no_other_leaves_however_long_it_takes() -> None:
@@ -50,13 +46,6 @@ def test_the_version_of_the_beginning_is_never_newer_than_one_that_was_published
     field.inject(field.reactor.begun, Begun(0))
     field.opens(one=0).second()
     assert field.pulled == ["one"]
-
-
-def test_an_engine_that_is_gone_gets_nothing() -> None:
-    field = Field().opens(one=0)
-    field.inject(field.program.fleets[MODEL].added, Added("one"))
-    field.arrive(*calls("a"))
-    assert field.placed == {}
 
 
 def test_engines_that_are_on_their_way_lose_no_calls_by_moving() -> None:

@@ -9,13 +9,7 @@ from scheduler.program.calls import Arrived, Demand, EngineSeen, Held, Opened, O
 from scheduler.program.following import FollowerProgram
 from scheduler.program.placement import PlacementSettings
 from scheduler.reactor import Runtime, VirtualClock
-from tests.unit.scheduler.program.field import (
-    ENGINE,
-    HAPPENS,
-    Field,
-    calls,
-    happen,
-)
+from tests.unit.scheduler.program.field import ENGINE, HAPPENS, Field, calls, happen
 
 
 def others(field: Field, processes: int, *given: Queued | Held) -> Field:
@@ -194,11 +188,7 @@ def test_whatever_other_processes_have_every_call_is_placed_once_and_none_waits_
     rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int] | Others]
 ) -> None:
     """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot says."""
-    field = Field(
-        order,
-        rule=rule,
-        late_call_weight=late_call_weight,
-    )
+    field = Field(order, rule=rule, late_call_weight=late_call_weight)
     for event in events:
         if isinstance(event, Others):
             field.inject(field.reactor.others, event)

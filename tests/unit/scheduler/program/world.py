@@ -18,11 +18,7 @@ from scheduler.program.events import Added, Begun, Do, Done, Ended, Lost, Publis
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
-from tests.unit.scheduler.program.watch import (
-    FLEET_STEPS,
-    Node,
-    Watch,
-)
+from tests.unit.scheduler.program.watch import FLEET_STEPS, Node, Watch
 
 T = TypeVar("T")
 

@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from scheduler.reactor import SECOND, Recording, Runtime, VirtualClock
-from tests.unit.scheduler.reactor.toys import (
-    Fleet,
-    Log,
-    Lost,
-    toy,
-)
+from tests.unit.scheduler.reactor.toys import Fleet, Log, Lost, toy
 
 _REACTION = {"on": [0, 1, 2, 3], "writes": [0, 1, 2]}
 

@@ -13,11 +13,7 @@ import scheduler.program
 from scheduler.cli import app
 from scheduler.reactor import Program
 from scheduler.reactor.draw import duration, markdown, mermaid
-from tests.unit.scheduler.reactor.recordings import (
-    SPEC,
-    limited,
-    record,
-)
+from tests.unit.scheduler.reactor.recordings import SPEC, limited, record
 from tests.unit.scheduler.reactor.toys import build, toy
 
 

@@ -25,13 +25,7 @@ from scheduler.reactor import (
 )
 from scheduler.reactor.recording import Decision, Event, Full, read
 from tests.unit.scheduler.reactor.recordings import limited, record
-from tests.unit.scheduler.reactor.toys import (
-    Again,
-    Fleet,
-    Log,
-    Lost,
-    toy,
-)
+from tests.unit.scheduler.reactor.toys import Again, Fleet, Log, Lost, toy
 
 
 def test_the_lines(tmp_path: Path) -> None:
@@ -182,16 +176,6 @@ def test_a_run_that_failed_fails_again(tmp_path: Path) -> None:
 
 
 # What a kill leaves
-
-
-def test_every_truncation_replays(tmp_path: Path) -> None:
-    text = "\n".join(record(tmp_path / "r", close=False)) + "\n"
-    header = text.index("\n")
-    for end in range(header, len(text) + 1):
-        report = replay_lines(text[:end].splitlines())
-        assert report.equal, text[:end]
-        whole = [json.loads(line) for line in text[:end].split("\n")[:-1]]
-        assert report.decisions >= sum("port" in line for line in whole)
 
 
 def test_whoever_appends_to_a_cut_line_begins_a_new_one(tmp_path: Path) -> None:
