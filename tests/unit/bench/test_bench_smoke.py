@@ -76,7 +76,7 @@ def test_cpu_time_of_a_session_is_its_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
+def test_headgate_compared_with_a_pass_through(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     small = ["--mock-streams", "4", "--seconds", "0.3", "--rounds", "1"]
     small += ["--litellm", str(tmp_path / "none"), "--routers", str(tmp_path)]
@@ -86,7 +86,7 @@ def test_headgate_beside_a_pass_through(tmp_path: Path) -> None:
         assert f"goes on without {left_out}" in done.stderr
     report = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads(out.read_text())
-    assert report["failed_requests"] == 0, "every answer says what the engine said"
+    assert report["failed_requests"] == 0, "every reply is the engine's"
     for key in ("requests", "chunks_4", "tokens_4", "requests_tools", "chunks_4_tools", "tokens_4_tools"):
         assert report[f"vs_passthrough_{key}"] > 0
         assert report[f"vs_passthrough_messages_{key}"] > 0
@@ -128,7 +128,7 @@ uvicorn.run(app, port=int(options.port), log_level="warning")
 
 
 @pytest.mark.long
-def test_what_python_answered_is_not_said_to_be_rusts(tmp_path: Path) -> None:
+def test_what_python_answered_is_not_reported_as_rusts(tmp_path: Path) -> None:
     program = tmp_path / "litellm"
     program.write_text(LITELLM.format(python=sys.executable, root=ROOT))
     program.chmod(0o755)

@@ -27,11 +27,11 @@ path = "{model}"
 [optimizer]
 lr = 1e-2
 """
-"""The file of a run that asks no gateway."""
+"""The file of a run that needs no gateway."""
 
 
 class ProbelessTrainer(RankTrainer):
-    """The fake engine's log-probabilities are no model's, so a probe would rightly fail."""
+    """The fake engine's log-probabilities are not those of a model, so a probe would rightly fail."""
 
     def step(self, batch: Batch) -> dict[str, float]:
         measured = super().step(batch)

@@ -47,7 +47,7 @@ def policy_of(name: str) -> Policy:
 
 
 def gradients(policy: Policy) -> tuple[list[Tensor], int, list[int]]:
-    """The gradients, the bytes kept between the passes beside the weights, and how often each layer's MLP ran."""
+    """The gradients, the bytes kept between the passes in addition to the weights, and how often each layer's MLP ran."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters()}
     kept: dict[int, Tensor] = {}
     runs = [0] * len(policy.layers)

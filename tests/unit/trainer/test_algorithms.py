@@ -218,7 +218,7 @@ CORRECTED: dict[str, tuple[dict[str, Any], Callable[[Tensor, Tensor, int], float
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_a_correction_weighs_each_token_as_its_formula_says(name: str) -> None:
+def test_a_correction_weighs_each_token_by_its_formula(name: str) -> None:
     settings, weight = CORRECTED[name]
     trained, _, recorded = samples()
     expected = [
@@ -312,7 +312,7 @@ def test_the_entropy_bonus_counts_each_context_once_whatever_weighs_or_masks_the
 
 
 @pytest.mark.parametrize("name", CORRECTED)
-def test_what_needs_whole_episodes_says_so(name: str) -> None:
+def test_corrections_of_sequences_need_whole_episodes(name: str) -> None:
     whole = name in ("tis_sequence", "mask_sequence", "mask_geometric")
     assert algorithm_of(type="dapo", **CORRECTED[name][0]).whole_episodes == whole
     assert algorithm_of(type="gspo").whole_episodes
@@ -343,7 +343,7 @@ def test_advantages_are_those_of_the_paper(name: str) -> None:
     for ours, theirs in zip(found, by_hand(name, REWARDS), strict=True):
         assert ours.tolist() == pytest.approx(theirs, abs=1e-12)
     if name != "reinforce++":
-        assert found[2].tolist() == [0.0, 0.0], "rounding is no advantage"
+        assert found[2].tolist() == [0.0, 0.0], "rounding gives no advantage"
     assert algorithm.scope == ("batch" if name == "reinforce++" else "group")
 
 

@@ -56,12 +56,14 @@ CASES = [
         "verifiers",
     ),
 ]
+MARKS: dict[str | None, Any] = {
+    None: (),
+    "verifiers": pytest.mark.clients,
+    "inspect": [pytest.mark.clients, pytest.mark.long],
+}
 each = pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(c, marks=pytest.mark.clients if c.installed else (), id=c.name.split(":")[0])
-        for c in CASES
-    ],
+    [pytest.param(c, marks=MARKS[c.installed], id=c.name.split(":")[0]) for c in CASES],
 )
 
 

@@ -1,4 +1,4 @@
-"""Episodes that fail are counted beside the reward, and too many of them end a run, whoever runs the agents."""
+"""Episodes that fail are counted next to the reward, and too many of them end a run, whichever process runs the agents."""
 
 from __future__ import annotations
 

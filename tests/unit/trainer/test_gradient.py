@@ -85,7 +85,7 @@ def batch_of() -> list[Group]:
                 replace(turn(5, 0, 1, 2), mask_reason="abandoned"),
             )
             reward = 0.5 if g == 3 else float(rng.normal())
-            # One says nothing that could be trained: it counts in the baseline and among the episodes, and has no tokens.
+            # One has no token that could be trained: it counts in the baseline and among the episodes, and has no tokens.
             episodes.append(Episode(f"{g}-{m}", reward, nodes[:1] if (g, m) == (2, 3) else nodes))
         groups.append(Group(f"g{g}", f"g{g}", 0, tuple(episodes)))
     return groups

@@ -236,14 +236,16 @@ def test_the_probe_is_of_the_weights_as_they_are_published(
     assert trainer.probe is not None
     sequences = trainer.probe.sequences
     served = Policy(pretrained.load(tmp_path / "out", dtype))  # type: ignore[arg-type]
-    said, expected = (
+    recorded, expected = (
         torch.tensor([value for row in rows for value in row])
         for rows in (trainer.probe.new_logprobs, probe.logprobs(served, sequences))
     )
-    torch.testing.assert_close(said, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(recorded, expected, rtol=0, atol=1e-5)
     micro = lay_out([row_of_tokens(sequence) for sequence in sequences])
     gap = float((trainer.policy.logprobs(micro) - expected).abs().max())
-    assert gap > 1e-3 if dtype == "bfloat16" else gap < 1e-4, "rounding alone tells the sum from its parts"
+    assert gap > 1e-3 if dtype == "bfloat16" else gap < 1e-4, (
+        "rounding alone distinguishes the sum from its parts"
+    )
     trainer.ranks.close()
 
 
@@ -278,7 +280,7 @@ def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"rank": 5}, r"\[model.lora\] rank = 3, and now it is 5"),
         ({"alpha": 5.0}, r"\[model.lora\] alpha = 7.0, and now it is 5.0"),
@@ -287,7 +289,7 @@ def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, 
     ],
 )
 def test_what_may_not_change_between_runs_is_refused_by_its_setting(
-    tiny_model: Path, tmp_path: Path, change: dict[str, Any] | None, said: str
+    tiny_model: Path, tmp_path: Path, change: dict[str, Any] | None, message: str
 ) -> None:
     settings = settings_of(tiny_model, tmp_path)
     trainer = RankTrainer.open(settings)
@@ -299,12 +301,12 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
         else settings.model.lora.model_copy(update=change)
     )
     model = settings.model.model_copy(update={"lora": lora})
-    with pytest.raises(CheckpointError, match=f"v000001 .*{said}"):
+    with pytest.raises(CheckpointError, match=f"v000001 .*{message}"):
         RankTrainer.open(settings.model_copy(update={"model": model}))
 
 
 @pytest.mark.parametrize(
-    ("targets", "said"),
+    ("targets", "message"),
     [
         (["nothing"], "the model has no layer nothing; the linear layers are .*q_proj"),
         (["q_proj", "k_prj"], "the model has no layer k_prj; "),
@@ -312,9 +314,9 @@ def test_what_may_not_change_between_runs_is_refused_by_its_setting(
         (["embed_tokens"], "embed_tokens has no weight matrix of its own"),
     ],
 )
-def test_targets_that_cannot_be_adapted_are_refused(llama: Path, targets: list[str], said: str) -> None:
+def test_targets_that_cannot_be_adapted_are_refused(llama: Path, targets: list[str], message: str) -> None:
     wanted = ModelSettings(path=llama, lora=LoraSettings(targets=tuple(targets)))
-    with pytest.raises(ConfigError, match=rf"\[model.lora\] targets = .*{said}.*name linear layers"):
+    with pytest.raises(ConfigError, match=rf"\[model.lora\] targets = .*{message}.*name linear layers"):
         build.trained(wanted, parallel.join(ParallelSettings(), "cpu"), seed=1)
 
 
@@ -339,17 +341,15 @@ def export(config: Path, *arguments: object) -> tuple[int, str]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-def test_exports_are_read_by_transformers_and_by_peft_and_say_the_same(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_exports_read_by_transformers_and_by_peft_compute_the_same(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(CONFIG.format(work=tmp_path, model=tiny_model) + LORA)
     trainer = RankTrainer.open(Settings.load(config))
     train(trainer, 2)
     trainer.save_checkpoint()
     for name, arguments in {"merged": [], "adapter": ["--adapter"]}.items():
-        code, said = export(config, "--out", tmp_path / name, *arguments)
-        assert code == 0, said
+        code, output = export(config, "--out", tmp_path / name, *arguments)
+        assert code == 0, output
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float64)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float64)
     ids = torch.tensor([[5, 6, 7, 8, 9]])
@@ -397,7 +397,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_peft_reads_every_factor_beside_dense_layers_and_shared_experts(
+def test_peft_reads_every_factor_next_to_dense_layers_and_shared_experts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder, family: str
 ) -> None:
     """peft takes their names for those of experts, which have no adapters here."""
@@ -419,22 +419,22 @@ def test_peft_reads_every_factor_beside_dense_layers_and_shared_experts(
     assert sum(value.numel() for value in read) == sum(value.numel() for value in factors.values())
     row = torch.tensor([ROWS[0]])
     with torch.no_grad():
-        said = loaded(input_ids=row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
+        theirs = loaded(input_ids=row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
     found = policy.logprobs(lay_out([row_of_tokens(ROWS[0])]))
-    torch.testing.assert_close(found, said, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     stored = layout_of(tmp_path / "adapter" / FACTORS)[0]
-    assert misfit(config, tensors_of(tmp_path / "base"), stored, RANK) == "", "the gateway takes it"
+    assert misfit(config, tensors_of(tmp_path / "base"), stored, RANK) == "", "the gateway accepts it"
 
 
-def test_an_adapter_that_is_not_there_is_not_exported(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_a_run_without_one_is_not_exported(tiny_model: Path, tmp_path: Path) -> None:
     config = tmp_path / "trainer.toml"
     config.write_text(CONFIG.format(work=tmp_path, model=tiny_model))
     trainer = RankTrainer.open(Settings.load(config))
     train(trainer, 1)
     trainer.save_checkpoint()
-    code, said = export(config, "--out", tmp_path / "out", "--adapter")
-    assert (code, "the run has no [model.lora]" in said) == (2, True)
+    code, output = export(config, "--out", tmp_path / "out", "--adapter")
+    assert (code, "the run has no [model.lora]" in output) == (2, True)
     assert not (tmp_path / "out").exists()
 
 
@@ -443,8 +443,8 @@ def test_an_adapter_that_is_not_there_is_not_exported(tiny_model: Path, tmp_path
 async def test_engines_run_what_the_probe_was_computed_with(
     tiny_model: Path, tmp_path: Path, transport: str
 ) -> None:
-    """An engine that samples from the published weights, or as peft reads the adapter beside the first ones, answers the probe;
-    with others, the version would be refused."""
+    """An engine that samples from the published weights, or as peft reads the adapter on top of the first ones, passes the
+    probe; with other weights, the version would be refused."""
     port = free_port()
     engine = {"launch": "external", "url": f"http://127.0.0.1:{port}"}
     engine |= {"transport": "lora"} if transport == "lora" else {}

@@ -116,7 +116,7 @@ def compute_dtypes() -> tuple[Any, ...]:
     model = sharded(ranks, torch.float32, torch.bfloat16)
     seen = []
     model.model.transformer.h[0].register_forward_hook(
-        lambda module, given, said: seen.append((said if isinstance(said, Tensor) else said[0]).dtype)
+        lambda module, given, output: seen.append((output if isinstance(output, Tensor) else output[0]).dtype)
     )
     model(rows_of(1)).backward()
     masters = {p.dtype for p in model.parameters()} | {
@@ -150,7 +150,7 @@ def test_gradients_accumulate_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "size", "said"),
+    ("values", "size", "message"),
     [
         ({"shard": 4}, 2, "shard = 4 needs 4 ranks, but 2 run"),
         ({"shard": 2, "replicate": 2}, 2, "replicate = 2 times shard = 2 needs 4 ranks, but 2 run"),
@@ -160,13 +160,15 @@ def test_gradients_accumulate_in_float32() -> None:
         ({"context": 2}, 3, "context = 2 needs a multiple of that number of ranks, but 3 run"),
     ],
 )
-def test_a_number_of_ranks_that_does_not_fit_is_refused(values: dict[str, int], size: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(said)):
+def test_a_number_of_ranks_that_does_not_fit_is_refused(
+    values: dict[str, int], size: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
         process_group.check(ParallelSettings(**values), size)
     process_group.check(ParallelSettings(**values), 4)
 
 
-def test_a_gpu_that_is_not_there_is_said_by_the_setting() -> None:
+def test_a_missing_gpu_is_an_error_that_names_the_setting() -> None:
     with (
         mock.patch.object(torch.cuda, "device_count", return_value=0),
         pytest.raises(ConfigError, match=r'\[run\] device = "cuda", but PyTorch finds no GPU'),

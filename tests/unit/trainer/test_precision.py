@@ -1,4 +1,4 @@
-"""Tensors that stay in float32 beside bfloat16: what is published is the checkpoint, to the bit, before any training."""
+"""Tensors that stay in float32 among bfloat16 ones: what is published is the checkpoint, to the bit, before any training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A version is brought to engines while the next batch is trained."""
+"""A version is published while the next batch is trained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldWrites]:
     writes.let_through.set()
 
 
-async def test_the_next_batch_is_trained_on_meanwhile_and_its_step_waits(
+async def test_the_next_batch_is_trained_on_during_publication_and_its_step_waits(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, held: HeldWrites
 ) -> None:
     """All of batch 1 is in the gradient before version 1 is written; it was sampled by version 0, which eta = 1 allows."""

@@ -129,7 +129,9 @@ def test_a_new_line_has_the_same_weights_their_version_as_parent_and_survives_a_
     resumed = RankTrainer.open(settings)
     assert (resumed.version, resumed.parent, resumed.steps) == (7, 1, 1)
     assert resumed.probe is not None
-    assert resumed.probe.parent_logprobs == resumed.probe.new_logprobs, "nothing tells it from its parent"
+    assert resumed.probe.parent_logprobs == resumed.probe.new_logprobs, (
+        "nothing distinguishes it from its parent"
+    )
     for name, value in parameters(resumed).items():
         assert torch.equal(value, before[name]), name
     measured = train(resumed)
@@ -191,7 +193,7 @@ def test_a_kill_before_the_rename_leaves_the_old_checkpoint(
     def die(*_: object) -> None:
         raise Killed
 
-    # As SIGKILL would: the new directory is there under its aside name, and no clean-up runs.
+    # As SIGKILL would: the new directory exists under its temporary name, and no clean-up runs.
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", die)
         with pytest.raises(Killed):
@@ -262,12 +264,12 @@ def test_published_weights_have_a_true_manifest_and_load(settings: Settings) -> 
     assert {name: run["blake3"] for name, run in hashes.items()} == {
         name: [blake3(t.numpy().tobytes()).hexdigest()] for name, t in stored.items()
     }
-    assert_probe_tells(manifest["probe"], model.load(path), model.load(settings.model.path))
+    assert_probe_distinguishes(manifest["probe"], model.load(path), model.load(settings.model.path))
     with pytest.raises(VersionReused):
         weights.write(1, 0, trainer.model, trainer.probe)
 
 
-def assert_probe_tells(probe: dict[str, Any], new: Any, parent: Any) -> None:
+def assert_probe_distinguishes(probe: dict[str, Any], new: Any, parent: Any) -> None:
     """The probe's numbers are those of the two models, and they differ."""
     assert 1 <= len(probe["sequences"]) <= 4
     for i, sequence in enumerate(probe["sequences"]):
@@ -295,8 +297,8 @@ def test_old_weights_go_but_never_the_current_version_nor_its_parent(tmp_path: P
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     def fill_the_disk() -> None:
-        with AtomicDirectory(tmp_path / "v000001") as aside:
-            (aside / "part").write_text("half")
+        with AtomicDirectory(tmp_path / "v000001") as temporary:
+            (temporary / "part").write_text("half")
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):

@@ -1,4 +1,4 @@
-"""Versions that the gateway does not take: the trainer stops with one sentence, and says how to go on."""
+"""Versions that the gateway rejects: the trainer stops with one sentence, which states how to continue."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ async def test_with_fewer_checkpoints_the_next_start_goes_on_from_the_newest(
             await loop.ack()  # comes before engines have shown that a version is bad
         async with loop_of(gateway, settings) as loop:
             assert (loop.trainer.version, loop.trainer.steps) == (2, 0)
-        said = " ".join(capsys.readouterr().err.split())
-        assert "as version 2, without batch 0: acknowledged, and not trained again" in said
+        output = " ".join(capsys.readouterr().err.split())
+        assert "as version 2, without batch 0: acknowledged, and not trained again" in output
     assert (await gateway.admin.status())["version"] == 2
 
 
@@ -112,7 +112,7 @@ async def test_a_version_that_engines_fail_with_stops_the_training_with_the_engi
                 pass
 
 
-async def test_a_version_that_no_engine_comes_to_may_be_published_again(
+async def test_a_version_that_no_engine_loads_may_be_published_again(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path, steps=1)
@@ -134,7 +134,7 @@ async def test_a_version_that_no_engine_comes_to_may_be_published_again(
     assert (await gateway.admin.status())["version"] == 1
 
 
-def test_tensors_that_the_model_class_does_not_know_are_said_to_be_unchanged(
+def test_tensors_that_the_model_class_does_not_know_are_listed_as_unchanged(
     tiny_model: Path, tmp_path: Path
 ) -> None:
     """Such as a draft head's: Transformers leaves them out of what it saves."""

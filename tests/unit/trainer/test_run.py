@@ -75,26 +75,26 @@ async def earn(gateway: RunningGateway, group: str) -> None:
 
 
 @pytest.mark.parametrize("lent", [False, True])
-async def test_a_trainer_begins_with_what_is_there_once_nobody_else_needs_its_node(
+async def test_a_trainer_begins_with_a_partial_batch_once_no_other_needs_its_node(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lent: bool
 ) -> None:
-    """The batch is of two groups, and only one is there; where the node is lent, it is called back when no further one comes."""
+    """The batch is of two groups, and only one exists; a lent node is recalled when no further one comes."""
     monkeypatch.setattr("trainer.loop.feed.RECALL_POLL_S", 0.02)
     await gateway.admin.add_node("t0", ["train", "rollout"])
     async with watching(gateway, settings_of(gateway, tiny_model, tmp_path, nodes=["t0"])) as (loop, trainer):
-        asked, recalled = 0, loop.feed.recalled
+        checks, recalled = 0, loop.feed.recalled
 
-        async def until_it_was_asked_often(node: str) -> bool:
-            nonlocal asked
-            asked += 1
+        async def recalled_after_some_checks(node: str) -> bool:
+            nonlocal checks
+            checks += 1
             assert not loop.nodes.can_compute
-            return await recalled(node) and (asked > 5 or not lent)
+            return await recalled(node) and (checks > 5 or not lent)
 
-        monkeypatch.setattr(loop.feed, "recalled", until_it_was_asked_often)
+        monkeypatch.setattr(loop.feed, "recalled", recalled_after_some_checks)
         work = asyncio.create_task(loop.train(), name="trainer")
         await earn(gateway, "a")
         await until(lambda: trainer.taken == 1, "the first group is taken", 60)
-        assert asked == (6 if lent else 1)
+        assert checks == (6 if lent else 1)
         assert loop.feed.current_lease.buffer == 0
         await earn(gateway, "b")
         await until(lambda: trainer.taken == 2, "the second is taken", 60)
@@ -120,10 +120,12 @@ async def test_nodes_are_claimed_before_anything_is_computed_and_released_while_
     records = [json.loads(line) for line in (settings.run.dir / "metrics.jsonl").open()]
     assert all(record["seconds/idle"] >= record["seconds/claim"] > 0 for record in records)
     recorded = Path(gateway.settings.control.recording or "").read_text().splitlines()
-    told = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
+    released = [json.loads(line)["value"] for line in recorded if '"action":"lending.released"' in line]
     computed = [0.0, *(record["seconds/compute"] - record["seconds/step"] for record in records)]
     loaded = [0.0, *(record["seconds/onload"] for record in records)]
-    assert [(value["busy_s"], value["load_s"]) for value in told] == list(zip(computed, loaded, strict=True))
+    assert [(value["busy_s"], value["load_s"]) for value in released] == list(
+        zip(computed, loaded, strict=True)
+    )
     trained, last, memory = (await gateway.admin.status())["trained"], records[-1], loop.nodes.memory
     assert memory is not None
     assert (trained["batch"], trained["busy_s"], trained["load_s"]) == (1, computed[-1], loaded[-1])
@@ -160,14 +162,14 @@ async def test_every_version_is_trained_published_and_acknowledged(
             spent = sum(end - start for kind, start, end in record["spans"] if kind == name)
             assert spent == pytest.approx(seconds[f"seconds/{name}"], abs=0.01)
     assert list((settings.run.dir / "tensorboard").iterdir())
-    told = [event["data"] async for event in gateway.admin.events(after=0, kinds=["trainer"], wait_s=0)]
-    others = {"time", "version", "buffer", "spans"}
-    assert told == [
+    events = [event["data"] async for event in gateway.admin.events(after=0, kinds=["trainer"], wait_s=0)]
+    internal = {"time", "version", "buffer", "spans"}
+    assert events == [
         {
             "step": record["version"],
             "version": record["version"],
             "run": f"{tmp_path.name}/run",
-            "figures": {name: value for name, value in record.items() if name not in others},
+            "figures": {name: value for name, value in record.items() if name not in internal},
         }
         for record in records
     ]
@@ -231,7 +233,7 @@ async def test_an_older_checkpoint_begins_a_new_line(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, acknowledged: bool
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    few = settings.weights.model_copy(update={"keep": 2})  # 2 and 3, beside the parent of 3
+    few = settings.weights.model_copy(update={"keep": 2})  # 2 and 3, in addition to the parent of 3
     settings = settings.model_copy(update={"weights": few})
     weights = settings.run.dir / "weights"
     async with episodes(gateway):
@@ -344,18 +346,20 @@ async def test_positions_for_other_rows_than_the_engines_are_refused(
                     pass
 
 
-async def test_a_gateway_that_is_away_is_said_once_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unavailable_gateway_is_reported_once_and_then_named_in_the_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Every look at the clock takes a while of its own, and none of the machine's."""
     monkeypatch.setattr("trainer.loop.feed._REPORT_AFTER_S", 0.0)
     monkeypatch.setattr("trainer.loop.feed.RETRY_S", 0.01)
     looks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(looks) * 0.05)
     monkeypatch.setattr("trainer.loop.feed.time", clock)
-    said: list[str] = []
+    messages: list[str] = []
     async with GatewayClient("http://127.0.0.1:9") as client:
         with pytest.raises(StepTimeout, match="check versions"):
-            await Feed(client, None, 0.2, said.append).status()
-    assert [line.partition(":")[0] for line in said] == [
+            await Feed(client, None, 0.2, messages.append).status()
+    assert [line.partition(":")[0] for line in messages] == [
         "step 'check versions' waits for the gateway, up to 0.2 s"
     ]
 

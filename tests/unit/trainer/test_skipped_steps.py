@@ -32,7 +32,7 @@ def settings_in(directory: Path, model: Path) -> Settings:
 
 
 def break_gradients(trainer: RankTrainer) -> Any:
-    """Makes one gradient of every backward pass infinite; answers what ends it."""
+    """Makes one gradient of every backward pass infinite; returns what ends it."""
     return next(trainer.model.parameters()).register_hook(lambda gradient: gradient * math.inf)
 
 
@@ -49,14 +49,16 @@ def test_a_step_that_is_not_finite_makes_the_next_version_of_the_same_weights(
     good = [group("good", [0.0, 1.0])]
     assert trainer.train(good)["skipped_steps"] == 0
     before = state(trainer)
-    # The larger reward is no float32, in which losses are computed.
+    # The larger reward does not fit float32, in which losses are computed.
     hook = break_gradients(trainer) if broken == "gradient" else None
     bad = good if hook else [group("bad", [0.0, 1e100])]
     assert [trainer.train(bad)["skipped_steps"] for _ in range(2)] == [1, 2]
     assert (trainer.version, trainer.parent, trainer.steps) == (3, 2, 3)
     assert all(map(torch.equal, state(trainer), before))
     assert trainer.probe is not None
-    assert trainer.probe.new_logprobs == trainer.probe.parent_logprobs, "nothing tells it from its parent"
+    assert trainer.probe.new_logprobs == trainer.probe.parent_logprobs, (
+        "nothing distinguishes it from its parent"
+    )
     if hook:
         hook.remove()
     assert trainer.train(good)["skipped_steps"] == 0
@@ -64,7 +66,7 @@ def test_a_step_that_is_not_finite_makes_the_next_version_of_the_same_weights(
 
 
 def refuse(literal: str) -> NoReturn:
-    raise AssertionError(f"{literal} is no JSON")
+    raise AssertionError(f"{literal} is not JSON")
 
 
 async def test_a_run_stops_after_too_many_and_the_next_start_goes_on(

@@ -1,4 +1,4 @@
-"""The table of a batch's tokens: each column against a plain forward pass of every path apart, in float64."""
+"""The table of a batch's tokens: each column against a plain forward pass of each path alone, in float64."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def table_of(trainer: RankTrainer, groups: Sequence[Group]) -> pa.Table:
     return token_table(batch.details)
 
 
-def assert_says(table: pa.Table, expected: Sequence[Mapping[str, Any]]) -> None:
+def assert_table(table: pa.Table, expected: Sequence[Mapping[str, Any]]) -> None:
     rows = table.to_pylist()
     assert len(rows) == len(expected) > 0
     for row, wanted in zip(rows, expected, strict=True):
@@ -180,7 +180,7 @@ def test_each_column_is_that_of_a_plain_forward_pass_of_every_path(
         None, "ratio", "late", "greedy", "abandoned", "invalid_logprob", "equal_rewards"
     }  # fmt: skip
     assert {row["clipped"] for row in expected} == {True, False, None}
-    assert_says(table_of(trainer, groups), expected)
+    assert_table(table_of(trainer, groups), expected)
 
 
 def test_a_group_without_advantage_that_is_trained_has_its_figures(exact_model: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_two_ranks_write_the_table_of_one(exact_model: Path, tmp_path: Path, con
     found, other = on_ranks(2, table_on_ranks, two)
     assert other is None
     assert any(row["logprob"] is not None for row in expected)
-    assert_says(pa.Table.from_pylist(found), expected)
+    assert_table(pa.Table.from_pylist(found), expected)
 
 
 async def test_a_run_writes_the_tokens_of_every_so_many_steps(
@@ -288,7 +288,7 @@ def test_a_table_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         fails()
     assert list(path.parent.iterdir()) == []
-    for said in ({"step": 1}, {"step": 2}):
-        write(path, pa.table({"token": [1]}), said)
+    for metadata in ({"step": 1}, {"step": 2}):
+        write(path, pa.table({"token": [1]}), metadata)
     assert json.loads(pq.read_schema(path).metadata[b"headgate"]) == {"step": 2}
     assert list(path.parent.iterdir()) == [path]

@@ -55,7 +55,7 @@ def save(directory: Path, name: str) -> Path:
 
 
 def trained(path: Path, work: Path, more: dict[str, Any]) -> dict[str, Tensor] | None:
-    """The stored tensors after two steps with so much weight decay that whatever decays is seen to."""
+    """The stored tensors after two steps with much weight decay, which shows in whatever decays."""
     trainer = RankTrainer.open(
         Settings.parse({
             "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1},

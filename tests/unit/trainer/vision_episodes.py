@@ -1,4 +1,4 @@
-"""Episodes with images, files of them in a run's folder, and what transformers' own model and processor say of their tokens."""
+"""Episodes with images, files of them in a run's folder, and what transformers' own model and processor compute of them."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ def look(index: int, parent: int, at: int, data: bytes, *, before: Sequence[int]
 def two_turns(name: str, reward: float = 1.0, images: tuple[bytes, bytes] = (RED, BLUE)) -> Episode:
     """An episode that sees an image before each of its two turns."""
     rng = np.random.default_rng(int(name_of(name.encode())[:8], 16))
-    said = [rng.integers(0, 250, 4).tolist() for _ in range(2)]
+    replies = [rng.integers(0, 250, 4).tolist() for _ in range(2)]
     first = look(0, -1, 0, images[0], before=[1, 2])
-    turn = sampled(1, 0, len(first.ids), said[0], logprob=-5.5)
+    turn = sampled(1, 0, len(first.ids), replies[0], logprob=-5.5)
     second = look(2, 1, 4, images[1])
-    return Episode(name, reward, (first, turn, second, sampled(3, 2, len(second.ids), said[1], logprob=-5.5)))
+    return Episode(
+        name, reward, (first, turn, second, sampled(3, 2, len(second.ids), replies[1], logprob=-5.5))
+    )
 
 
 def groups_with_images(version: int) -> list[Group]:
@@ -92,11 +94,11 @@ def plain(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def own_logprobs(model: Any, directory: Path, row: Row, files: Mapping[str, bytes]) -> Tensor:
-    """What the model itself says of a row's trained tokens."""
+    """The model's own log-probabilities of a row's trained tokens."""
     pictures = [Image.open(io.BytesIO(files[image.hash])) for image in row.images]
     seen = AutoImageProcessor.from_pretrained(directory)(pictures, return_tensors="pt") if pictures else {}
     ids = torch.tensor(row.ids[None].astype(np.int64))
     kinds = {"mm_token_type_ids": (ids == PAD).int()} if pictures else {}
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **kinds, **seen).logits[0, :-1]
-    said = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-    return said.gather(-1, ids[0, 1:, None])[:, 0][torch.tensor(row.train[1:])]
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return logprobs.gather(-1, ids[0, 1:, None])[:, 0][torch.tensor(row.train[1:])]

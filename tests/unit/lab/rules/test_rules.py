@@ -1,7 +1,7 @@
 """The competing rules by traces that were worked out by hand from their sources, and against the formulas of those sources.
 
-A trace is a table of events and of what each is answered. Groups have one member, with the group's name, unless the trace says
-otherwise; B, the groups in one batch, is 2.
+A trace is a table of events and of the commands of each. Groups have one member, with the group's name, unless the trace has
+more; B, the groups in one batch, is 2.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_one_step() -> None:
             (Consume(0), [Consumed(0, ("a", "b")), Occupied("d", 1, 0)]),
             (Reward("c"), [Occupied("c", 1, 1), BufferReady(1)]),
             starts("e", 2, 1),
-            (Publish(2), [Skipped(1, 2, ("d", "c"))]),  # nobody leased batch 1; e can still be in batch 2
+            (Publish(2), [Skipped(1, 2, ("d", "c"))]),  # batch 1 was not leased; e can still be in batch 2
             starts("f", 2, 2),
             waits("g"),
             (Publish(3), [*stale("e"), Skipped(2, 3, ())]),
@@ -302,8 +302,8 @@ def test_a_long_group_is_overtaken_or_waited_for(name: str, bounded: bool) -> No
         rule.apply(Consume(rule.next_buffer))
     # ROLL: the long group belongs to step 0, and batch 1 cannot go beyond that step while it runs.
     assert rule.next_buffer == (1 if bounded else 20)
-    told = rule.apply(Reward("long"))
-    assert any(isinstance(command, Occupied) and command.group_id == "long" for command in told)
+    commands = rule.apply(Reward("long"))
+    assert any(isinstance(command, Occupied) and command.group_id == "long" for command in commands)
 
 
 @pytest.mark.parametrize("name", COMPETITORS)
@@ -399,7 +399,7 @@ class Counters:
 @pytest.mark.parametrize("name", ["areal", "verl", "roll"])
 @settings(max_examples=100, deadline=None)
 @given(eta=st.integers(0, 3), batch=st.integers(1, 4), consume_first=st.booleans(), data=st.data())
-def test_as_many_start_as_the_source_says(
+def test_as_many_start_as_the_source_allows(
     name: str, eta: int, batch: int, consume_first: bool, data: st.DataObject
 ) -> None:
     rule, counters = new(name, eta, batch), Counters(eta, batch)

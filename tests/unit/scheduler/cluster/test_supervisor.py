@@ -1,4 +1,4 @@
-"""Reactions of the supervisor to nodes that come and go and to processes that end; the tests end the processes."""
+"""Reactions of the supervisor to nodes that join and leave and to processes that end; the tests end the processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StopRecorder(Process):
 
     async def stop(self, grace_s: float) -> None:
         if not self.stopped:
-            self._stopped.append(self.name if grace_s else f"{self.name} at once")
+            self._stopped.append(self.name if grace_s else f"{self.name} immediately")
         await super().stop(grace_s)
 
 
@@ -97,10 +97,10 @@ class Cluster:
         self.machines = Machines()
         for name, tags in nodes.items():
             self.machines.add(name, *tags)
-        self.said: list[str] = []
-        self.well = True
+        self.lines: list[str] = []
+        self.healthy = True
         self.supervisor = Supervisor(
-            ClusterFile.load(path), self.machines, self.said.append, lambda *_: self.said.append("shown")
+            ClusterFile.load(path), self.machines, self.lines.append, lambda *_: self.lines.append("shown")
         )
         self.gateway: Process | None = None
         self.supervisor._gateway = self._gateway  # type: ignore[method-assign]
@@ -130,7 +130,7 @@ class Cluster:
         """A client for the engines' health checks."""
 
         def answer(_request: httpx.Request) -> httpx.Response:
-            return httpx.Response(200 if self.well else 503)
+            return httpx.Response(200 if self.healthy else 503)
 
         return httpx.AsyncClient(transport=httpx.MockTransport(answer))
 
@@ -142,7 +142,7 @@ class Cluster:
             self.gateway.name = "gateway"
             return [self.gateway]
 
-        return SupervisedProcess("gateway", start, self.supervisor._budget(), self.said.append)
+        return SupervisedProcess("gateway", start, self.supervisor._budget(), self.lines.append)
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ async def ended() -> AsyncIterator[list[Supervisor]]:
         await supervisor._end_engines()
 
 
-async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: Path) -> None:
+async def test_the_remaining_processes_continue_and_a_missing_node_is_reported_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, GROUP + LEARNER + TRAINER, x=["rollout"], y=["rollout"], t=["train"])
     supervisor = cluster.supervisor
     await supervisor._wait_for_nodes()
@@ -163,8 +163,8 @@ async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: P
     for _ in range(3):
         await supervisor._refresh_nodes()
     assert cluster.engines == ["s-x-0"]
-    assert cluster.said[0] == "s-y, t left"
-    assert sum("the other processes continue" in said for said in cluster.said) == 1
+    assert cluster.lines[0] == "s-y, t left"
+    assert sum("the other processes continue" in line for line in cluster.lines) == 1
     table = supervisor._file.trainer
     assert table is not None
     with pytest.raises(Unsatisfied, match="node t has left, and no other node can run the trainer"):
@@ -173,11 +173,11 @@ async def test_what_is_left_goes_on_and_what_is_missing_is_told_once(tmp_path: P
     cluster.machines.add("z", "rollout")
     await supervisor._refresh_nodes()
     assert cluster.engines == ["s-x-0", "s-z-0"]
-    assert "s-z, t joined" in cluster.said
+    assert "s-z, t joined" in cluster.lines
     assert [place.node.discovered.id for place in supervisor._assignment.ranks] == ["u"]
-    before = len(cluster.said)
+    before = len(cluster.lines)
     await supervisor._refresh_nodes()
-    assert len(cluster.said) == before, "nothing is new"
+    assert len(cluster.lines) == before, "nothing is new"
 
 
 async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
@@ -199,17 +199,17 @@ async def test_an_engine_goes_to_the_node_that_takes_its_nodes_place(
         assert (first.stopped, second.stopped) == (True, False)
 
 
-async def test_only_an_engine_that_is_well_is_told_of(tmp_path: Path, ended: list[Supervisor]) -> None:
+async def test_only_a_healthy_engine_is_registered(tmp_path: Path, ended: list[Supervisor]) -> None:
     cluster = Cluster(tmp_path, ONE, x=["rollout"])
     ended.append(cluster.supervisor)
-    cluster.well = False
+    cluster.healthy = False
     async with cluster.http() as http:
         await cluster.supervisor._wait_for_nodes()
         await cluster.tend(http)
         engine = cluster.supervisor._engines["a-0"].process
         await until(lambda: len(engine.running) == 1, "the engine runs")
         assert cluster.supervisor._addresses() == {}
-        cluster.well = True
+        cluster.healthy = True
         await result_of(engine.up.wait(), "the engine is up")
         (address,) = cluster.supervisor._addresses().values()
         assert (address.url, address.node) == ("http://127.0.0.1:1", "a")
@@ -227,7 +227,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
         engines = cluster.supervisor._engines
         await asyncio.wait({engines["s-x-0"].task}, timeout=60)
         await cluster.tend(http)
-        assert any("s-x-0 is given up after 0 restarts" in said for said in cluster.said)
+        assert any("s-x-0 is given up after 0 restarts" in line for line in cluster.lines)
         await until(lambda: len(cluster.machines.at("s-y-0")) == 1, "s-y-0 has an engine")
         cluster.machines.at("s-y-0")[0].ended.set_result(Ended(1, ""))
         await asyncio.wait({engines["s-y-0"].task}, timeout=60)
@@ -235,7 +235,7 @@ async def test_one_engine_that_is_given_up_is_not_the_end_and_the_last_one_is(
             await cluster.tend(http)
 
 
-async def test_what_ranks_are_told_is_torchruns(tmp_path: Path) -> None:
+async def test_the_environment_of_ranks_is_torchruns(tmp_path: Path) -> None:
     text = '[[groups]]\nname = "t"\ntags = ["train"]\ncount = 2\nmost = 2\n' + ONE
     trainer = 'ranks = 3\ncpus = 4\nenv = { MINE = "yes", MASTER_PORT = "5" }\n'
     cluster = Cluster(tmp_path, text + TRAINER + trainer, x=["rollout"], t1=["train"], t2=["train"])
@@ -268,7 +268,7 @@ async def test_an_engine_reserves_what_it_needs_unless_it_takes_turns_with_a_ran
         assert (engine.job.reserve.cpus, engine.job.trusted) == (reserved, False)
 
 
-async def test_an_engine_is_told_over_how_many_gpus_of_its_node_it_is_spread(
+async def test_the_command_of_an_engine_has_its_number_of_gpus(
     tmp_path: Path, ended: list[Supervisor]
 ) -> None:
     text = (
@@ -292,13 +292,13 @@ async def test_an_engine_is_told_over_how_many_gpus_of_its_node_it_is_spread(
 
 
 class Gateway:
-    """A fake gateway, in place of a registry, that records the engines it is told of."""
+    """A fake gateway, in place of a registry, that records the engines that it receives."""
 
     def __init__(self) -> None:
-        self.told: list[set[str]] = []
+        self.updates: list[set[str]] = []
 
     async def update(self, _nodes: Any, engines: dict[str, Any], _claimed: Any = None) -> bool:
-        self.told.append(set(engines))
+        self.updates.append(set(engines))
         return True
 
     async def answers(self, _path: str = "/healthz") -> bool:
@@ -306,7 +306,7 @@ class Gateway:
 
 
 class Elastic(Gateway):
-    """One that has engines until the test removes them, and whose trainer says how long it was busy."""
+    """One that has engines until the test removes them, and whose trainer reports how long it was busy."""
 
     def __init__(self, cluster: Cluster, http: httpx.AsyncClient) -> None:
         super().__init__()
@@ -322,22 +322,22 @@ class Elastic(Gateway):
         return self.status_now
 
     async def steps(self, **busy: float) -> None:
-        """Two steps, with all engines that should run. `busy`: what the trainer says."""
+        """Two steps, with all engines that should run. `busy`: the report of the trainer."""
         for _ in range(2):
             self.version += 1
             self.has = set(self.cluster.engines)
             states = {name: "starting" if name == self.starting else "open" for name in sorted(self.has)}
             rows = [{"name": name, "model": "demo", "state": state} for name, state in states.items()]
-            said = {"batch": self.version - 1, "busy_s": 1e-9, "load_s": 0.0, "rest_s": 0.0, **busy}
+            trained = {"batch": self.version - 1, "busy_s": 1e-9, "load_s": 0.0, "rest_s": 0.0, **busy}
             fills = [{"buffer": self.version, "state": "PENDING"}]
-            told = {
+            status = {
                 "model": "demo",
                 "version": self.version,
                 "buffers": fills,
                 "engines": rows,
-                "trained": said,
+                "trained": trained,
             }
-            self.status_now = told
+            self.status_now = status
             await self.rescale()
             await self.cluster.tend(self.http)
 
@@ -359,7 +359,7 @@ async def grown(cluster: Cluster, http: httpx.AsyncClient, **busy: float) -> Ela
     for engine in cluster.supervisor._engines.values():
         await result_of(engine.process.up.wait(), "the engine is up")
     await gateway.steps(**busy)
-    assert any("s-y is given back" in said for said in cluster.said)
+    assert any("s-y is given back" in line for line in cluster.lines)
     return gateway
 
 
@@ -402,7 +402,7 @@ async def test_the_engine_of_a_node_that_is_given_back_ends_once_the_gateway_has
         gateway.has = {"s-x-0"}
         await gateway.rescale()
         await cluster.tend(http)
-        assert "s-y left" in cluster.said
+        assert "s-y left" in cluster.lines
         assert cluster.machines.stopped == ["s-y-0"]
         await cluster.tend(http)
         assert cluster.engines == ["s-x-0"], "it is spare"
@@ -438,7 +438,7 @@ async def test_a_node_that_must_stand_in_for_one_that_left_is_not_given_back(
         assert cluster.machines.stopped == ["s-x-0"]
 
 
-async def test_a_trainer_that_does_not_say_how_long_it_was_busy_is_named_once(tmp_path: Path) -> None:
+async def test_a_trainer_that_does_not_report_its_busy_time_is_named_once(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, GROUP + "[elastic]\nsteps = 1\n", x=["rollout"], y=["rollout"])
     await cluster.supervisor._wait_for_nodes()
     async with cluster.http() as http:
@@ -446,11 +446,17 @@ async def test_a_trainer_that_does_not_say_how_long_it_was_busy_is_named_once(tm
         for version in range(5):
             fills = [{"buffer": version, "state": "PENDING"}]
             row = {"name": "s-x-0", "model": "demo", "state": "open"}
-            told = {"model": "demo", "version": version, "buffers": fills, "engines": [row], "trained": None}
-            gateway.status_now = told
+            status = {
+                "model": "demo",
+                "version": version,
+                "buffers": fills,
+                "engines": [row],
+                "trained": None,
+            }
+            gateway.status_now = status
             await gateway.rescale()
-    (said,) = [said for said in cluster.said if "busy_s" in said]
-    assert "such as that of batch 1" in said
+    (line,) = [line for line in cluster.lines if "busy_s" in line]
+    assert "such as that of batch 1" in line
 
 
 async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
@@ -458,19 +464,19 @@ async def test_the_trainer_begins_once_the_gateway_knows_an_engine(
 ) -> None:
     cluster = Cluster(tmp_path, BOTH + TRAINER, x=["rollout", "train"])
     ended.append(cluster.supervisor)
-    cluster.well, gateway = False, Gateway()
+    cluster.healthy, gateway = False, Gateway()
     async with cluster.http() as http:
         await cluster.supervisor._wait_for_nodes()
         tasks = [
             asyncio.create_task(cluster.ranks.run(), name="trainer"),
             asyncio.create_task(cluster.supervisor._poll(gateway, http), name="tend"),  # type: ignore[arg-type]
         ]
-        await until(lambda: len(gateway.told) >= 3, "the gateway was told")
+        await until(lambda: len(gateway.updates) >= 3, "the gateway received updates")
         await turns(50)
-        assert (gateway.told[-1], cluster.machines.at("trainer-0")) == (set(), [])
-        cluster.well = True
+        assert (gateway.updates[-1], cluster.machines.at("trainer-0")) == (set(), [])
+        cluster.healthy = True
         await until(lambda: len(cluster.machines.at("trainer-0")) == 1, "the trainer runs")
-        assert {"a-0"} in gateway.told
+        assert {"a-0"} in gateway.updates
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
@@ -485,7 +491,7 @@ async def test_everything_ends_in_its_order(tmp_path: Path) -> None:
     assert await result_of(running, "the supervisor ends") == 0
     assert cluster.machines.stopped == ["trainer-0", "gateway", "a-0"]
     assert cluster.machines.closed
-    assert cluster.said[-1] == "stopping"
+    assert cluster.lines[-1] == "stopping"
 
 
 async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
@@ -495,10 +501,10 @@ async def test_the_end_of_the_trainer_is_the_end(tmp_path: Path) -> None:
     await until(lambda: len(cluster.machines.at("trainer-0")) == 1 and cluster.gateway is not None, "all run")
     cluster.machines.at("trainer-0")[0].ended.set_result(Ended(0, ""))
     assert await result_of(running, "the supervisor ends") == 0
-    assert cluster.said[-1] == "the trainer has ended"
+    assert cluster.lines[-1] == "the trainer has ended"
 
 
-async def test_a_second_signal_ends_everything_at_once(
+async def test_a_second_signal_ends_everything_immediately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, never, stop = (
@@ -521,7 +527,7 @@ async def test_a_second_signal_ends_everything_at_once(
     assert (running.done(), cluster.machines.stopped) == (False, [])
     cluster.supervisor._on_signal()
     assert await result_of(running, "the supervisor ends") == 1
-    assert cluster.machines.stopped == ["gateway at once", "a-0 at once"]
+    assert cluster.machines.stopped == ["gateway immediately", "a-0 immediately"]
     never.set()
 
 
@@ -542,7 +548,7 @@ async def test_where_something_listens_already_nothing_is_started(tmp_path: Path
     assert cluster.machines.closed
 
 
-async def test_what_the_file_asks_for_and_nobody_has_is_an_error(tmp_path: Path) -> None:
+async def test_what_the_file_requires_and_no_node_has_is_an_error(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, ONE + LEARNER + TRAINER, x=["rollout"])
     with pytest.raises(Unsatisfied, match=r"the group 't' needs 1 nodes .* \(waited 0\.1 s\)"):
         await cluster.supervisor.check()

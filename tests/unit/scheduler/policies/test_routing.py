@@ -15,7 +15,7 @@ def test_among_equals_the_first_by_name() -> None:
 
 
 def test_a_call_stays_where_its_prefix_is_cached_until_the_load_outweighs_it() -> None:
-    """A call more is worth so many tokens of prefill: three calls' worth are kept for three calls, not for four."""
+    """A call more is worth CALL_TOKENS tokens of prefill: three calls' worth are kept for three calls, not for four."""
     for least in (0, 5, 100):
         idle, cached = EngineLoad("a", least), 3 * CALL_TOKENS
         assert choose([idle, EngineLoad("b", least + 3, cached)]) == "b"

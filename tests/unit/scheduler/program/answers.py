@@ -1,4 +1,4 @@
-"""Answers of engines, and settings, for property tests."""
+"""Results of engines' steps, and settings, for property tests."""
 
 from __future__ import annotations
 

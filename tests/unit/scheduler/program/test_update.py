@@ -1,4 +1,4 @@
-"""The weight update by example: "12 a hold 1" is said at second 12; every step takes a second, if nothing else is said."""
+"""The weight update by example: "12 a hold 1" is decided at second 12; every step takes a second by default."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_version_that_no_engine_loads_fails_and_can_be_published_again() -> No
     ]
 
 
-def test_a_failed_version_whose_engine_came_back_meanwhile_is_live_at_once_when_published_again() -> None:
+def test_a_failed_version_whose_engine_came_back_is_live_immediately_when_published_again() -> None:
     world = World(fleet={"max_restarts": 0}).add("a").run(10)
     world.answer = but(lambda do: do.step == "probe" and world.now < 40, Answer(ok=False))
     world.publish(1).run(90)
@@ -109,7 +109,7 @@ def test_an_engine_added_before_an_update_does_not_stay_behind() -> None:
     assert story[-1] == "28 version 1 live"
 
 
-def test_an_engine_that_is_removed_on_its_way_holds_nobody_up() -> None:
+def test_an_engine_that_is_removed_on_its_way_delays_no_other() -> None:
     story = fleet_of("a", "b").publish(1).run(3).remove("a").run(20).story()
     assert story[3:6] == ["13 a load 1", "13 a drain 1", "13 b hold 1"]
     assert story[-1] == "21 version 1 live"
@@ -126,7 +126,7 @@ def test_an_engine_that_dies_of_the_new_weights_is_back_before_the_next_is_held(
     assert next(line for line in story if " c " in line) == "29 c hold 1"
 
 
-def test_an_engine_that_is_tried_again_meanwhile_is_waited_for() -> None:
+def test_an_engine_that_is_tried_again_during_an_update_is_waited_for() -> None:
     """The other one is given up at 44, when this one, given up at 11, is on its way again."""
     world = World(fleet={"max_restarts": 0, "revive_s": 30}, update={"hold_s": 31}).add("a", "b").run(10)
     world.answer = but(lambda do: do.engine == "b" and do.step == "settle", Answer(after_s=None))

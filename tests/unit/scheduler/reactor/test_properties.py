@@ -58,7 +58,7 @@ def programs(draw: st.DrawFn) -> dict[str, Any]:
 def perform(
     spec: dict[str, Any], operations: list[tuple[str, int]], folder: str, close: bool = True
 ) -> list[str]:
-    """Runs a program through the operations; answers the lines of its recording."""
+    """Runs a program through the operations; returns the lines of its recording."""
     path = Path(folder) / "run.jsonl"
     path.unlink(missing_ok=True)
     program, clock, recording = build(spec), VirtualClock(7), Recording.open(path, spec)
