@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,15 +27,6 @@ SIZES = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
 }  # fmt: skip
 ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
-
-
-@pytest.fixture(autouse=True)
-def _torch_is_left_as_it_was() -> Iterator[None]:
-    """A trainer sets the threads and determinism of the whole process."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
 
 
 def policy_of(name: str) -> Policy:

@@ -397,18 +397,3 @@ def test_a_reward_that_is_not_finite_is_not_hidden_among_equal_ones(name: str, w
     algorithm = algorithm_of(**OBJECTIVES[name][0])
     (found,) = algorithm.advantages([torch.tensor([1.0, wrong, 1.0], dtype=torch.float64)])
     assert not found.isfinite().all()
-
-
-@pytest.mark.parametrize("name", CORRECTED)
-def test_a_correction_changes_nothing_where_the_trained_policy_sampled(name: str) -> None:
-    settings, _ = CORRECTED[name]
-    logprobs = -torch.rand(sum(LENGTHS), dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    sequences = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
-    advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)[sequences]
-    trained = logprobs.clone().requires_grad_()
-    batch = TokenBatch(
-        logprobs=trained, entropy=torch.zeros_like(logprobs), recorded=logprobs, advantages=advantages,
-        weights=torch.ones_like(logprobs), sequences=sequences, episodes=len(LENGTHS),
-    )  # fmt: skip
-    (gradient,) = torch.autograd.grad(algorithm_of(type="dapo", **settings).loss(batch).total, trained)
-    assert torch.equal(gradient, -advantages)

@@ -229,27 +229,6 @@ async def test_a_line_that_was_left_is_not_replayed_over(
         assert (loop.trainer.version, loop.trainer.parent) == (3, 0)
 
 
-async def test_an_acknowledgement_names_the_newest_checkpoint(
-    gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named: list[str] = []
-    known = Feed.ack
-
-    async def ack(self: Feed, checkpoint: str) -> None:
-        named.append(Path(checkpoint).name)
-        assert Path(checkpoint).is_dir()
-        await known(self, checkpoint)
-
-    monkeypatch.setattr(Feed, "ack", ack)
-    settings = settings_of(gateway, tiny_model, tmp_path, every=2, steps=5)
-    async with loop_of(gateway, settings) as loop, within("the trainer is through", 120):
-        await loop.train()
-    assert (named[0], named[4]) == ("v000000", "v000005"), "the last step ends with one"
-    assert named[1:4] == sorted(named[1:4])
-    assert {*named[1:3]} <= {"v000000", "v000002"}, "it may still be being written"
-    assert named[3] in ("v000002", "v000004")
-
-
 async def test_a_lease_that_is_lost_in_the_middle_loses_and_doubles_no_group(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

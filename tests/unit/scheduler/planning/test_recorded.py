@@ -375,12 +375,6 @@ def test_batches_may_be_whole_in_another_order_and_weights_come_without_a_lease(
     assert states(timeline_of(runs), "trainer") == "idle 0-5, train 5-6"
 
 
-def test_nodes_on_which_a_trainer_works_are_shown_last() -> None:
-    worked = TrainerRecord((Block("train", 1002, 1005),))
-    runs = recorded((0, NodeAdded("a0", ("train",))), (0, Hosted("e", "r0")), (1, Opened("e", 0)), until=6)
-    assert timeline_of(runs, {MODEL: worked}).nodes == ("r0", "a0")
-
-
 def test_models_whose_names_make_the_same_slug_are_distinguished() -> None:
     runs = recorded((0, Leased(0)), until=1)
     runs[0].header.settings["models"] = {"a-b": {}, "a_b": {}, "a.b": {}}
