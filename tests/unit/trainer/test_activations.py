@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import group
-from trainer.config.settings import Settings
 from trainer.data.packing import lay_out
 from trainer.data.tree import row_of_tokens
 from trainer.errors import ConfigError
@@ -116,14 +116,9 @@ def test_a_learner_learns_the_same_with_less_kept(tiny_model: Path, tmp_path: Pa
     """bf16 shards the model, whose weights must be whole again when a layer is computed again."""
     found = []
     for every, offload in ((0, False), (1, False), (1, True)):
-        settings = Settings.parse({
-            "run": {"dir": tmp_path / "run", "steps": 1, "threads": 1},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {
-                "path": tiny_model, "dtype": dtype, "activation_checkpointing": every, "activation_offload": offload,
-            },
-            "optimizer": {"lr": 0.01, "offload": "host" if offload else "none"},
-        })  # fmt: skip
+        model = {"dtype": dtype, "activation_checkpointing": every, "activation_offload": offload}
+        optimizer = {"lr": 0.01, "offload": "host" if offload else "none"}
+        settings = offline_settings(tiny_model, tmp_path / "run", model=model, optimizer=optimizer)
         with (
             mock.patch.object(activations, "checkpoint", wraps=activations.checkpoint) as again,
             mock.patch.object(activations, "save_on_cpu", wraps=activations.save_on_cpu) as host,

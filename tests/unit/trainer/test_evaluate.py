@@ -180,9 +180,3 @@ def test_help_loads_neither_torch_nor_the_gateway() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_wrong_configuration_is_one_message_without_a_trace(tmp_path: Path) -> None:
-    (tmp_path / "t.toml").write_text("[run]\nstep = 1\n")
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "t.toml")])
-    assert done.exit_code == 2
-    assert "run.step" in done.stderr
-    assert "Traceback" not in done.stderr

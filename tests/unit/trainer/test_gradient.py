@@ -16,10 +16,10 @@ from torch import Tensor
 
 from headgate.types import Episode, Group, Node, TokenFlag
 from tests.harness.plain_model import plain_logits
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import context_of, prompt, sampled
 from trainer.algorithms import create
 from trainer.algorithms.ppo import PpoSettings
-from trainer.config.settings import Settings
 from trainer.errors import FeedBroken
 from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
@@ -39,19 +39,12 @@ def trainer_of(
     form: str = "k3",
 ) -> RankTrainer:
     """A trainer in float64 whose reference, if it needs one, is not its policy."""
-    trainer = RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": model},
-            "optimizer": {"lr": 1e-3, "grad_clip": float("inf")},
-            "algorithm": {
-                "type": "grpo", "average": normalizer, "importance_cap": CAP, "clip_low": LOW,
-                "clip_high": HIGH, "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
-            },
-            "batch": {"tokens": tokens},
-        })
-    )  # fmt: skip
+    algorithm = {
+        "type": "grpo", "average": normalizer, "importance_cap": CAP, "clip_low": LOW, "clip_high": HIGH,
+        "entropy_coef": entropy, "kl_coef": kl, "kl": form, "kl_cap": KL_CAP,
+    }  # fmt: skip
+    given = {"optimizer": {"grad_clip": float("inf")}, "algorithm": algorithm, "batch": {"tokens": tokens}}
+    trainer = RankTrainer.open(offline_settings(model, work, **given))
     torch.manual_seed(7)
     trainer.model.double()
     if isinstance(trainer._reference, Policy):

@@ -23,7 +23,7 @@ from tests.harness.model_engine import ModelEngine
 from tests.harness.plain_model import plain_logprobs
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import CONFIG
+from tests.unit.trainer.runs import CONFIG, offline_settings
 from tests.unit.trainer.runs import settings_of as gateway_settings
 from tests.unit.trainer.trees import group
 from trainer.cli import app
@@ -181,14 +181,9 @@ def test_experts_stay_as_they_are_and_are_published_as_they_are_stored(
 
 
 def settings_of(model: Path, work: Path, dtype: str = "float32", **changes: Any) -> Settings:
-    return Settings.parse({
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model, "dtype": dtype, "lora": {"rank": RANK, "alpha": ALPHA, **changes}},
-        "optimizer": {"lr": 1e-2},
-        "algorithm": {"kl_coef": 0.1},
-        "batch": {"tokens": 64},
-    })  # fmt: skip
+    lora = {"rank": RANK, "alpha": ALPHA, **changes}
+    given = {"optimizer": {"lr": 1e-2}, "algorithm": {"kl_coef": 0.1}, "batch": {"tokens": 64}}
+    return offline_settings(model, work, model={"dtype": dtype, "lora": lora}, **given)
 
 
 def train(trainer: RankTrainer, steps: int) -> list[dict[str, float]]:

@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from headgate.types import Episode, Group
 from tests.harness.plain_model import plain_logprobs
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import group, prompt, sampled
 from trainer.config.settings import Settings
 from trainer.errors import CheckpointError, VersionReused
@@ -27,17 +28,9 @@ from trainer.state import checkpoint
 
 @pytest.fixture
 def settings(tiny_model: Path, tmp_path: Path) -> Settings:
-    return Settings.parse({
-        "run": {
-            "dir": tmp_path / "run", "steps": 4, "device": "cpu", "threads": 1,
-            "deterministic": True,
-        },
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": tiny_model},
-        "optimizer": {"lr": 1e-3, "warmup_steps": 3},
-        "algorithm": {"type": "grpo", "kl_coef": 0.01, "entropy_coef": 0.01},
-        "batch": {"tokens": 64},
-    })  # fmt: skip
+    algorithm = {"type": "grpo", "kl_coef": 0.01, "entropy_coef": 0.01}
+    given = {"optimizer": {"warmup_steps": 3}, "algorithm": algorithm, "batch": {"tokens": 64}}
+    return offline_settings(tiny_model, tmp_path / "run", **given)
 
 
 def batch_of(version: int) -> list[Group]:

@@ -11,14 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gateway.updates.weights_check import read_weights
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of, settings_of, train_one
+from tests.unit.trainer.runs import loop_of, offline_settings, settings_of, train_one
 from trainer.config.settings import Settings
 from trainer.errors import PublishFailed, VersionRejected
 from trainer.loop.training_loop import TrainingLoop
 from trainer.publish.filesystem import WeightsDirectory
+from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Clock
 
 NAME = "model.layers.1.mlp.up_proj.weight"
@@ -142,16 +144,7 @@ def test_tensors_that_the_model_class_does_not_know_are_listed_as_unchanged(
     shutil.copytree(tiny_model, base)
     tensors: dict[str, Any] = load_file(base / "model.safetensors")
     save_file({**tensors, "mtp.head.weight": torch.ones(2)}, base / "model.safetensors", {"format": "pt"})
-    settings = Settings.parse({
-        "run": {"dir": tmp_path / "run", "steps": 1, "device": "cpu"},
-        "gateway": {"url": "http://x"},
-        "model": {"path": base},
-        "optimizer": {"lr": 1e-3},
-    })  # fmt: skip
-    from gateway.updates.weights_check import read_weights
-    from trainer.rank_trainer import RankTrainer
-
-    trainer = RankTrainer.open(settings)
+    trainer = RankTrainer.open(offline_settings(base, tmp_path / "run"))
     path = WeightsDirectory(tmp_path / "weights", base).write(1, 0, trainer.model, None)
     assert json.loads((path / "manifest.json").read_text())["unchanged"] == ["mtp.head.weight"]
     assert read_weights(path, 1, base).version == 1

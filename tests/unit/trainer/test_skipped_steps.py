@@ -14,21 +14,10 @@ from safetensors.torch import load_file
 from tests.harness.gateways import RunningGateway
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of, settings_of
+from tests.unit.trainer.runs import loop_of, offline_settings, settings_of
 from tests.unit.trainer.trees import group
-from trainer.config.settings import Settings
 from trainer.errors import NotFinite
 from trainer.rank_trainer import RankTrainer
-
-
-def settings_in(directory: Path, model: Path) -> Settings:
-    return Settings.parse({
-        "run": {"dir": directory, "steps": 9, "device": "cpu"},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model},
-        "optimizer": {"lr": 1e-3},
-        "algorithm": {"normalize_std": False},
-    })  # fmt: skip
 
 
 def break_gradients(trainer: RankTrainer) -> Any:
@@ -45,7 +34,7 @@ def state(trainer: RankTrainer) -> list[torch.Tensor]:
 def test_a_step_that_is_not_finite_makes_the_next_version_of_the_same_weights(
     tiny_model: Path, tmp_path: Path, broken: str
 ) -> None:
-    trainer = RankTrainer.open(settings_in(tmp_path, tiny_model))
+    trainer = RankTrainer.open(offline_settings(tiny_model, tmp_path, algorithm={"normalize_std": False}))
     good = [group("good", [0.0, 1.0])]
     assert trainer.train(good)["skipped_steps"] == 0
     before = state(trainer)

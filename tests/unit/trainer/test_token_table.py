@@ -22,7 +22,7 @@ from tests.harness.plain_model import plain_logits
 from tests.harness.ranks import on_ranks
 from tests.harness.waiting import within
 from tests.unit.trainer.rollouts import episodes
-from tests.unit.trainer.runs import loop_of
+from tests.unit.trainer.runs import loop_of, offline_settings
 from tests.unit.trainer.runs import settings_of as settings_for
 from tests.unit.trainer.trees import context_of, prompt, sampled
 from trainer.config.settings import Settings
@@ -40,15 +40,8 @@ ALGORITHM = {
 
 
 def settings_of(model: Path, work: Path, algorithm: Mapping[str, Any], tokens: int = 40) -> Settings:
-    return Settings.parse({
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": model},
-        "optimizer": {"lr": 1e-3},
-        "algorithm": algorithm,
-        "batch": {"tokens": tokens},
-        "parallel": {"timeout_s": 60},
-    })  # fmt: skip
+    given: dict[str, Mapping[str, Any]] = {"batch": {"tokens": tokens}, "parallel": {"timeout_s": 60}}
+    return offline_settings(model, work, algorithm=algorithm, **given)
 
 
 def trainer_of(settings: Settings) -> RankTrainer:

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.harness.ranks import on_ranks
 from tests.unit.trainer.rank_trainers import groups_of
-from trainer.config.settings import Settings
+from tests.unit.trainer.runs import offline_settings
 from trainer.errors import ConfigError
 from trainer.model import loading, vision
 from trainer.publish.filesystem import WeightsDirectory
@@ -56,16 +56,10 @@ def save(directory: Path, name: str) -> Path:
 
 def trained(path: Path, work: Path, more: dict[str, Any]) -> dict[str, Tensor] | None:
     """The stored tensors after two steps with much weight decay, which shows in whatever decays."""
-    trainer = RankTrainer.open(
-        Settings.parse({
-            "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1},
-            "gateway": {"url": "http://127.0.0.1:1"},
-            "model": {"path": path, **more},
-            "optimizer": {"lr": 1e-2, "weight_decay": 0.5},
-            "batch": {"tokens": 60},
-            "parallel": {"timeout_s": 60},
-        })
-    )  # fmt: skip
+    given = {
+        "optimizer": {"lr": 1e-2, "weight_decay": 0.5}, "batch": {"tokens": 60}, "parallel": {"timeout_s": 60},
+    }  # fmt: skip
+    trainer = RankTrainer.open(offline_settings(path, work, model=more, **given))
     if not trainer.ranks.is_rank_zero:
         serve_commands(trainer)
         return None

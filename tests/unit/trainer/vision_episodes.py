@@ -17,6 +17,7 @@ from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from headgate.types import Episode, Group, ImageSpan, Node
 from tests.harness.vision_model import END, PAD, START, png
+from tests.unit.trainer.runs import offline_settings
 from tests.unit.trainer.trees import prompt, sampled
 from trainer.config.settings import Settings
 from trainer.data.tree import Row, rows_of
@@ -65,15 +66,9 @@ def groups_with_images(version: int) -> list[Group]:
 
 
 def settings_of(path: Path, work: Path, *, more: Mapping[str, Any] | None = None, **model: Any) -> Settings:
-    """Settings of a short run; `model`: more of `[model]`, `more`: tables in place of these."""
-    tables: dict[str, Any] = {
-        "run": {"dir": work, "steps": 9, "device": "cpu", "threads": 1, "deterministic": True},
-        "gateway": {"url": "http://127.0.0.1:1"},
-        "model": {"path": path, "attention": "rows", **model},
-        "optimizer": {"lr": 1e-3},
-        "batch": {"tokens": 40},
-    }
-    return Settings.parse(tables | dict(more or {}))
+    """Settings of a short run; `model`: more of `[model]`, `more`: other tables."""
+    tables = {"model": {"attention": "rows", **model}, "batch": {"tokens": 40}}
+    return offline_settings(path, work, **tables, **(more or {}))
 
 
 def keep(trainer: RankTrainer, *files: bytes) -> None:
