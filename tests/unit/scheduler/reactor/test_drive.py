@@ -107,7 +107,7 @@ async def test_an_exception_comes_out_and_names_the_reaction() -> None:
         runtime.inject(echo.received, "bad")
         with pytest.raises(ZeroDivisionError) as raised:
             await result_of(task, "the program ends")
-        assert any("in reaction echo.on_heard at" in note for note in raised.value.__notes__)
+        assert any("in reaction echo.on_received at" in note for note in raised.value.__notes__)
 
 
 async def test_a_chain_without_end_leaves_the_loop_its_turn() -> None:
