@@ -178,5 +178,3 @@ def test_help_loads_neither_torch_nor_the_gateway() -> None:
         "assert not {'torch', 'transformers', 'httpx', 'pyarrow'} & set(sys.modules), sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-

@@ -93,7 +93,9 @@ def spread(checkpoint: Path, replicate: int) -> tuple[dict[str, Tensor], set[str
     return whole, {name for name, tensor in state.items() if not isinstance(tensor, parallel.DTensor)}, held
 
 
-@pytest.mark.parametrize(("ranks", "replicate"), [(2, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "replicate"), [(3, 1), *(pytest.param(2, n, marks=pytest.mark.long) for n in (1, 2))]
+)
 def test_several_ranks_have_together_what_one_has(checkpoint: Path, ranks: int, replicate: int) -> None:
     """Three ranks, of which some have no part of a tensor with four rows, and two that hold a copy each."""
     expected = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)

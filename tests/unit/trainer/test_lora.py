@@ -40,6 +40,7 @@ from trainer.model.policy import Policy
 from trainer.rank_trainer import RankTrainer
 from trainer.report.metrics import Metrics
 
+PRECISIONS = ["bfloat16", pytest.param("float32", marks=pytest.mark.long)]
 RANK, ALPHA = 3, 7.0
 SCALE = ALPHA / RANK
 ROWS = [[*range(9), 20 + i, *range(30, 40)] for i in range(3)]
@@ -193,7 +194,7 @@ def train(trainer: RankTrainer, steps: int) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_run_changes_adapters_alone_and_keeps_them_alone(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
@@ -221,7 +222,7 @@ def test_a_run_changes_adapters_alone_and_keeps_them_alone(
     trainer.ranks.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_the_probe_is_of_the_weights_as_they_are_published(
     tiny_model: Path, tmp_path: Path, dtype: str
 ) -> None:
@@ -257,7 +258,7 @@ def test_the_divergence_is_from_the_weights_without_adapters(tiny_model: Path, t
     assert found[-1]["kl_reference_k3"] > 1e-4
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_resumed_run_has_bit_equal_adapters(tiny_model: Path, tmp_path: Path, dtype: str) -> None:
     straight = RankTrainer.open(settings_of(tiny_model, tmp_path, dtype))
     train(straight, 1)
@@ -434,7 +435,7 @@ def test_an_adapter_of_a_run_without_one_is_not_exported(tiny_model: Path, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
-@pytest.mark.parametrize("transport", ["filesystem", "lora"])
+@pytest.mark.parametrize("transport", ["filesystem", pytest.param("lora", marks=pytest.mark.long)])
 async def test_engines_run_what_the_probe_was_computed_with(
     tiny_model: Path, tmp_path: Path, transport: str
 ) -> None:

@@ -175,6 +175,7 @@ async def test_every_version_is_trained_published_and_acknowledged(
     ]
 
 
+@pytest.mark.long
 async def test_two_trainers_train_two_models_behind_one_gateway(tiny_model: Path, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         staleness = {"batch": 2, "eta": 1, "min_members": 1}
@@ -228,7 +229,7 @@ async def test_a_batch_that_the_gateway_will_not_pass_over_is_refused_by_name(
             await loop.train()
 
 
-@pytest.mark.parametrize("acknowledged", [True, False])
+@pytest.mark.parametrize("acknowledged", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_an_older_checkpoint_begins_a_new_line(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, acknowledged: bool
 ) -> None:
