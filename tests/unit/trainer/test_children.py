@@ -36,11 +36,11 @@ def written(directory: Path, text: str) -> Path:
         ('[server]\nhost = "::1"', "http://[::1]:8000"),
     ],
 )
-def test_the_gateway_is_where_its_file_says(tmp_path: Path, text: str, url: str) -> None:
+def test_the_url_of_the_gateway_comes_from_its_file(tmp_path: Path, text: str, url: str) -> None:
     assert url_of(written(tmp_path, text)) == url
 
 
-def test_a_file_that_does_not_say_where_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_file_without_a_usable_address_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gateway\.toml: with \[server\] port = 0"):
         url_of(written(tmp_path, "[server]\nport = 0"))
     with pytest.raises(ConfigError, match=r"\[gateway\] config .*gateway\.toml: "):
@@ -57,7 +57,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     async def start(*given: Any) -> Any:
         started.append(given)
 
-        async def ready(_answers: Any, limit_s: float, _say: Any) -> None:
+        async def ready(_answers: Any, limit_s: float, _report: Any) -> None:
             started.append(limit_s)
 
         return SimpleNamespace(stop=None, ready=ready)
@@ -77,7 +77,7 @@ async def test_a_gateway_is_started_with_the_trainers_key_and_logs_into_its_fold
     assert argv[1:] == ["-m", "gateway.cli", "serve", "--config", str(config)]
 
 
-async def test_whatever_listens_there_already_is_not_taken_for_the_gateway(tmp_path: Path) -> None:
+async def test_another_server_at_the_address_is_not_taken_for_the_gateway(tmp_path: Path) -> None:
     async def nothing(scope: Any, _receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 404, "headers": []})
@@ -90,7 +90,7 @@ async def test_whatever_listens_there_already_is_not_taken_for_the_gateway(tmp_p
             await gateway_process(stack, GatewaySettings(config=config), tmp_path)
 
 
-async def test_a_trainer_that_sends_to_engines_has_a_server_that_asks_for_its_key(tmp_path: Path) -> None:
+async def test_a_trainer_that_sends_to_engines_has_a_server_that_requires_its_key(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     values = {"transport": "collective", "listen": f"127.0.0.1:{port}", "key": "of-the-weights"}

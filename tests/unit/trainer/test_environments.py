@@ -12,11 +12,7 @@ from typing import Any
 
 import pytest
 
-from headgate.client import (
-    EpisodeOutcome,
-    EpisodeRunner,
-    Task,
-)
+from headgate.client import EpisodeOutcome, EpisodeRunner, Task
 from headgate.client.environment import EnvironmentAgent
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine, scripted_gateway
@@ -61,9 +57,14 @@ CASES = [
         "verifiers",
     ),
 ]
+MARKS: dict[str | None, Any] = {
+    None: (),
+    "verifiers": pytest.mark.clients,
+    "inspect": [pytest.mark.clients, pytest.mark.long],
+}
 each = pytest.mark.parametrize(
     "case",
-    [pytest.param(c, marks=FOREIGN_MARKS if c.installed else (), id=c.name.split(":")[0]) for c in CASES],
+    [pytest.param(c, marks=MARKS[c.installed], id=c.name.split(":")[0]) for c in CASES],
 )
 
 

@@ -8,7 +8,7 @@ from headgate.processes.supervised import ProcessEnded
 
 
 class Process:
-    """Ends when it is told to."""
+    """A process that ends when the test ends it."""
 
     def __init__(self, name: str) -> None:
         self.name, self.host, self.port = name, "127.0.0.1", 1

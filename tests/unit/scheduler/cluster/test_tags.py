@@ -1,4 +1,4 @@
-"""Places from tags and capacities, and what is said where there is none."""
+"""Places from tags and capacities, and the errors where there is none."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_ranks_become_more_by_whole_nodes() -> None:
     )
 
 
-def test_what_is_scarcest_says_how_many_fit() -> None:
+def test_the_scarcest_resource_limits_how_many_fit() -> None:
     both = Capacity(cpus=4, gpus=1, memory_gb=8)
     assert Capacity(cpus=64, gpus=3, memory_gb=1024).holds(both) == 3
     assert Capacity(cpus=7, gpus=8, memory_gb=1024).holds(both) == 1
@@ -116,7 +116,7 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "engine", "trainer", "ranks", "said"),
+    ("nodes", "engine", "trainer", "ranks", "message"),
     [
         ([node("a", "train")], ENGINE, None, 1, "no node can run an engine: no node has the tag rollout (a: train)"),
         ([node("a", "rollout")], ENGINE, TRAINER, 1, "no node can run the trainer: no node has the tag train (a: rollout)"),
@@ -145,12 +145,12 @@ def test_every_engine_of_a_node_has_gpus_of_its_own() -> None:
         ([], ENGINE, None, 1, "no node exists for the tag rollout"),
     ],
 )  # fmt: skip
-def test_what_nobody_satisfies_is_named(
-    nodes: list[NodeInUse], engine: Need, trainer: Need | None, ranks: int, said: str
+def test_what_no_node_satisfies_is_named(
+    nodes: list[NodeInUse], engine: Need, trainer: Need | None, ranks: int, message: str
 ) -> None:
     with pytest.raises(Unsatisfied) as raised:
         assign(nodes, engine, trainer, ranks)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @given(st.data())
@@ -236,7 +236,7 @@ def test_spare_nodes_that_are_used_already_count() -> None:
         assert sorted(found) == ["a", "b", *more]
 
 
-def test_a_group_that_has_as_many_as_it_takes_leaves_nobody_waiting() -> None:
+def test_a_full_group_waits_for_no_node() -> None:
     groups = [NodeGroup("g", ("rollout",), count=1, most=2)]
     there = nodes_with("a", "b", "c", rollout="true")
     nodes = match(groups, there, {})

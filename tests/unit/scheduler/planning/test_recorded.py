@@ -19,11 +19,7 @@ from scheduler.program.calls import CallDeparted, Closed, Demand, Opened, Placed
 from scheduler.program.events import Published, StepCommand, StepResult, UpdateResult
 from scheduler.program.nodes import Asleep, Claimed, Filling, Hosted, NodeAdded, NodeRemoved, Released, RoleIs
 from tests.unit.scheduler.planning.partition import assert_partition
-from tests.unit.scheduler.planning.story import (
-    arrives,
-    leaves,
-    recorded,
-)
+from tests.unit.scheduler.planning.story import arrives, leaves, recorded
 from tests.unit.scheduler.program.world import MODEL, World
 
 BOTH = ("train", "rollout")
@@ -73,7 +69,7 @@ def test_calls_of_an_engine_that_stops_are_not_its_own_any_more() -> None:
     assert states(timeline_of(runs), "e") == "idle 0-1, rollout 1-2, idle 2-6"
 
 
-def test_a_lent_node_does_what_its_role_says() -> None:
+def test_a_lent_node_does_what_its_role_is() -> None:
     """The life of a node that has both tags: lent, called back, trained on, lent again."""
     runs = recorded(
         (0, NodeAdded("t0", BOTH)),
@@ -133,8 +129,8 @@ def test_a_trainer_that_wrote_nothing_down_trains_whole_batches() -> None:
     )
 
 
-def test_what_is_told_of_batches_says_the_same_as_the_ledgers_own_events() -> None:
-    """Recordings have had the ledger's events, and have `Filling` in their place."""
+def test_filling_events_give_the_same_timeline_as_the_ledgers_own_events() -> None:
+    """Older recordings have the ledger's events, and newer ones `Filling`."""
 
     def batch(buffer: int, groups: int, leased: int, trained: int) -> Filling:
         return Filling(MODEL, buffer, groups, 2, 0, leased=leased, trained=trained)
@@ -158,7 +154,7 @@ def test_what_is_told_of_batches_says_the_same_as_the_ledgers_own_events() -> No
     assert timeline.steps == (Step(0, 6.5),)
 
 
-def test_what_was_trained_before_a_recording_is_no_step_of_it() -> None:
+def test_what_was_trained_before_a_recording_is_not_a_step_of_it() -> None:
     after = Filling(MODEL, 5, 1, 2, 0, leased=5, trained=4)
     runs = recorded((1, after), (2, after), (3, replace(after, buffer=6, trained=5)), until=4)
     assert [step.number for step in timeline_of(runs).steps] == [5]
@@ -173,7 +169,7 @@ def test_a_node_for_training_alone_is_its_trainers() -> None:
     assert states(timeline, "r0") == "idle 0-1, rollout 1-6"
 
 
-def test_nobody_knows_which_of_two_nodes_a_trainer_is_on_that_claimed_none() -> None:
+def test_the_node_of_a_trainer_that_claimed_none_of_two_is_unknown() -> None:
     added = [(0, NodeAdded(node, ("train",))) for node in ("t0", "t1")]
     runs = recorded(*added, (1, Leased(0)), (2, BufferReady(0)), until=4)
     timeline = timeline_of(runs)
@@ -345,7 +341,7 @@ def test_a_node_that_is_lent_samples_though_its_trainer_computes_elsewhere() -> 
 
 
 def test_an_engine_on_its_way_is_so_until_it_is_open() -> None:
-    """Being closed is a part of it, and a probe that fails is no end."""
+    """Being closed is a part of it, and a failed probe does not end it."""
     runs = recorded(
         (1, Opened("e", 0)),
         (2, StepCommand("e", "hold", 1)),
@@ -358,7 +354,7 @@ def test_an_engine_on_its_way_is_so_until_it_is_open() -> None:
     assert states(timeline_of(runs), "e") == "idle 0-1, rollout 1-2, switching 2-4, rollout 4-5, idle 5-6"
 
 
-def test_an_engine_that_is_started_anew_elsewhere_is_no_more_where_it_was() -> None:
+def test_an_engine_that_is_started_again_elsewhere_has_left_its_node() -> None:
     runs = recorded(
         (0, NodeAdded("r0", ("rollout",))),
         (0, NodeAdded("r1", ("rollout",))),
@@ -387,13 +383,7 @@ def test_batches_may_be_whole_in_another_order_and_weights_come_without_a_lease(
     assert states(timeline_of(runs), "trainer") == "idle 0-5, train 5-6"
 
 
-def test_nodes_on_which_a_trainer_works_are_shown_last() -> None:
-    worked = TrainerRecord((Block("train", 1002, 1005),))
-    runs = recorded((0, NodeAdded("a0", ("train",))), (0, Hosted("e", "r0")), (1, Opened("e", 0)), until=6)
-    assert timeline_of(runs, {MODEL: worked}).nodes == ("r0", "a0")
-
-
-def test_models_whose_names_make_the_same_slug_are_told_apart() -> None:
+def test_models_whose_names_make_the_same_slug_are_distinguished() -> None:
     runs = recorded((0, Leased(0)), until=1)
     runs[0].header.settings["models"] = {"a-b": {}, "a_b": {}, "a.b": {}}
     assert slugs_of(runs) == {"a-b": "a_b", "a_b": "a_b_", "a.b": "a_b__"}

@@ -25,7 +25,7 @@ from scheduler.policies.throughput import EngineModel
 
 
 def even(work: float, *, trains: bool = False) -> Points:
-    """A stage of so many node-seconds, which divide evenly."""
+    """A stage of `work` node-seconds, which divide evenly."""
     return Points(((1, work),), trains)
 
 
@@ -74,7 +74,7 @@ def test_points_between_and_beyond() -> None:
 def test_sampling_by_hand() -> None:
     engine = EngineModel(k1=0.0, k2=0.010, k3=0.001, k4=0.010)
     sampling = Sampling(engine, samples=160, reply=100.0, longest=100.0, most=32)
-    # On 1 node 160 replies run 32 at once, in 5 waves of 100 steps of 42 ms; on 5 nodes one wave; on 20 nodes 8 at once, 20 ms.
+    # On 1 node 160 replies run in 5 waves of 32, of 100 steps of 42 ms; on 5 nodes one wave; on 20 nodes one of 8, 20 ms.
     assert [sampling.seconds(n, AS_MEASURED) for n in (1, 5, 20)] == pytest.approx([21.0, 4.2, 2.0])
     tail = Sampling(engine, samples=160, reply=100.0, longest=1000.0, most=32)
     assert [tail.seconds(n, AS_MEASURED) for n in (1, 5)] == pytest.approx(

@@ -52,7 +52,7 @@ def test_a_node_that_is_not_lent_because_the_wait_is_short_is_its_trainers() -> 
     assert lend(WAITS, replace(SETTINGS, enabled=False)).near
 
 
-def test_where_nobody_else_would_fill_the_batch_a_node_is_lent_however_short_the_wait_is() -> None:
+def test_where_no_other_engine_would_fill_the_batch_a_node_is_lent_however_short_the_wait_is() -> None:
     alone = replace(WAITS, wait_s=0.1, awake=0, train_s=100.0)
     assert lend(alone, SETTINGS).yes
     assert not lend(replace(alone, calls=0), SETTINGS).near
@@ -60,7 +60,7 @@ def test_where_nobody_else_would_fill_the_batch_a_node_is_lent_however_short_the
     assert (whole.yes, whole.near) == (False, True)
 
 
-def test_nobody_knows_how_long_the_wait_is() -> None:
+def test_a_node_is_lent_where_the_wait_is_unknown() -> None:
     assert lend(replace(WAITS, wait_s=math.inf), SETTINGS).yes
 
 
@@ -171,7 +171,7 @@ def test_groups_that_come_while_the_trainer_computes_count_for_its_next_batch() 
     assert pace.groups_per_s == pytest.approx(expected, abs=1e-3)
 
 
-def test_where_nobody_knows_of_later_batches_their_groups_come_with_the_next_one() -> None:
+def test_where_later_batches_are_unknown_their_groups_come_with_the_next_one() -> None:
     pace = whole_at_2(Pace(smooth_s=10.0))
     pace.update(6, 0, 4, 4)
     pace.update(10, 1, 4, 8)  # 4 in 8 s
@@ -180,7 +180,7 @@ def test_where_nobody_knows_of_later_batches_their_groups_come_with_the_next_one
     assert pace.wait_s == pytest.approx(4 / 0.6933, abs=1e-3)
 
 
-def test_time_in_which_a_batch_was_whole_and_nothing_came_says_nothing() -> None:
+def test_time_in_which_a_batch_was_whole_and_nothing_came_does_not_count() -> None:
     pace = whole_at_2(Pace(smooth_s=10.0))
     pace.update(50, 0, 4, 4)
     pace.update(100, 1, 0, 4)

@@ -17,12 +17,7 @@ from scheduler.policies.routing import EngineLoad, choose
 from scheduler.policies.throughput import EngineModel
 from scheduler.policies.waterfall import Waterfall
 from scheduler.program.calls import Arrived
-from tests.unit.scheduler.policies.placements import (
-    GAIN,
-    MODEL,
-    calls,
-    poured,
-)
+from tests.unit.scheduler.policies.placements import GAIN, MODEL, calls, poured
 
 
 def waterfall(choice: Choice = GAIN, **versions: int) -> Waterfall:
@@ -46,7 +41,7 @@ def test_a_call_that_leaves_makes_room_for_the_first_that_waits() -> None:
     assert poured(fall) == {"v0-3": "a"}
 
 
-def test_the_oldest_version_comes_first_whoever_came_first() -> None:
+def test_the_oldest_version_comes_first_in_whatever_order_calls_arrive() -> None:
     fall = waterfall(a=2)
     placed = poured(fall, *calls(2, version=2), *calls(2, version=1))
     assert list(placed) == ["v1-0", "v1-1", "v2-0"]
@@ -83,7 +78,7 @@ def test_an_engine_in_whose_queue_calls_wait_has_no_room() -> None:
     assert set(poured(fall, *calls(4)).values()) == {"b"}
 
 
-def test_what_was_placed_counts_whatever_a_late_snapshot_says() -> None:
+def test_what_was_placed_counts_whatever_a_late_snapshot_shows() -> None:
     fall = waterfall(a=0)
     poured(fall, *calls(3))
     fall.engines.apply_snapshot("a", 0, 0, 0)
@@ -108,7 +103,7 @@ def test_an_engine_is_judged_by_its_newest_measured_speed_also_when_it_opens_aga
     fall = waterfall(a=0, b=0)
     slow = EngineModel(k1=0.0, k2=9.0, k3=0.0, k4=9.0)
     fall.engines.fitted("a", slow)
-    fall.engines.fitted("nobody", slow)
+    fall.engines.fitted("unknown", slow)
     assert poured(fall, *calls(1)) == {"v0-0": "b"}
     fall.engines.closed("a")
     fall.engines.opened("a", 0, MODEL)
@@ -168,7 +163,7 @@ def test_a_call_that_waits_already_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"rule": "best"}, {"min_gain_share": 1.0}, {"min_gain_share": -0.1}])
-def test_what_is_no_rule_is_refused(wrong: dict[str, object]) -> None:
+def test_an_invalid_choice_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"min_gain_share|rule"):
         Choice(**wrong)  # type: ignore[arg-type]
 

@@ -30,7 +30,7 @@ ENGINE = {"k1": 0.0, "k2": 1.0, "k3": 0.5, "k4": 1.0}
 
 
 class Field:
-    """A model's engines and calls, as the placement is told of them. Nobody takes the steps of updates."""
+    """A model's engines and calls, as the placement receives them. No engine carries out the steps of updates."""
 
     def __init__(self, order: str = "rolling", mode: str = "abort", **placement: Any) -> None:
         given = {"rule": "gain", "min_gain_share": 0.3, "engine": ENGINE, **placement}
@@ -119,17 +119,19 @@ HAPPENS = st.one_of(
 
 
 def happen(field: Field, what: str, name: str, number: int) -> None:
-    """Does one of `HAPPENS`."""
+    """Perform one of `HAPPENS`."""
     match what:
         case "open":
             field.opens(**{name: number})
         case "close":
             field.closes(name)
         case "gone":
-            field.inject(field.program.fleets[MODEL].added, Added(name))  # the fleet says so the first time
+            field.inject(
+                field.program.fleets[MODEL].added, Added(name)
+            )  # the fleet reports it the first time
             field.closes(name)
         case "arrive":
-            field.placed.pop(name, None)  # if it is inside, it arrives anew
+            field.placed.pop(name, None)  # if it is inside, it arrives again
             expected = 100 if number == 3 else 0
             field.arrive(Arrived(name, number, 10 * (number + 1), expected, "a", 5, ("b",)))
         case "leave":

@@ -1,4 +1,4 @@
-"""The reactor of placement in the control program: events in virtual time, and what is said to them."""
+"""The reactor of placement in the control program: events in virtual time, and the decisions about them."""
 
 from __future__ import annotations
 
@@ -8,25 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.program import ControlProgram
-from scheduler.program.calls import (
-    Arrived,
-    CallDeparted,
-    Demand,
-    EngineLoad,
-    Opened,
-    Snapshot,
-    SpeedFitted,
-)
+from scheduler.program.calls import Arrived, CallDeparted, Demand, EngineLoad, Opened, Snapshot, SpeedFitted
 from scheduler.program.events import Added
 from scheduler.reactor import Recording, Runtime, VirtualClock, replay
-from tests.unit.scheduler.program.field import (
-    ENGINE,
-    HAPPENS,
-    MODEL,
-    Field,
-    calls,
-    happen,
-)
+from tests.unit.scheduler.program.field import ENGINE, HAPPENS, MODEL, Field, calls, happen
 
 
 def test_calls_wait_until_an_engine_opens_and_then_in_their_order() -> None:
@@ -47,25 +32,13 @@ def test_ends_and_arrivals_of_one_turn_are_taken_in_that_order() -> None:
     assert field.placed == {"b": "one", "c": "one", "a": "one"}
 
 
-def test_a_call_that_leaves_while_it_waits_is_not_placed() -> None:
-    field = Field().arrive(*calls("a", "b")).leave("a").opens(one=0)
-    assert field.placed == {"b": "one"}
-
-
-def test_an_engine_that_is_closed_gets_nothing_and_has_its_calls_when_it_opens_again() -> None:
-    field = Field().opens(one=0).arrive(*calls(*"ab")).closes("one").arrive(*calls(*"cd"))
-    assert list(field.placed) == ["a", "b"]
-    field.opens(one=0)
-    assert list(field.placed) == ["a", "b", "c"]
-
-
 def test_the_last_call_of_a_version_is_foretold_by_its_length_and_its_engine() -> None:
     """Steps take 1 s, and `young` may be in a later batch."""
     field = Field().opens(one=1)
     reactor = field.reactor
     field.inject(reactor.fitted, SpeedFitted("one", 0.0, 1.0, 0.0, 0.0))
     field.arrive(Arrived("old", 0, 10), Arrived("young", 1, 10, to="one"))
-    assert reactor.longest_s(0) == 0.0, "nobody foretells lengths here"
+    assert reactor.longest_s(0) == 0.0, "no lengths are predicted here"
     field.leave("old", "young")
     field.arrive(Arrived("old", 0, 10, expected=30), Arrived("young", 1, 10, expected=90, to="one"))
     assert (reactor.longest_s(0), reactor.longest_s(1)) == (30.0, 90.0)
@@ -86,7 +59,7 @@ def test_fitted_coefficients_are_kept_while_an_engine_is_closed() -> None:
     assert list(field.placed) == ["a"]  # a second call would add nothing
 
 
-def test_without_pull_no_engine_is_told_to() -> None:
+def test_without_pull_no_engine_is_ordered_to() -> None:
     field = Field(order="rolling").opens(one=0, two=0).publish(1).second()
     assert field.pulled == []
 
@@ -106,7 +79,7 @@ def test_a_version_is_pulled_at_once_by_one_and_by_the_others_when_they_are_unde
     assert field.pulled == ["e3", "e2"]
 
 
-def test_an_engine_that_loads_a_version_beside_the_others_pulls_however_busy_it_is() -> None:
+def test_an_engine_that_loads_an_adapter_while_it_samples_pulls_however_busy_it_is() -> None:
     field = Field(order="pull", mode="adapter").opens(e1=0, e2=0).arrive(*calls(*"abcdef"))
     field.publish(1)
     assert field.pulled == ["e1"]
@@ -118,7 +91,9 @@ def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
     field = Field(order="pull").opens(one=0, two=0).arrive(*calls(*"abcdef"))
     field.publish(1)
     first = field.pulled[0]
-    field.inject(field.program.fleets[MODEL].added, Added(first))  # the fleet says that it is gone for now
+    field.inject(
+        field.program.fleets[MODEL].added, Added(first)
+    )  # the fleet reports that it is unavailable for now
     field.closes(first).arrive(*calls("new", version=1))
     assert sorted(field.pulled) == ["one", "two"]
     assert "new" not in field.placed
@@ -128,7 +103,7 @@ def test_a_call_that_no_open_engine_may_sample_makes_one_pull_at_once() -> None:
     assert field.placed["new"] == second
 
 
-def test_an_engine_that_was_told_and_stays_open_is_told_again() -> None:
+def test_an_order_to_pull_is_repeated_for_an_engine_that_stays_open() -> None:
     field = Field(order="pull").opens(one=0).publish(1)
     for _ in range(4):
         field.second()
@@ -146,16 +121,16 @@ def test_calls_move_out_of_a_queue_and_none_while_an_engine_pulls() -> None:
             assert field.pulled == ["two"]
         field.pulled.clear()
         field.second(EngineLoad("one", 1, 2, 30, 1.0))
-        if version:  # nobody pulls now, and only one engine is left that does not
+        if version:  # no engine pulls now, and only one is left that does not
             assert field.moves == []
         else:
             assert [(move.engine, move.to) for move in field.moves] == [("one", "two")] * 2
             field.second(EngineLoad("one", 1, 2, 30, 1.0))
-            assert len(field.moves) == 3  # nobody is told twice
+            assert len(field.moves) == 3  # no order is repeated
 
 
-def test_nothing_moves_at_the_moment_at_which_an_engine_is_told_to_pull() -> None:
-    """Calls wait in `one`, and `two` has room for them; at the same snapshot `three` is told to pull."""
+def test_nothing_moves_at_the_moment_at_which_an_engine_is_ordered_to_pull() -> None:
+    """Calls wait in `one`, and `two` has room for them; at the same snapshot `three` is ordered to pull."""
     field = Field(order="pull", migration={"waiting_above": 0}).publish(1)
     field.opens(one=1).arrive(*calls(*"abc", version=1)).opens(two=1, three=0)
     field.second(EngineLoad("one", 1, 2, 30, 1.0))
@@ -191,7 +166,7 @@ def test_a_pinned_call_never_moves() -> None:
 def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v(
     rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int]]
 ) -> None:
-    """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and nobody waits for ever."""
+    """`Field._on_placed` looks at every placement. In the end engines open, what runs leaves, and no call waits for ever."""
     field = Field(order, rule=rule, late_call_weight=late_call_weight)
     for event in events:
         happen(field, *event)
@@ -206,10 +181,10 @@ def test_whatever_happens_every_call_is_placed_once_and_on_no_engine_below_its_v
 
 @settings(deadline=None, max_examples=100)
 @given(st.lists(HAPPENS, max_size=30), st.integers(1, 3))
-def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_told_to_pull(
+def test_while_a_call_waits_that_is_too_new_for_all_an_engine_is_ordered_to_pull(
     events: list[tuple[str, str, int]], version: int
 ) -> None:
-    """Whatever went before: the engines that are told come back with the newest version, and then it is placed."""
+    """Whatever went before: the engines that are ordered to pull come back with the newest version, and then it is placed."""
     field = Field("pull")
     for event in events:
         happen(field, *event)
@@ -232,7 +207,7 @@ def test_the_engine_that_admits_a_group_is_the_one_that_would_get_its_call() -> 
     assert (field.reactor.admitting(1), field.reactor.admitting(2)) == (1, 2)
     assert field.reactor.admitting(3) is None
     field.arrive(*calls("c", "d", "e", to="old"), *calls("f", version=2))
-    assert field.reactor.admitting(1) is None, "nobody has room"
+    assert field.reactor.admitting(1) is None, "no engine has room"
     before = dict(field.placed)
     field.leave("c")
     assert field.reactor.admitting(1) == 1

@@ -19,13 +19,7 @@ from scheduler.program.calls import (
 from scheduler.program.following import FollowerProgram
 from scheduler.program.placement import PlacementSettings
 from scheduler.reactor import Runtime, VirtualClock
-from tests.unit.scheduler.program.field import (
-    ENGINE,
-    HAPPENS,
-    Field,
-    calls,
-    happen,
-)
+from tests.unit.scheduler.program.field import ENGINE, HAPPENS, Field, calls, happen
 
 
 def others(field: Field, processes: int, *given: PeerQueued | PeerRunning) -> Field:
@@ -46,7 +40,7 @@ def test_calls_of_an_older_v_that_wait_in_other_processes_go_first() -> None:
     assert field.placed == {"a": "one", "b": "one"}
 
 
-def test_calls_of_the_same_or_a_newer_v_that_wait_elsewhere_keep_nobody_from_an_engine() -> None:
+def test_calls_of_the_same_or_a_newer_v_that_wait_elsewhere_keep_no_call_from_an_engine() -> None:
     field = others(Field().opens(one=1), 2, PeerQueued(1, 9, 10)).second(EngineLoad("one", 0, 0, 0, 0.0))
     field.arrive(*calls("a", "b", "c", version=0))
     assert list(field.placed) == ["a", "b", "c"]
@@ -75,7 +69,7 @@ def test_what_is_placed_between_two_snapshots_counts_for_processes_that_do_the_s
     assert [field.placed[name] for name in "fg"] == ["one", "one"], "it is alone"
 
 
-def test_a_process_with_nearly_all_calls_takes_nobody_for_its_like() -> None:
+def test_a_process_with_nearly_all_calls_takes_no_other_for_its_like() -> None:
     field = Field(rule="cached").opens(one=0, two=0).arrive(*calls(*"abcdef"))
     others(field, 4).second(EngineLoad("one", 3, 0, 30, 1.0), EngineLoad("two", 4, 0, 40, 1.0))
     assert field.reactor._engines.times == 1
@@ -154,29 +148,29 @@ class Follower:
         return self
 
 
-def test_a_process_that_follows_leaves_alone_what_was_told_to_pull_and_tells_nobody() -> None:
+def test_a_follower_leaves_alone_what_was_ordered_to_pull_and_orders_nothing() -> None:
     """Calls wait in `one`; `two` and `three` have room."""
     follower = Follower(migration={"waiting_above": 0}).opens(one=0).arrive(*calls(*"abc"))
     follower.opens(two=0, three=0)
     crowded = EngineLoad("one", 1, 2, 30, 1.0)
     follower.second(Plan(1, pulling=("two",)), crowded)
-    assert follower.moved == [], "not at the moment at which an engine is told to pull"
+    assert follower.moved == [], "not at the moment at which an engine is ordered to pull"
     follower.second(Plan(1, pulling=("two", "three")), crowded)
     assert follower.moved == []
     follower.second(Plan(1, pulling=("two", "three")), crowded)
-    assert follower.moved == [], "nobody else has room"
+    assert follower.moved == [], "no other engine has room"
     follower.second(Plan(1, pulling=("three",)), crowded)
     assert (sorted(follower.moved), follower.pulled) == (["b", "c"], [])
 
 
-def test_the_newest_version_is_what_the_coordinator_says_also_if_it_is_withdrawn() -> None:
+def test_the_newest_version_is_the_coordinators_also_if_it_is_withdrawn() -> None:
     follower = Follower(late_call_weight=8.0).opens(one=3).second(Plan(3))
     assert follower.reactor._engines.weight(2) == 8.0
     follower.second(Plan(2))
     assert follower.reactor._engines.weight(2) == 1.0
 
 
-def test_what_followers_are_told_is_what_was_decided() -> None:
+def test_the_plan_for_followers_is_what_was_decided() -> None:
     field = Field(order="pull").opens(one=0, two=0).publish(1)
     assert field.reactor.decided() == Plan(1, pulling=tuple(field.pulled))
     field.closes(*field.pulled)
@@ -203,12 +197,8 @@ OTHERS = st.builds(
 def test_whatever_other_processes_have_every_call_is_placed_once_and_none_waits_for_ever(
     rule: str, order: str, late_call_weight: float, events: list[tuple[str, str, int] | PeerLoad]
 ) -> None:
-    """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot says."""
-    field = Field(
-        order,
-        rule=rule,
-        late_call_weight=late_call_weight,
-    )
+    """`Field._on_placed` looks at every placement. In the end the other processes have nothing, as every snapshot shows."""
+    field = Field(order, rule=rule, late_call_weight=late_call_weight)
     for event in events:
         if isinstance(event, PeerLoad):
             field.inject(field.reactor.peer_load, event)

@@ -1,7 +1,7 @@
-"""A world for the control program, in virtual time: engines that do a step in the time that a test says, fail it, or are silent.
+"""A world for the control program, in virtual time: engines that do a step in the time that a test sets, fail it, or are silent.
 
-Plays the gateway's part (`gateway.control.host`): one step an engine at a time, a new one ends the last, each end is told as a
-`StepResult`. Everything the program says is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
+Plays the gateway's part (`gateway.control.host`): one step an engine at a time, a new one ends the last, each end is sent as a
+`Done`. Every decision of the program is written down as a line ("12 a hold 1": at second 12), and watched (`watch.py`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ from scheduler.program.events import (
 from scheduler.program.nodes import Claimed, Filling, Hosted, NodeAdded, Released, RoleIs, Wanted
 from scheduler.reactor import SECOND, Recording, Runtime, Tag, VirtualClock, replay
 from scheduler.reactor.elements import PhysicalAction
-from tests.unit.scheduler.program.watch import (
-    FLEET_STEPS,
-    Node,
-    Watch,
-)
+from tests.unit.scheduler.program.watch import FLEET_STEPS, Node, Watch
 
 T = TypeVar("T")
 
@@ -61,9 +57,9 @@ class Answer:
     """None: it never answers."""
     pinned: int = 0
     stubborn: bool = False
-    """Answers also when nobody asks for it any more."""
+    """The result comes also when it is no longer awaited."""
     excused: bool = False
-    """Where it fails, the version did not come to it."""
+    """Where it fails, the version did not reach it."""
 
 
 @dataclass(slots=True)
@@ -111,7 +107,7 @@ class World:
     _late: list[_Late] = field(default_factory=list)
     _answered: list[StepResult] = field(default_factory=list)
     _wanted: tuple[Wanted, ...] = ()
-    """Told at the last tag: the fleet hears of it at the next, and so does the watch."""
+    """Sent at the last tag: the fleet receives it at the next, and so does the watch."""
 
     def __post_init__(self) -> None:
         self.fleet, self.update = {**FLEET, **self.fleet}, {**UPDATE, **self.update}
@@ -149,47 +145,47 @@ class World:
         for engine in engines:
             if engine in self.homes and engine not in self.watch.engines:
                 self._happens(self._program.lending.hosted, Hosted(engine, self.homes[engine]))
-            told = partial(self.watch.added, engine)
-            self._happens(self._program.fleets[MODEL].added, Added(engine), told)
+            observe = partial(self.watch.added, engine)
+            self._happens(self._program.fleets[MODEL].added, Added(engine), observe)
         return self
 
     def remove(self, engine: str) -> World:
         """Remove an engine that is no longer wanted."""
-        told = partial(self.watch.removed, self.now, engine)
-        self._happens(self._program.fleets[MODEL].removed, Removed(engine), told)
+        observe = partial(self.watch.removed, self.now, engine)
+        self._happens(self._program.fleets[MODEL].removed, Removed(engine), observe)
         return self
 
     def lose(self, engine: str, reason: str = "it died") -> World:
         """Lose an engine that died."""
-        told = partial(self.watch.lost, self.now, engine)
-        self._happens(self._program.fleets[MODEL].lost, EngineLost(engine, reason), told)
+        observe = partial(self.watch.lost, self.now, engine)
+        self._happens(self._program.fleets[MODEL].lost, EngineLost(engine, reason), observe)
         return self
 
     def pause(self, engine: str) -> World:
         """Have a person pause an engine."""
-        return self._ask(Wanted(engine, awake=False, reason="a person has paused it"))
+        return self._request(Wanted(engine, awake=False, reason="a person has paused it"))
 
     def resume(self, engine: str) -> World:
         """Have a person resume an engine."""
-        return self._ask(Wanted(engine, awake=True, reason="a person has resumed it"))
+        return self._request(Wanted(engine, awake=True, reason="a person has resumed it"))
 
-    def _ask(self, asked: Wanted) -> World:
-        told = partial(self.watch.wanted, self.now, asked, "person")
-        self._happens(self._program.fleets[MODEL].requested, asked, told)
+    def _request(self, request: Wanted) -> World:
+        observe = partial(self.watch.wanted, self.now, request, "person")
+        self._happens(self._program.fleets[MODEL].requested, request, observe)
         return self
 
     def claim(self, *nodes: str) -> World:
         """Their trainer wants them, or still has them."""
         for node in nodes:
-            told = partial(self.watch.claimed, self.now, node)
-            self._happens(self._program.lending.claimed, Claimed(node, MODEL), told)
+            observe = partial(self.watch.claimed, self.now, node)
+            self._happens(self._program.lending.claimed, Claimed(node, MODEL), observe)
         return self
 
     def release(self, *nodes: str, busy_s: float = 0.0, load_s: float = 0.0) -> World:
         """Their trainer waits; it computed for so long, and its weights had taken so long to come back."""
         for node in nodes:
-            told = partial(self.watch.released, node)
-            self._happens(self._program.lending.released, Released(node, MODEL, busy_s, load_s), told)
+            observe = partial(self.watch.released, node)
+            self._happens(self._program.lending.released, Released(node, MODEL, busy_s, load_s), observe)
         return self
 
     def fill(self, groups: int, running: int = 9, buffer: int = 0, size: int = 10, ahead: int = 0) -> World:
@@ -204,26 +200,28 @@ class World:
             self._happens(self._program.updates[MODEL].published, Published(version))
         return self
 
-    def _happens(self, action: PhysicalAction[T], value: T, told: Callable[[], None] = lambda: None) -> None:
-        """The program hears of it, and so does the watch; what follows at the next tag is left, to meet the next event."""
+    def _happens(
+        self, action: PhysicalAction[T], value: T, observe: Callable[[], None] = lambda: None
+    ) -> None:
+        """The program receives it, and so does the watch; what follows at the next tag is left, to meet the next event."""
         tag = self._runtime.inject(action, value)
         while self._runtime._tags[0] < tag:
             self._step()
-        self._tell_wanted()
-        told()
+        self._forward_wanted()
+        observe()
         assert self._step()
 
     def _step(self) -> bool:
-        self._tell_wanted()
+        self._forward_wanted()
         return self._runtime.step()
 
     def _advance(self) -> None:
         while self._step():
             pass
 
-    def _tell_wanted(self) -> None:
-        told, self._wanted = self._wanted, ()
-        for wanted in told:
+    def _forward_wanted(self) -> None:
+        sent, self._wanted = self._wanted, ()
+        for wanted in sent:
             self.watch.wanted(self.now, wanted)
 
     def run(self, seconds: int = 0) -> World:
@@ -236,16 +234,16 @@ class World:
         self._clock.advance_to(until)
         return self
 
-    def say_again(self) -> None:
-        """Every answer that was ever given, again; those to what is asked now excepted. Nothing may follow."""
+    def repeat_results(self) -> None:
+        """Send every result again, but those of pending steps. Nothing may follow."""
         self.run()
         for done in self._answered:
-            self._say_late(done)
+            self._send_late(done)
 
     def story(self) -> list[str]:
         """The lines since the last call."""
-        told, self.lines[:] = list(self.lines), []
-        return told
+        lines, self.lines[:] = list(self.lines), []
+        return lines
 
     def recorded(self) -> list[str]:
         """Ends the run: the lines of its recording."""
@@ -288,22 +286,22 @@ class World:
             self._advance()
         for late in [late for late in self._late if late.ends <= self._clock.now()]:
             self._late.remove(late)
-            self._say_late(late.done)
+            self._send_late(late.done)
         self.watch.passed(self.now)
 
     def _answer_due(self) -> bool:
-        """Tells of every step that ends now, one after the other; answers whether there was one.
+        """Send the result of every step that ends now, one after the other. Return whether there was one.
 
-        The watch hears of each when the program does: what that says to one answer, or to a deadline, may end a step before its
-        own answer is heard.
+        The watch receives each when the program does: what that decides on one result, or on a deadline, may end a step before
+        its own result arrives.
         """
         now = self._clock.now()
         due = [step for step in self._steps.values() if step.ends is not None and step.ends <= now]
         for step in due:
-            self._say(step)
+            self._send(step)
         return bool(due)
 
-    def _say(self, step: _Step) -> None:
+    def _send(self, step: _Step) -> None:
         done = _done(step)
         if self._steps.get(done.engine) is step:
             del self._steps[done.engine]
@@ -314,15 +312,15 @@ class World:
             self._happens(self._program.placements[MODEL].opened, Opened(done.engine, done.version))
 
     def _answers(self, done: StepResult) -> None:
-        """Unless it crosses something that was decided meanwhile."""
+        """Unless it crosses a decision."""
         engine = self.watch.engines.get(done.engine)
-        if engine is not None and (engine.asked, engine.to) == (done.step, done.version):
+        if engine is not None and (engine.pending, engine.to) == (done.step, done.version):
             self.watch.done(self.now, done)
 
-    def _say_late(self, done: StepResult) -> None:
-        asked = self._steps.get(done.engine)
+    def _send_late(self, done: StepResult) -> None:
+        pending = self._steps.get(done.engine)
         key = (done.step, done.version)
-        if asked is not None and (asked.do.step, asked.do.version) == key:
+        if pending is not None and (pending.do.step, pending.do.version) == key:
             return  # the gateway never has two such: a step is begun when the last has ended
         before = list(self.lines)
         self._happens(self._hears(done), done)
@@ -352,11 +350,11 @@ class World:
             ends = None if answer.after_s is None else self._clock.now() + answer.after_s * SECOND
             self._steps[do.engine] = _Step(do, answer, ends)
 
-    def _on_wanted(self, _tag: Tag, told: tuple[Wanted, ...]) -> None:
-        self._wanted += told
+    def _on_wanted(self, _tag: Tag, wanted: tuple[Wanted, ...]) -> None:
+        self._wanted += wanted
 
-    def _on_roles(self, _tag: Tag, told: tuple[RoleIs, ...]) -> None:
-        for role in told:
+    def _on_roles(self, _tag: Tag, roles: tuple[RoleIs, ...]) -> None:
+        for role in roles:
             self.lines.append(f"{self.now} {role.node} is {role.role}")
             self.watch.role(role)
 
