@@ -10,7 +10,7 @@ import httpx
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine
 
-KEYS = {name: f"the-key-of-{name}-and-nobody-else" for name in ("ann", "bob", "few", "brief")}
+KEYS = {name: f"the-key-of-{name}-and-no-other" for name in ("ann", "bob", "few", "brief")}
 
 
 Stage = tuple[RunningGateway, ScriptedEngine]
@@ -33,7 +33,7 @@ async def send(
 
 
 async def say(stage: Stage, agent: str, messages: Sequence[Any], reply: str = "so", **more: Any) -> str:
-    """The id of the episode that a call with this reply belonged to."""
+    """Return the id of the episode that a call with this reply belonged to."""
     stage[1].replies.append(reply)
     answer = await send(stage, agent, messages, **more)
     assert answer.status_code == 200, answer.text
