@@ -16,22 +16,13 @@ from gateway.cluster.messages import (
     unpack,
 )
 from gateway.config import QueueSettings
-from gateway.generation.plan_messages import (
-    CallCounts,
-    Table,
-    others_of,
-)
+from gateway.generation.plan_messages import CallCounts, Table, others_of
 from gateway.generation.pool import EnginePool
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineSeen, Held, Others, Plan, Queued
 from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
-from tests.unit.gateway.generation.pool_calls import (
-    asks,
-    call,
-    inside,
-    opened,
-)
+from tests.unit.gateway.generation.pool_calls import asks, call, inside, opened
 
 ROOM_FOR_3 = EngineModel(0.0, 1.0, 0.5, 1.0)
 
@@ -165,7 +156,5 @@ def test_what_several_processes_have_is_added_up() -> None:
     first = CallCounts(((0, 2, 30), (1, 1, 10)), (("a", 0, 2), ("b", 1, 1)))
     second = CallCounts(((0, 1, 60),), (("a", 0, 1), ("a", 1, 4)))
     assert others_of([first, second, CallCounts()]) == Others(
-        4,
-        (Queued(0, 3, 30), Queued(1, 1, 10)),
-        (Held("a", 0, 3), Held("a", 1, 4), Held("b", 1, 1)),
+        4, (Queued(0, 3, 30), Queued(1, 1, 10)), (Held("a", 0, 3), Held("a", 1, 4), Held("b", 1, 1))
     )
