@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.store.turns import spans_of
@@ -97,6 +97,7 @@ def check_same(left: tuple[Group, ...], right: tuple[Group, ...]) -> None:
         assert all(same(x, y) for x, y in zip(a.nodes, b.nodes, strict=True))
 
 
+@settings(max_examples=40)
 @given(groups())
 def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
     table = groups_to_arrow(original)
@@ -108,6 +109,7 @@ def test_groups_come_back_from_a_stream(original: tuple[Group, ...]) -> None:
         check_same(groups_from_arrow(reader.read_all()), original)
 
 
+@settings(max_examples=40)
 @given(groups())
 def test_a_feed_without_the_later_columns_is_read_with_what_stands_for_them(
     original: tuple[Group, ...],
