@@ -10,7 +10,7 @@ import httpx
 from tests.harness.gateways import RunningGateway
 from tests.harness.scripted import ScriptedEngine
 
-KEYS = {name: f"the-key-of-{name}-and-nobody-else" for name in ("ann", "bob", "few", "brief")}
+KEYS = {name: f"the-key-of-{name}-and-no-other" for name in ("ann", "bob", "few", "brief")}
 
 
 Stage = tuple[RunningGateway, ScriptedEngine]

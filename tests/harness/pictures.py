@@ -24,13 +24,13 @@ WIDTH, HEIGHT = 1240, 700
 
 
 async def take(run: Path, out: Path = OUT) -> list[Path]:
-    """Writes the pictures of a run; returns their paths."""
+    """Write the pictures of a run; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     taken: list[Path] = []
     async with serve(create_archive(find_run(run)), port), run_browser() as browser:
-        episode = await _telling(url)
+        episode = await _episode_to_show(url)
         for theme in ("light", "dark"):
             async with tab(browser, url, dark=theme == "dark", width=WIDTH, height=HEIGHT) as shown:
                 await shown.show("run", "Run")
@@ -44,11 +44,11 @@ async def take(run: Path, out: Path = OUT) -> list[Path]:
     return taken
 
 
-async def _telling(url: str) -> str:
-    """The best of the newest trained episodes, whose group has others to compare it with."""
+async def _episode_to_show(url: str) -> str:
+    """Return the best of the newest trained episodes, whose group has others to compare it with."""
     async with httpx.AsyncClient(base_url=url) as http:
-        asked = {"mode": "train", "reason": "rewarded", "limit": 100}
-        answer = (await http.get("/admin/v1/episodes", params=asked)).raise_for_status().json()
+        params = {"mode": "train", "reason": "rewarded", "limit": 100}
+        answer = (await http.get("/admin/v1/episodes", params=params)).raise_for_status().json()
     rows = [row for row in answer["episodes"] if row["reward"] is not None]
     spread = {
         row["group_id"]: {r["reward"] for r in rows if r["group_id"] == row["group_id"]} for row in rows

@@ -1,4 +1,4 @@
-"""A key that nobody knows is answered with the one that was meant, in every file that a person writes."""
+"""The error for an unknown key names the nearest known one, in every file that a person writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_gateway_names_the_nearest_key(values: dict[str, object], line: str)
     assert line in str(caught.value)
 
 
-def test_every_mistake_of_a_file_is_reported_at_once() -> None:
+def test_every_mistake_of_a_file_is_in_one_error() -> None:
     values = {
         "models": {"demo": {**MODEL, "family": "qwen33"}},
         "store": {"url": "mysql://x"},
@@ -78,12 +78,7 @@ def test_the_trainer_does_so_too_also_below_its_algorithm() -> None:
     ],
 )
 def test_so_do_the_other_files(
-    load: Callable[[Path], object],
-    error: type[Exception],
-    text: str,
-    key: str,
-    meant: str,
-    tmp_path: Path,
+    load: Callable[[Path], object], error: type[Exception], text: str, key: str, meant: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "file.toml"
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""`--help` shows every word that the commands say of themselves: what stands in brackets is no markup."""
+"""`--help` shows every word of the commands' docstrings: text in brackets is not markup."""
 
 from __future__ import annotations
 
@@ -54,8 +54,12 @@ def test_help_shows_every_word(name: str, path: tuple[str, ...]) -> None:
     ],
 )
 def test_a_shell_completes_commands(name: str, typed: str, found: set[str]) -> None:
-    asked = {f"_{name.upper()}_COMPLETE": "complete_bash", "COMP_WORDS": f"{name} {typed}", "COMP_CWORD": "1"}
-    assert set(CliRunner().invoke(APPS[name], [], env=asked, prog_name=name).output.split()) == found
+    environment = {
+        f"_{name.upper()}_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"{name} {typed}",
+        "COMP_CWORD": "1",
+    }
+    assert set(CliRunner().invoke(APPS[name], [], env=environment, prog_name=name).output.split()) == found
 
 
 def words(text: str) -> list[str]:

@@ -34,14 +34,14 @@ def settings(model: Path, work: Path, **sections: Any) -> Settings:
 
 
 def only(found: list[Finding], level: str) -> Finding:
-    """The one finding of a level; it has a fix."""
+    """Return the one finding of a level; it has a fix."""
     [finding] = [one for one in found if one.level == level]
     assert finding.fix
     return finding
 
 
 def interpreter(work: Path, script: str) -> str:
-    """A program in the place of an engine's Python."""
+    """Return a program in the place of an engine's Python."""
     path = work / "python"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
@@ -147,7 +147,7 @@ async def test_a_clock_that_differs_from_the_databases(
 
 
 @pytest.mark.parametrize(
-    ("script", "level", "said"),
+    ("script", "level", "words"),
     [
         ("exit 1", "problem", "has no vLLM"),
         ("echo 0.12.0", "warning", "vllm 0.12.0, which headgate was not tested with"),
@@ -155,11 +155,11 @@ async def test_a_clock_that_differs_from_the_databases(
     ],
 )
 async def test_the_vllm_of_engines_that_are_to_be_started(
-    tiny_model: Path, tmp_path: Path, script: str, level: str, said: str
+    tiny_model: Path, tmp_path: Path, script: str, level: str, words: str
 ) -> None:
     engine = {"launch": "vllm", "python": interpreter(tmp_path, script)}
     [finding] = await engines.examine_engines(settings(tiny_model, tmp_path, engine=engine))
-    assert (finding.level, said in finding.what) == (level, True), finding
+    assert (finding.level, words in finding.what) == (level, True), finding
 
 
 async def test_tied_weights_on_the_cpu_build(tmp_path: Path) -> None:

@@ -16,22 +16,13 @@ from gateway.cluster.messages import (
     unpack,
 )
 from gateway.config import QueueSettings
-from gateway.generation.plan_messages import (
-    CallCounts,
-    Table,
-    peer_load_of,
-)
+from gateway.generation.plan_messages import CallCounts, Table, peer_load_of
 from gateway.generation.pool import EnginePool
 from scheduler.policies.throughput import EngineModel
 from scheduler.program.calls import EngineLoad, PeerLoad, PeerQueued, PeerRunning, Plan
 from scheduler.program.placement import PlacementSettings
 from tests.harness.waiting import turns
-from tests.unit.gateway.generation.pool_calls import (
-    asks,
-    call,
-    inside,
-    opened,
-)
+from tests.unit.gateway.generation.pool_calls import asks, call, inside, opened
 
 ROOM_FOR_3 = EngineModel(0.0, 1.0, 0.5, 1.0)
 

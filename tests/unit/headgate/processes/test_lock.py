@@ -10,11 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.processes.lock import (
-    LockHeld,
-    holder,
-    lock,
-)
+from headgate.processes.lock import LockHeld, holder, lock
 
 HOLDER = """
 import sys
