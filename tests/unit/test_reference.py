@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import gateway.client
 import pytest
 
+import headgate.client
 from reference.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_errors_have_the_status_that_their_class_gives_them() -> None:
 
 def test_the_python_client_has_every_export_with_its_methods() -> None:
     page = PAGES["python-client"]()
-    assert all(f"## `{name}`\n" in page for name in gateway.client.__all__)
+    assert all(f"## `{name}`\n" in page for name in headgate.client.__all__)
     assert (
         "### `GatewayClient.reward`\n\n```python\nreward(\n    episode_id: str,\n    reward: float,\n" in page
     )
