@@ -453,9 +453,11 @@ async def test_spare_members_race_and_what_is_left_of_them_is_no_failure(
         if number < 3:
             return float(number)
         headers = {"Authorization": f"Bearer {api_key}"}
-        while (await gateway.chat(headers, max_tokens=2)).status_code == 200:
-            pass
-        stopped.set()
+        try:
+            while (await gateway.chat(headers, max_tokens=2)).status_code == 200:
+                pass
+        finally:  # refused, or cancelled by the driver
+            stopped.set()
         raise RuntimeError("the episode is closed")
 
     given = settings_for(tiny_model, tmp_path, staleness={**ONE_SLOT, "spare_members": 1})
@@ -518,8 +520,11 @@ async def test_what_is_stored_as_rewarded_is_what_the_ledger_took(
             opened = []
             for _ in range(4):
                 with contextlib.suppress(GatewayRefused):
-                    name = f"g{number}"
-                    opened.append((await gateway.begin("t", group_id=name, group_size=2, wait_s=LONG_S))[0])
+                    episode, headers = await gateway.open(
+                        "t", group_id=f"g{number}", group_size=2, wait_s=LONG_S
+                    )
+                    opened.append(episode)
+                    await gateway.chat(headers, max_tokens=2)  # it may be closed already, as there is no room
             deeds = [act(e, chance.randrange(4)) for e in opened for _ in range(3)]
             await asyncio.gather(*deeds)
             return opened
