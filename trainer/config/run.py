@@ -44,7 +44,8 @@ class GatewaySettings(Section):
     model: str | None = None
     """Which of the gateway's trained models this run trains; the first if absent."""
     config: Path | None = None
-    """A gateway's TOML file; the trainer starts it as a child process and stops it at the end."""
+    """A gateway's TOML file; the trainer starts the gateway as a child process and stops it at the end. Without `config` and
+    `url`: this file, if it holds the gateway's tables too."""
     timeout_s: Seconds = 300.0
     """Seconds that the gateway may be unavailable in the middle of a run before the run stops."""
     nodes: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from headgate.processes.child import LocalProcess
 from headgate.processes.errors import ChildDied
 from trainer.config.run import GatewaySettings
 from trainer.config.settings import Settings
-from trainer.config.state import WeightsSettings
+from trainer.config.state import PublishSettings
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.tasks import Companion
 
@@ -85,9 +85,9 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
 
 
 async def weights_process(
-    stack: AsyncExitStack, settings: WeightsSettings, weights: Path, notify: Notify = print
+    stack: AsyncExitStack, settings: PublishSettings, weights: Path, notify: Notify = print
 ) -> Companion | None:
-    """Start the server of published versions, if `[weights] transport` needs it. Raise ChildDied or TimeoutError."""
+    """Start the server of published versions, if `[publish] transport` needs it. Raise ChildDied or TimeoutError."""
     if not settings.serves:
         return None
     host, _, port = settings.listen.rpartition(":")

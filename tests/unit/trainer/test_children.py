@@ -15,7 +15,7 @@ from headgate.processes.ports import free_port
 from tests.harness.gateways import serve
 from trainer.config.run import GatewaySettings
 from trainer.config.settings import Settings
-from trainer.config.state import WeightsSettings
+from trainer.config.state import PublishSettings
 from trainer.errors import ConfigError, GatewayUnreachable
 from trainer.loop.children import gateway_process, rollout_process, url_of, weights_process
 
@@ -95,7 +95,7 @@ async def test_a_trainer_that_sends_to_engines_has_a_server_that_asks_for_its_ke
     url = f"http://127.0.0.1:{port}"
     values = {"transport": "collective", "listen": f"127.0.0.1:{port}", "key": "of-the-weights"}
     async with AsyncExitStack() as stack:
-        watched = await weights_process(stack, WeightsSettings.model_validate(values), tmp_path / "weights")
+        watched = await weights_process(stack, PublishSettings.model_validate(values), tmp_path / "weights")
         assert watched is not None
         stack.callback(watched.work.close)
         ask = {"backend": "gloo", "workers": 1, "timeout_s": 5}
