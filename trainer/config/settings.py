@@ -176,7 +176,7 @@ class Settings(TrainingSettings):
     @model_validator(mode="after")
     def _can_evaluate(self) -> Self:
         if self.eval.every is not None and not (self.eval.agent or self.rollout):
-            raise ValueError("[eval] every needs an agent: [rollout] agent, or [eval] agent")
+            raise ValueError("[eval] every needs an agent: [rollout] agent or command, or [eval] agent")
         env = self.rollout is not None and self.rollout.env is not None and self.eval.agent is None
         if self.eval.every is not None and not self.eval.tasks and not env:
             raise ValueError("[eval] every needs `tasks`")

@@ -29,6 +29,8 @@ Notify = Callable[[str], None]
 _GATEWAY_START_S = 1800.0
 """An engine may load a large model; a gateway that fails ends sooner."""
 _WEIGHTS_START_S = 60.0
+_REWARD_FLAGS = {"agent": [], "exit-code": ["--exit-code-reward"], "grader": ["--grade"]}
+"""The options of the driver by `[rollout] reward`."""
 
 
 async def gateway_process(
@@ -79,6 +81,7 @@ async def rollout_process(stack: AsyncExitStack, settings: Settings, url: str) -
     }
     argv = ["gateway.cli", "episodes", "run", "--forever"]
     argv += [part for name, value in options.items() if value is not None for part in (name, str(value))]
+    argv += [*_REWARD_FLAGS[rollout.reward], *(["--", *rollout.command] if rollout.command else [])]
     env = _with_key("HEADGATE_ADMIN_KEY", settings.gateway.key)
     _, companion = await _start(stack, "rollout", argv, rollout_log(settings), env, stop_s=10.0)
     return companion
