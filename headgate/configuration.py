@@ -20,56 +20,17 @@ Place = tuple[int | str, ...]
 
 
 TABLES = {
-    "gateway": frozenset(
-        [
-            "admin",
-            "agents",
-            "bus",
-            "calls",
-            "cluster",
-            "control",
-            "engine",
-            "episodes",
-            "feed",
-            "graders",
-            "lending",
-            "lengths",
-            "limits",
-            "models",
-            "nodes",
-            "projects",
-            "queue",
-            "render",
-            "retention",
-            "rewards",
-            "routing",
-            "sampling",
-            "server",
-            "staleness",
-            "store",
-            "telemetry",
-            "update",
-            "weights",
-        ]
-    ),
-    "trainer": frozenset(
-        [
-            "algorithm",
-            "batch",
-            "checkpoint",
-            "credit",
-            "eval",
-            "gateway",
-            "model",
-            "optimizer",
-            "parallel",
-            "publish",
-            "report",
-            "rollout",
-            "run",
-        ]
-    ),
-}
+    "gateway": frozenset((
+        "admin", "agents", "bus", "calls", "cluster", "control", "engine", "episodes", "feed",
+        "graders", "lending", "lengths", "limits", "models", "nodes", "projects", "queue", "render",
+        "retention", "rewards", "routing", "sampling", "server", "staleness", "store", "telemetry",
+        "update", "weights",
+    )),
+    "trainer": frozenset((
+        "algorithm", "batch", "checkpoint", "credit", "eval", "gateway", "model", "optimizer",
+        "parallel", "publish", "report", "rollout", "run",
+    )),
+}  # fmt: skip
 """The tables that each program reads."""
 
 
@@ -80,7 +41,7 @@ class Section(BaseModel):
 
 
 class Unreadable(Exception):
-    """A file that is not there, or is no TOML; the message names it and says why."""
+    """A file that is missing or not TOML; the message names it and the reason."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -126,7 +87,7 @@ def _unknown_key(name: str, known: list[str]) -> str:
 
 
 def _keys(annotation: Any, path: Place) -> list[str]:
-    """Return the keys of the table at `path` below a type; none where it is no table."""
+    """Return the keys of the table at `path` below a type; none where it is not a table."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         names = {field.alias or name: field for name, field in annotation.model_fields.items()}
         if not path:
