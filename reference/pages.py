@@ -32,8 +32,8 @@ PAGES: dict[str, Callable[[], str]] = {
         configuration.page, "The gateway's configuration", f"{_TOML} {_SHARED} For `gateway serve --config`.", GatewaySettings, {}
     ),
     "trainer-configuration": partial(
-        configuration.page, "The trainer's configuration", f"{_TOML} {_SHARED} For `trainer run`, `eval`, `export` and `plan-memory`.",
-        TrainerSettings, {"algorithm": _ALGORITHMS},
+        configuration.page, "The trainer's configuration",
+        f"{_TOML} {_SHARED} For `trainer run`, `eval`, `export` and `plan-memory`.", TrainerSettings, {"algorithm": _ALGORITHMS},
     ),
     "fine-tuning-configuration": partial(
         configuration.page, "The configuration of `trainer sft`", f"{_TOML} For `trainer sft`.", SupervisedSettings, {}
