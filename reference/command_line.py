@@ -19,7 +19,7 @@ def page(programs: dict[str, typer.Typer]) -> str:
         "Every command prints the same with `--help`. `gateway --install-completion`, and the same of the other programs, makes"
         " your shell complete commands, options and their values from its next start on; `--show-completion` only prints the"
         " script. An error is one paragraph on standard error; the exit status is 2 for a wrong command line or file, and 1 for"
-        " what failed. `--debug` shows full tracebacks of unexpected errors.\n",
+        " what failed. `--debug` shows the tracebacks of unexpected errors.\n",
     ]
     for name, app in programs.items():
         parts += [f"## `{name}`\n", f"{prose(app.info.help or '')}\n"]

@@ -24,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",  # keeps text in brackets
 )
 
+_BEGIN, _MORE = "Start here", "More commands"
 RECORDING = "control.jsonl"
 """The recording's name in the folder of a run."""
 _VALUE, _WHY = 72, 120
@@ -34,7 +35,7 @@ def _options(version: Version = False, debug: Debug = False) -> None:
     """headgate's scheduler."""
 
 
-@app.command()
+@app.command(rich_help_panel=_BEGIN)
 def run(
     cluster: Annotated[Path, typer.Argument(help="A cluster's TOML file.", dir_okay=False)],
     check: Annotated[bool, typer.Option("--check", help="Show the plan only; start nothing.")] = False,
@@ -57,7 +58,7 @@ def run(
     raise typer.Exit(status)
 
 
-@app.command()
+@app.command(rich_help_panel=_MORE)
 def graph(
     program: Annotated[str, typer.Option(help="The program to draw.")] = "control",
     format: Annotated[
@@ -84,7 +85,7 @@ def graph(
         out.write_text(text, encoding="utf-8")
 
 
-@app.command()
+@app.command(rich_help_panel=_BEGIN)
 def replay(
     run: Annotated[Path, typer.Argument(help=f"A recording, or the folder of a run, with its {RECORDING}.")],
 ) -> None:
@@ -119,7 +120,7 @@ def replay(
     raise typer.Exit(0 if report.equal else 1)
 
 
-@app.command()
+@app.command(rich_help_panel=_BEGIN)
 def plan(
     profile: Annotated[
         Path | None, typer.Argument(help="A profile in TOML (docs/topics/scheduler.md).")

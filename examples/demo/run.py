@@ -141,7 +141,7 @@ class Demo:
             trainer[r"^\[model\]$"] = f'[model]\ndtype = "{self.dtype}"'
         if self.lora:
             gateway[r'^launch = "vllm"$'] = 'launch = "vllm"\ntransport = "lora"'
-            trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[weights]\ntransport = "lora"\n'
+            trainer[r"\Z"] = '\n[model.lora]\nrank = 16\nalpha = 32\n\n[publish]\ntransport = "lora"\n'
         lr = LORA_LR if self.lora and self.lr is None else self.lr
         if self.frozen or lr is not None:
             trainer[r"^lr = .*$"] = f"lr = {0.0 if self.frozen else lr}"

@@ -131,6 +131,7 @@ def migrate(
     """
     from gateway.config.settings import ConfigError, Settings
     from gateway.store import schema
+    from headgate.processes.slow import in_progress
 
     try:
         store = Settings.load(config).store
@@ -143,7 +144,8 @@ def migrate(
             return
         if not yes and schema.is_back(store, to):
             typer.confirm(f"drop what was added after revision {to}, with its contents?", abort=True)
-        schema.migrate(store, to)
+        with in_progress(lambda text: typer.echo(text, err=True), "migrating the tables"):
+            schema.migrate(store, to)
     except ConfigError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from error

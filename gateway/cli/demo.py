@@ -81,13 +81,12 @@ def save_checkpoint(folder: Path) -> None:
 
 
 def introduction(folder: Path, url: str) -> str:
-    """Return a text about what to try with the demo, and how to switch to a model."""
-    ask = f"curl -s {url}/admin/v1/episodes -H 'content-type: application/json' -d '{{\"task_id\": \"t1\"}}'"
+    """Return a text about what a person can do with the demo, and how to continue with a model; all files are in `folder`."""
+    where = "" if url.endswith(":8000") else f" --gateway {url}"
     return "\n".join([
-        f"A fake engine replies at {url}/v1 with random words, every token recorded. Files: {folder}/",
-        f"Next:   {ask}",
-        "        opens an episode and returns the base URL and key to give to your agent. The README continues from there.",
+        f"A fake engine replies at {url}/v1 with random words; every token is recorded. Files: {folder}/",
+        f"Next:   gateway episodes run --tasks tasks.jsonl{where} -- python my_agent.py",
+        "        runs your agent once per episode, with a base URL and key of its own in its environment (README).",
         f"Look:   {url}/console shows each episode as it happens.",
-        "vLLM:   gateway serve --config YOURS.toml, with [engine] launch = \"vllm\" and [models.NAME] path = your checkpoint;",
-        "        examples/demo/gateway.toml is such a file, `make demo` makes its model and trains it.",
+        "Train:  gateway init   writes run.toml for your model and agent.",
     ])  # fmt: skip

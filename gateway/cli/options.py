@@ -27,13 +27,28 @@ def _root(url: str) -> str:
 
 
 Url = Annotated[
-    str, typer.Option("--gateway", envvar="HEADGATE_GATEWAY", callback=_root, help="The gateway's URL.")
+    str,
+    typer.Option(
+        "--gateway",
+        envvar="HEADGATE_GATEWAY",
+        callback=_root,
+        metavar="URL",
+        help="The gateway's URL.",
+        rich_help_panel="Gateway",
+    ),
 ]
 AdminKey = Annotated[
-    str | None, typer.Option("--admin-key", envvar="HEADGATE_ADMIN_KEY", help="The gateway's admin key.")
+    str | None,
+    typer.Option(
+        "--admin-key",
+        envvar="HEADGATE_ADMIN_KEY",
+        metavar="KEY",
+        help="The gateway's admin key.",
+        rich_help_panel="Gateway",
+    ),
 ]
 Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Log normal events too, not only warnings and errors.")
+    bool, typer.Option("--verbose", "-v", help="Log events, and not only warnings and errors.")
 ]
 
 

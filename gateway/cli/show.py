@@ -18,6 +18,11 @@ _URL = "http://127.0.0.1:8000"
 _EVERY_S = 2.0
 _SHOWN = 400
 """Characters of a node's text, without `--full`."""
+_ID_LENGTH, _NAMED = len("ep-") + 20, 3
+EpisodeId = Annotated[
+    str,
+    typer.Argument(metavar="EPISODE", help="The episode's id, or its first characters.", show_default=False),
+]
 Model = Annotated[str | None, typer.Option(help="A trained model. [default: the first]")]
 Json = Annotated[bool, typer.Option("--json", help="Print the gateway's reply as JSON.")]
 
@@ -100,7 +105,7 @@ def list_episodes(
 
 
 def show_episode(
-    episode_id: Annotated[str, typer.Argument(help="An episode.")],
+    episode_id: EpisodeId,
     gateway: Url = _URL,
     admin_key: AdminKey = None,
     model: Annotated[str | None, typer.Option(help="Another model that the episode called.")] = None,
@@ -113,12 +118,13 @@ def show_episode(
 
     Example:
 
-      gateway episodes show ep-2c4fcce550c00cd6f818 --full
+      gateway episodes show ep-2c4f --full
     """
     from gateway.cli.tables import show_trajectory
 
     async def fetch(client: GatewayClient) -> dict[str, Any]:
-        return {**await client.episode(episode_id), **await client.trajectory(episode_id, model)}
+        whole = await whole_id(client, episode_id)
+        return {**await client.episode(whole), **await client.trajectory(whole, model)}
 
     found = ask(gateway, admin_key, fetch)
     if as_json:
@@ -128,7 +134,7 @@ def show_episode(
 
 
 def why(
-    episode_id: Annotated[str, typer.Argument(help="An episode, opened or refused.")],
+    episode_id: EpisodeId,
     gateway: Url = _URL,
     admin_key: AdminKey = None,
 ) -> None:
@@ -136,11 +142,29 @@ def why(
 
     Example:
 
-      gateway episodes why ep-2c4fcce550c00cd6f818
+      gateway episodes why ep-2c4f
     """
     from gateway.cli.tables import show_why
 
-    show_why(ask(gateway, admin_key, lambda client: client.why(episode_id)))
+    async def asked(client: GatewayClient) -> dict[str, Any]:
+        return await client.why(await whole_id(client, episode_id))
+
+    show_why(ask(gateway, admin_key, asked))
+
+
+async def whole_id(client: GatewayClient, typed: str) -> str:
+    """Return the id of the only episode whose id begins with what was typed; without one, what was typed.
+
+    Raise typer.BadParameter if there are several.
+    """
+    if len(typed) >= _ID_LENGTH:
+        return typed
+    ids = [episode["episode_id"] for episode in await client.episodes(text=typed, limit=1000)]
+    found = [each for each in ids if each.startswith((typed, f"ep-{typed}"))]
+    if len(found) > 1:
+        some = ", ".join(found[:_NAMED])
+        raise typer.BadParameter(f"{typed}: {len(found)} ids begin so, such as {some}: type more characters")
+    return found[0] if found else typed
 
 
 async def _watch(client: GatewayClient, model: str | None) -> dict[str, Any]:

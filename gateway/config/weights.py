@@ -17,7 +17,7 @@ class WeightsSettings(Section):
     """`[weights]`: the servers of versions. Without `sources`, trainer, gateway and engines share folders."""
 
     sources: tuple[Origin, ...] = ()
-    """Servers of trainers (`[weights] transport` is "http" or "collective" there); no other is used."""
+    """Servers of trainers (`[publish] transport` is "http" or "collective" there); no other is used."""
     dir: Path = Path("runs/versions")
     """This gateway's copies, a folder for each model. Engines that it starts load from here."""
     keep: int = Field(3, ge=2, le=10_000)

@@ -67,7 +67,7 @@ async def examine_engines(settings: Settings) -> list[Finding]:
 
 async def _examine_program(kind: EngineSettings) -> list[Finding]:
     if kind.launch == "fake":
-        return [Finding("warning", "[engine] launch = 'fake' returns random words", "set launch = 'vllm'")]
+        return [Finding("warning", "[engine] launch = 'fake' samples random words", "set launch = 'vllm'")]
     try:
         check_launch(kind)
     except ConfigError as error:

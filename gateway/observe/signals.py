@@ -151,7 +151,7 @@ SIGNALS = (
         "the engine's log ([engine] log); scheduler replay shows why each restart was decided", "so far", "no engine is known",
     ),
 )  # fmt: skip
-_REWARD_FAILED = ("grading_failed", "no_reward")
+_REWARD_FAILED = ("grading_failed", "no_reward", "reward_refused")
 
 
 def judge(

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from gateway.render.tokenizer_class import tokens_of
+from headgate.extras import install_command
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _ELSEWHERE = {"auto_map", "fast_tokenizer_files"}
@@ -157,7 +158,7 @@ def _by_transformers(folder: Path, config: dict[str, Any]) -> Checkpoint:
     except ImportError as error:
         what = config.get("tokenizer_class") or "a tokenizer without tokenizer.json"
         raise NeedsTransformers(
-            f"{what} can only be read by transformers: pip install 'headgate[trainer]', or save the tokenizer in another folder"
+            f"{what} can only be read by transformers: {install_command('trainer')}, or save the tokenizer in another folder"
             " where that is installed (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and name PreTrainedTokenizerFast"
             " as its tokenizer_class"
         ) from error

@@ -292,7 +292,7 @@ class CommandAgent:
         printed = f"its last line is {line[:200]!r}" if line else "it printed nothing"
         raise AgentCrashed(
             f"{self._argv[0]} ended with 0 and stated no reward: {printed}. Print a number as the last line, or let the exit"
-            f" status be the reward with --exit-code-reward{stderr}"
+            f" status be the reward: [rollout] reward = 'exit-code' in the file, or --exit-code-reward{stderr}"
         )
 
     async def _run(self, env: dict[str, str], output: IO[bytes], errors: IO[bytes]) -> int:

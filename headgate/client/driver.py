@@ -65,7 +65,7 @@ from headgate.types import (
 )
 
 _CONFLICT, _SERVER_ERRORS = 409, 500
-NO_REWARD = "no_reward"
+NO_REWARD, REWARD_REFUSED = "no_reward", "reward_refused"
 DRIVER_STOPPED = "driver_stopped"
 
 
@@ -361,7 +361,7 @@ class EpisodeRunner:
         except GatewayRefused as refused:
             if refused.code == "episode_closed":
                 return await self._gateway_end(episode_id)
-            return await self._give_up(episode_id, NO_REWARD, f"reward: {refused}")
+            return await self._give_up(episode_id, REWARD_REFUSED, f"reward: {refused}")
         if not answer["accepted"]:
             return closed(answer["reason"], answer["notice"])
         return EpisodeEnded(reward, notice=answer["notice"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from headgate.extras import install_command
 from scheduler.cluster.errors import MissingRay
 from scheduler.cluster.file import ClusterFile
 from scheduler.cluster.launch import Launcher
@@ -39,7 +40,7 @@ def _ray(file: ClusterFile) -> Launcher:
         if error.name != "ray":
             raise
         raise MissingRay(
-            "launcher = 'ray' needs Ray, an extra of headgate: pip install 'headgate[ray]'"
+            f"launcher = 'ray' needs Ray, an extra of headgate: {install_command('ray')}"
         ) from error
     return RayLauncher(file)
 

@@ -71,7 +71,7 @@ async def test_a_reward_that_the_gateway_refuses_holds_no_slot(gateway: RunningG
     runner = EpisodeRunner(gateway.admin, FunctionAgent(solve), group_size=2, concurrency=1)
     outcomes = await runner.run([TASK])
     assert all("[rewards] allows" in str(outcome.error) for outcome in outcomes)
-    assert {row["reason"] for row in await gateway.admin.episodes()} == {"no_reward"}
+    assert {row["reason"] for row in await gateway.admin.episodes()} == {"reward_refused"}
     assert (await gateway.admin.status())["free_slots"] == 1
 
 

@@ -402,6 +402,8 @@ async def test_the_command_line_has_a_command_graded(tiny_model: Path, tmp_path:
             "--gateway",
             gateway.url,
             "--grade",
+            "--group-size",
+            "1",
             "--concurrency",
             "1",
         ]

@@ -58,7 +58,7 @@ def write_config(work: Path, model: Path, url: str, steps: int) -> Path:
     """The trainer's file; all that it publishes is kept."""
     config = work / "trainer.toml"
     names = {"work": work, "steps": steps, "url": url, "model": model, "every": 1}
-    config.write_text(TRAINER.format(**names) + "[weights]\nkeep = 100\n")
+    config.write_text(TRAINER.format(**names) + "[publish]\nkeep = 100\n")
     return config
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.extras import install_command
 from headgate.processes.child import LocalProcess
 from tests.harness.ray_nodes import RayNodes, node_of, ray_nodes
 from tests.harness.scheduler_process import (
@@ -120,7 +121,7 @@ async def test_without_ray_one_sentence_names_what_to_install(tiny_model: Path, 
     code += "from scheduler.cli import main; main()"
     process = await LocalProcess.start("scheduler", [sys.executable, "-c", code], tmp_path / "run.log")
     assert await process.wait() == 2
-    assert process.tail() == "launcher = 'ray' needs Ray, an extra of headgate: pip install 'headgate[ray]'"
+    assert process.tail() == f"launcher = 'ray' needs Ray, an extra of headgate: {install_command('ray')}"
 
 
 def _ours(cluster: RunningCluster) -> dict[int, str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from headgate.extras import install_command
 from headgate.processes.ports import free_port
 from tests.harness.collector import Collector, facts
 from tests.harness.gateways import RunningGateway, run_gateway, serve, settings_for
@@ -121,4 +122,4 @@ open_tracing(TelemetrySettings(endpoint="http://127.0.0.1:4318"), "p")
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
-    assert "headgate[otel]" in ended.stderr.splitlines()[-1]
+    assert install_command("otel") in ended.stderr.splitlines()[-1]

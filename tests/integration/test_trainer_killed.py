@@ -116,7 +116,7 @@ async def live_through_every_kill(
 
 
 HTTP = """
-[weights]
+[publish]
 transport = "http"
 listen = "127.0.0.1:{port}"
 delta = true

@@ -20,8 +20,15 @@ from headgate.processes.ports import free_port
 from tests.harness.waiting import until
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("headgate", "gateway", "trainer", "scheduler")
-SOURCES = (*PACKAGES, "migrations", "setup.py", "pyproject.toml", "README.md", "LICENSE")
+PACKAGES = ("gateway", "headgate", "scheduler", "trainer")
+SOURCES = (
+    *PACKAGES,
+    "migrations",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+    "LICENSE",
+)
 BUILT = ROOT / "gateway" / "console" / "dist" / "index.html"
 START_S = 120.0
 
@@ -82,12 +89,10 @@ def test_the_wheel_has_what_no_module_is(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {"gateway/migrations/script.py.mako"}
     wanted |= {
-        f"gateway/migrations/versions/{path.name}"
-        for path in (ROOT / "migrations" / "versions").glob("0*.py")
+        f"gateway/{path.relative_to(ROOT)}" for path in (ROOT / "migrations" / "versions").glob("0*.py")
     }
     wanted |= {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "headgate" / "weights" / "plugin").glob("*.dist-info/*")
+        str(path.relative_to(ROOT)) for path in (ROOT / "headgate").glob("weights/plugin/*.dist-info/*")
     }
     if BUILT.exists():
         wanted |= {str(path.relative_to(ROOT)) for path in BUILT.parent.rglob("*") if path.is_file()}

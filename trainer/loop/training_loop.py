@@ -82,14 +82,14 @@ class TrainingLoop:
         self.trainer = trainer
         self.metrics = metrics
         self.weights = WeightsDirectory(
-            settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.weights.delta
+            settings.run.dir.resolve() / "weights", settings.model.path, deltas=settings.publish.delta
         )
         gateway, notify = settings.gateway, metrics.notify
         self.feed = Feed(client, gateway.model, gateway.timeout_s, notify)
         self.images = EpisodeImages(self.feed, trainer.images, trainer.vision_inputs, notify)
         self.nodes = Nodes(self.feed, gateway.nodes, device_memory(settings, trainer))
         self.checkpoints = Checkpoints(trainer, settings.checkpoint.every, settings.run.steps)
-        self.publication = Publication(settings.weights, trainer, self.feed, self.weights, self.checkpoints)
+        self.publication = Publication(settings.publish, trainer, self.feed, self.weights, self.checkpoints)
         self.step_events = StepEvents(client, gateway.model, notify, RunName.of(settings))
         self.evaluations = Evaluations(
             settings, url or gateway.url or "", self.feed, metrics, self.step_events.send

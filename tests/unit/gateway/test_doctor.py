@@ -20,6 +20,7 @@ from gateway.config.settings import Settings
 from gateway.doctor import Finding, checks, engines, machine
 from gateway.store import clock
 from gateway.store.holder import locked
+from headgate.extras import install_command
 from headgate.processes.ports import free_port
 from tests.harness.collector import Collector
 from tests.harness.gateways import serve, settings_for
@@ -188,4 +189,4 @@ async def test_a_collector_without_the_sdk(
     monkeypatch.delattr(gateway.telemetry, "otel", raising=False)
     given = settings(tiny_model, tmp_path, telemetry={"endpoint": "http://127.0.0.1:4318"})
     problem = only(await machine.examine_collector(given), "problem")
-    assert "headgate[otel]" in problem.what
+    assert install_command("otel") in problem.what

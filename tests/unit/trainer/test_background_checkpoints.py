@@ -56,7 +56,7 @@ async def test_steps_versions_and_acknowledgements_go_on_while_a_checkpoint_is_w
     writes, steps = SlowWrites(monkeypatch), 6
     settings = settings_of(gateway, tiny_model, tmp_path, every=every, steps=steps)
     kept = {
-        name: getattr(settings, name).model_copy(update={"keep": steps}) for name in ("checkpoint", "weights")
+        name: getattr(settings, name).model_copy(update={"keep": steps}) for name in ("checkpoint", "publish")
     }
     settings = settings.model_copy(update=kept)
     if every == "auto":

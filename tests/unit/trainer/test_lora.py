@@ -378,7 +378,7 @@ def test_the_share_that_merging_keeps_is_that_of_the_rounded_change(tiny_model: 
         assert shares[dtype] == pytest.approx(kept / whole, rel=1e-3)
         trainer.ranks.close()
     assert shares["float32"] == pytest.approx(1.0, abs=1e-2) and 0.0 <= shares["bfloat16"] < 0.9
-    alone = settings.model_copy(update={"weights": settings.weights.model_copy(update={"transport": "lora"})})
+    alone = settings.model_copy(update={"publish": settings.publish.model_copy(update={"transport": "lora"})})
     assert "max_lora_rank = 3" in warn_merged_adapters(settings) and warn_merged_adapters(alone) == ""
 
 
@@ -456,8 +456,8 @@ async def test_engines_run_what_the_probe_was_computed_with(
         settings = gateway_settings(gateway, tiny_model, tmp_path)
         lora = settings.model.model_copy(update={"lora": LoraSettings(rank=RANK)})
         optimizer = settings.optimizer.model_copy(update={"lr": 0.02})
-        weights = settings.weights.model_copy(update={"transport": transport})
-        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer, "weights": weights})
+        weights = settings.publish.model_copy(update={"transport": transport})
+        settings = settings.model_copy(update={"model": lora, "optimizer": optimizer, "publish": weights})
         with Metrics(settings.run.dir, settings.run.steps) as metrics:
             loop = TrainingLoop(settings, RankTrainer.open(settings), gateway.admin, metrics)
             await loop.check_versions()

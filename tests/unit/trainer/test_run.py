@@ -234,8 +234,8 @@ async def test_an_older_checkpoint_begins_a_new_line(
     gateway: RunningGateway, tiny_model: Path, tmp_path: Path, acknowledged: bool
 ) -> None:
     settings = settings_of(gateway, tiny_model, tmp_path)
-    few = settings.weights.model_copy(update={"keep": 2})  # 2 and 3, in addition to the parent of 3
-    settings = settings.model_copy(update={"weights": few})
+    few = settings.publish.model_copy(update={"keep": 2})  # 2 and 3, in addition to the parent of 3
+    settings = settings.model_copy(update={"publish": few})
     weights = settings.run.dir / "weights"
     async with episodes(gateway):
         async with loop_of(gateway, settings) as loop, within("the trainer is through"):

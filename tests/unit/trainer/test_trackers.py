@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from headgate.extras import install_command
 from tests.harness.forks import run_to_end
 from tests.harness.wandb_files import history, runs
 from trainer.config.settings import Settings
@@ -346,9 +347,7 @@ def test_a_missing_package_is_named_with_its_extra(name: str, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError) as refused:
         check(["tensorboard", name])
-    assert (
-        str(refused.value) == f"[report] trackers: {name} is not installed: pip install 'headgate[trackers]'"
-    )
+    assert str(refused.value) == f"[report] trackers: {name} is not installed: {install_command('trackers')}"
 
 
 def test_a_row_of_an_episode_sums_its_calls_and_bounds_its_text() -> None:

@@ -259,7 +259,7 @@ def test_reports_name_why_an_episode_with_an_image_is_not_trained(model: Path, t
 
 
 def test_adapters_alone_are_not_published_of_a_model_that_sees(model: Path, tmp_path: Path) -> None:
-    lora = {"weights": {"transport": "lora", "url": "http://127.0.0.1:1"}}
+    lora = {"publish": {"transport": "lora", "url": "http://127.0.0.1:1"}}
     with pytest.raises(ConfigError, match="adapters of a vision model cannot be published"):
         RankTrainer.open(settings_of(model, tmp_path, more=lora, lora={"rank": 2}))
 
