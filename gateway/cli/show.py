@@ -146,10 +146,10 @@ def why(
     """
     from gateway.cli.tables import show_why
 
-    async def asked(client: GatewayClient) -> dict[str, Any]:
+    async def fetch(client: GatewayClient) -> dict[str, Any]:
         return await client.why(await whole_id(client, episode_id))
 
-    show_why(ask(gateway, admin_key, asked))
+    show_why(ask(gateway, admin_key, fetch))
 
 
 async def whole_id(client: GatewayClient, typed: str) -> str:
