@@ -226,6 +226,28 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
     return select(*columns).group_by(whole)
 
 
+def evaluations(connection: Connection, model: str) -> list[dict[str, Any]]:
+    """Return the rewards of a model's evaluation episodes by the version that they began with: how many, mean, population
+    standard deviation, and when the last of them began."""
+    mean, square = func.avg(_C.reward), func.avg(_C.reward * _C.reward)
+    query = (
+        select(_C.version, func.count().label("episodes"), mean, square, func.max(_C.created_at).label("at"))
+        .where(_C.mode == "eval", _C.model == model, _C.reward.is_not(None))
+        .group_by(_C.version)
+        .order_by(_C.version)
+    )
+    return [
+        {
+            "version": version,
+            "episodes": episodes,
+            "reward_mean": reward,
+            "reward_std": max(squared - reward**2, 0.0) ** 0.5,
+            "at": at,
+        }
+        for version, episodes, reward, squared, at in connection.execute(query)
+    ]
+
+
 def reasons(connection: Connection, model: str) -> dict[str, int]:
     """Return the number of a model's closed training episodes by reason."""
     counts = tallies.tallies(connection, (model,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -143,3 +144,19 @@ def test_the_calls_of_a_page_are_summed_by_episode(engine: Engine) -> None:
         first: {"calls": 3, "sampled_tokens": 13, "truncated": 2},
         second: {"calls": 0, "sampled_tokens": 0, "truncated": 0},
     }
+
+
+def test_evaluations_are_the_rewarded_eval_episodes_by_version(engine: Engine) -> None:
+    with engine.connect() as connection:
+        found = episode_pages.evaluations(connection, "a")
+    assert [one["version"] for one in found] == [0, 1, 2, 3, 4]
+    for one in found:
+        chosen = [
+            row for row in ROWS
+            if (row["model"], row["mode"], row["version"]) == ("a", "eval", one["version"]) and row["reward"] is not None
+        ]  # fmt: skip
+        rewards = [row["reward"] for row in chosen]
+        assert one["episodes"] == len(rewards)
+        assert one["reward_mean"] == pytest.approx(fmean(rewards))
+        assert one["reward_std"] == pytest.approx(pstdev(rewards))
+        assert one["at"] == max(row["created_at"] for row in chosen)
