@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, or_, select, tuple_
 
@@ -23,6 +23,13 @@ Place = tuple[float, str]
 """`created_at` and id."""
 _C = EpisodeRow.__table__.c
 _NEWEST_FIRST = (_C.created_at.desc(), _C.id.desc())
+Sort = Literal["newest", "best", "worst", "longest"]
+_SORTS: dict[Sort, tuple[ColumnElement[Any], ...]] = {
+    "best": (_C.reward.is_(None), _C.reward.desc()),
+    "worst": (_C.reward.is_(None), _C.reward),
+    "longest": (_C.closed_at.is_(None), (_C.closed_at - _C.created_at).desc()),
+}
+"""Episodes without a reward, or that still run, come last."""
 _SEARCHED = ("id", "task_id", "group_id", "agent", "reason", "error")
 
 
@@ -101,8 +108,14 @@ def list_episodes(
     limit: int = 100,
     after: Place | None = None,
     offset: int = 0,
+    sort: Sort = "newest",
 ) -> list[dict[str, Any]]:
-    """Return the newest episodes. `after`: the place of the last one that is known already; `offset`: so many are passed over."""
+    """Return the newest episodes. `after`: the place of the last one that is known already; `offset`: so many are passed over.
+    `after` counts only with the sort `newest`."""
+    if sort != "newest":
+        order = (*_SORTS[sort], *_NEWEST_FIRST)
+        query = select(*COLUMNS).where(*_within(wanted)).order_by(*order).limit(limit).offset(offset)
+        return [dict(row._mapping) for row in connection.execute(query)]
     conditions = wanted.conditions()
     if after is not None:
         conditions.append(tuple_(_C.created_at, _C.id) < tuple_(*after))
@@ -179,6 +192,20 @@ def calls_of(connection: Connection, episode_ids: Sequence[str]) -> dict[str, di
     return {name: found.get(name, dict.fromkeys(names, 0)) for name in episode_ids}
 
 
+def group_rewards(connection: Connection, group_ids: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rewards of groups by model and id: how many, mean and population standard deviation."""
+    rewards = (func.count().label("rewards"), func.avg(_C.reward), func.avg(_C.reward * _C.reward))
+    query = (
+        select(_C.model, _C.group_id, *rewards)
+        .where(_C.group_id.in_(group_ids), _C.mode == "train", _C.reward.is_not(None))
+        .group_by(_C.model, _C.group_id)
+    )
+    return {
+        (model, group): {"rewards": count, "mean": mean, "std": _deviation(mean, square)}
+        for model, group, count, mean, square in connection.execute(query)
+    }
+
+
 def slowest_groups(connection: Connection, model: str, limit: int = 20) -> list[dict[str, Any]]:
     """The groups whose oldest episode has run for longest, with their unfinished episodes."""
     query = select(_C.group_id, _C.id, _C.created_at).where(UNFINISHED, _C.model == model, _C.mode == "train")
@@ -241,11 +268,15 @@ def evaluations(connection: Connection, model: str) -> list[dict[str, Any]]:
             "version": version,
             "episodes": episodes,
             "reward_mean": reward,
-            "reward_std": max(squared - reward**2, 0.0) ** 0.5,
+            "reward_std": _deviation(reward, squared),
             "at": at,
         }
         for version, episodes, reward, squared, at in connection.execute(query)
     ]
+
+
+def _deviation(mean: float, square: float) -> float:
+    return max(square - mean**2, 0.0) ** 0.5
 
 
 def reasons(connection: Connection, model: str) -> dict[str, int]:

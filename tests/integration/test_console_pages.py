@@ -72,7 +72,7 @@ async def test_the_views_say_what_was_recorded_and_offer_no_action(
         await shown.show("run", "Run")
         await expect(page.get_by_role("main")).to_contain_text(f"Last step{STEPS}")
         await shown.show("episodes", "Episodes")
-        await expect(page.get_by_text(f"{len(run.trained) + 3} episodes", exact=True)).to_be_visible()
+        await expect(page.get_by_text(f"{len(run.trained) + 4} episodes", exact=True)).to_be_visible()
         await page.get_by_label("Reason").select_option("agent_failed")
         await expect(page.get_by_text("1 episode matches", exact=True)).to_be_visible()
         await expect(page.get_by_text(run.failed)).to_be_visible()
@@ -81,7 +81,7 @@ async def test_the_views_say_what_was_recorded_and_offer_no_action(
             run.open
         )
         await shown.show("health", "Health")
-        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("4.0%")
+        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("7.7%")
         await shown.show("engines", "Engines and nodes")
         await expect(page.get_by_role("main")).to_contain_text("demo-0")
         assert await page.get_by_role("button", name="Drain").count() == 0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
 from sqlalchemy import Connection
 
-from gateway.api.access import Admin
+from gateway.api.access import Access, Admin
 from gateway.api.admin.admin_route import admin_router
 from gateway.store import episode_pages
-from gateway.store.episode_pages import EpisodeFilter, Place
+from gateway.store.episode_pages import EpisodeFilter, Place, Sort
+from gateway.store.previews import previews
 from headgate.errors import BadRequest
 from headgate.types import EpisodeMode
 
@@ -78,23 +80,54 @@ async def list_episodes(
     total: Annotated[
         bool, Query(description="Tell the length of the list, and a `pin` that keeps it.")
     ] = False,
-    calls: Annotated[bool, Query(description="Tell each episode's calls and sampled tokens.")] = False,
+    sort: Annotated[
+        Sort, Query(description="By reward (`best`, `worst`) or duration (`longest`); not with `after`.")
+    ] = "newest",
+    calls: Annotated[bool, Query(description="Return each episode's calls and sampled tokens.")] = False,
+    preview: Annotated[
+        bool, Query(description="Return the rewards of each group, and the text of the question and answer.")
+    ] = False,
 ) -> dict[str, Any]:
-    """Return the newest episodes. `next` requests the following page; null on the last one.
+    """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.
+
+    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `asked` the last tokens
+    of the first prompt, and `answered` the first tokens of the last reply.
 
     `id` is `episode_id` under its old name.
     """
-    if after is not None and offset:
-        raise BadRequest("after and offset: name one of the two", code="invalid_value", param="offset")
+    if after is not None and (offset or sort != "newest"):
+        param = "offset" if offset else "sort"
+        raise BadRequest(f"after and {param}: name one of the two", code="invalid_value", param=param)
 
     def page(connection: Connection) -> dict[str, Any]:
-        rows = episode_pages.list_episodes(connection, wanted, limit, _place(after), offset)
+        rows = episode_pages.list_episodes(connection, wanted, limit, _place(after), offset, sort)
         own = episode_pages.calls_of(connection, [row["id"] for row in rows]) if calls else {}
-        shown = [{"episode_id": row["id"], **row, **own.get(row["id"], {})} for row in rows]
-        more = _written((rows[-1]["created_at"], rows[-1]["id"])) if len(rows) == limit else None
+        seen = _previews(connection, access, rows) if preview else {}
+        shown = [
+            {"episode_id": row["id"], **row, **own.get(row["id"], {}), **seen.get(row["id"], {})}
+            for row in rows
+        ]
+        full = len(rows) == limit and sort == "newest"
+        more = _written((rows[-1]["created_at"], rows[-1]["id"])) if full else None
         return {"episodes": shown, "next": more, **(_length(connection, wanted) if total else {})}
 
     return await access.gateway.database.read(page)
+
+
+def _previews(
+    connection: Connection, access: Access, rows: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    groups = episode_pages.group_rewards(connection, list({row["group_id"] for row in rows}))
+    found = {row["id"]: {"group": groups.get((row["model"], row["group_id"]))} for row in rows}
+    for model in {row["model"] for row in rows}:
+        served = access.gateway.models.local.get(model)
+        if served is None:
+            continue
+        ids = [row["id"] for row in rows if row["model"] == model]
+        for one, (asked, answered) in previews(connection, model, ids).items():
+            found[one]["asked"] = served.renderer.decode(asked)
+            found[one]["answered"] = served.renderer.decode(answered)
+    return found
 
 
 @router.get("/histogram")
