@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, or_, select, tuple_
 
-from gateway.store import tallies
+from gateway.store import decisions, tallies
 from gateway.store.clock import NOW
 from gateway.store.columns import contains
 from gateway.store.episodes import COLUMNS, UNFINISHED, by_id
@@ -58,6 +58,8 @@ class EpisodeFilter:
     """Episodes of these models alone: those within reach of the key."""
     pin: Place | None = None
     """The newest episode of the list."""
+    batch: int | None = None
+    """Episodes of the groups that were trained in this batch."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the filter in SQL, without `models`."""
@@ -76,6 +78,8 @@ class EpisodeFilter:
             found.append(_C.created_at < self.until)
         if self.text:
             found.append(or_(*(contains(_C[name], self.text) for name in _SEARCHED)))
+        if self.batch is not None:
+            found.append(tuple_(_C.model, _C.group_id).in_(decisions.groups_of_batch(self.batch)))
         if self.pin is not None:
             found.append(tuple_(_C.created_at, _C.id) <= tuple_(*self.pin))
         return found

@@ -21,7 +21,7 @@ interface FieldProps {
   change: (value: string) => void;
 }
 
-type Name = "text" | "task" | "group" | "agent" | "model" | "mode" | "state" | "reason" | "version" | "reward" | "sort";
+type Name = "text" | "task" | "group" | "agent" | "model" | "mode" | "state" | "reason" | "version" | "reward" | "batch" | "sort";
 
 /** A field of text: what is typed stays while the view around it is drawn again. */
 function Field({ name, value, hint, size, wrong, change }: FieldProps) {
@@ -93,6 +93,7 @@ export function FilterBar({ filters, facets, models, change }: Props) {
       {menu("mode", "Mode", ["train", "eval"], facets?.modes)}
       {field("version", "Version", "3..5", 6, true)}
       {field("reward", "Reward", "0.5..", 6, true)}
+      {field("batch", "Batch", "7", 4)}
       {(facets?.agents.length || filters.agent) ? menu("agent", "Agent", facets?.agents ?? []) : null}
       {models.length > 1 || filters.model ? menu("model", "Model", models) : null}
       <label>

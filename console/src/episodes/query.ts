@@ -15,6 +15,8 @@ export interface Filters {
   /** A number or a range: `3`, `3..5`, `3..`, `..5`. */
   version: string;
   reward: string;
+  /** The number of the batch that trained the group. */
+  batch: string;
   /** Empty: the newest first. */
   sort: string;
   /** Seconds since 1970, of the opening. */
@@ -33,12 +35,13 @@ export const NO_FILTERS: Filters = {
   reason: "",
   version: "",
   reward: "",
+  batch: "",
   sort: "",
   since: null,
   until: null,
 };
 
-const WORDS = ["text", "task", "group", "agent", "model", "mode", "state", "reason", "version", "reward", "sort"] as const;
+const WORDS = ["text", "task", "group", "agent", "model", "mode", "state", "reason", "version", "reward", "batch", "sort"] as const;
 const TIMES = ["since", "until"] as const;
 
 export function filtersOf(search: URLSearchParams): Filters {
@@ -93,6 +96,7 @@ export function apiParameters(filters: Filters): URLSearchParams {
     const value = filters[name];
     if (value !== "" && value !== null) search.set(parameter, String(value));
   }
+  if (/^\d+$/.test(filters.batch)) search.set("batch", filters.batch);
   for (const name of ["version", "reward"] as const) {
     const range = rangeOf(filters[name]);
     if (range?.min !== undefined) search.set(`${name}_min`, String(range.min));

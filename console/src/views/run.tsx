@@ -284,6 +284,13 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: Pl
 /** A name that may go on in the next line after its parts. */
 const broken = (name: string) => name.replace(/[_/]/g, "$&\u200b");
 
+/** The batch that a step trained: it made the version after the batch's number. */
+function batchOf(steps: Steps, i: number) {
+  const version = steps.version[i];
+  if (!version || version === steps.version[i - 1]) return "–";
+  return <a href={href("episodes", { batch: version - 1, model: steps.model })}>{version - 1}</a>;
+}
+
 function LastSteps({ steps }: { steps: Steps }) {
   const names = SHOWN_IN_TABLE.filter((name) => steps.figures[name]);
   const rows = steps.step.map((_, i) => i).slice(-15).reverse();
@@ -295,6 +302,7 @@ function LastSteps({ steps }: { steps: Steps }) {
       columns={[
         { head: "step", cell: (i) => steps.step[i], number: true },
         { head: "version", cell: (i) => steps.version[i] ?? "–", number: true },
+        { head: "batch", cell: (i) => batchOf(steps, i), number: true },
         { head: "at", cell: (i) => <span class="together">{clock(steps.at[i])}</span> },
         ...names.map((name) => ({ head: broken(name), cell: (i: number) => short(steps.figures[name]![i]), number: true, class: "name" })),
       ]}

@@ -51,6 +51,9 @@ async def episode_filter(
         str | None,
         Query(max_length=255, description="A part of the id, task, group, agent, reason or error."),
     ] = None,
+    batch: Annotated[
+        int | None, Query(ge=0, lt=2**31, description="Of groups that were trained in this batch.")
+    ] = None,
     pin: Pin = None,
 ) -> EpisodeFilter:
     """The episodes that a request is about: those within reach that match all of its parameters."""
@@ -59,7 +62,7 @@ async def episode_filter(
     models = None if access.reach.everything else access.reach.models
     return EpisodeFilter(
         state, mode, group_id, task_id, agent, model, reason, version_min, version_max, reward_min, reward_max,
-        since, until, text, models, _place(pin),
+        since, until, text, models, _place(pin), batch,
     )  # fmt: skip
 
 

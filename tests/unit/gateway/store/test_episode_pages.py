@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, insert
 
 from gateway.store import episode_pages, tallies
 from gateway.store.connections import connect
+from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.episode_pages import EpisodeFilter, Sort
 from gateway.store.models import CallRow, EpisodeRow, NodeRow
 from gateway.store.previews import TOKENS, previews
@@ -47,6 +48,8 @@ def rows() -> list[Row]:
 
 
 ROWS = sorted(rows(), key=lambda row: (row["created_at"], row["id"]), reverse=True)
+TRAINED = {("a", "group-1"), ("b", "group-2")}
+"""The groups of batch 4."""
 PIN = ROWS[40]["created_at"], ROWS[40]["id"]
 CASES: list[tuple[EpisodeFilter, Callable[[Row], bool]]] = [
     (EpisodeFilter(), lambda row: True),
@@ -66,6 +69,8 @@ CASES: list[tuple[EpisodeFilter, Callable[[Row], bool]]] = [
     (EpisodeFilter(text="100%_"), lambda row: bool(row["error"])),
     (EpisodeFilter(text="group-1"), lambda row: row["group_id"].startswith("group-1")),
     (EpisodeFilter(text="CODER"), lambda row: False),
+    (EpisodeFilter(batch=4), lambda row: (row["model"], row["group_id"]) in TRAINED),
+    (EpisodeFilter(batch=4, models=("b",)), lambda row: (row["model"], row["group_id"]) == ("b", "group-2")),
     (EpisodeFilter(pin=PIN), lambda row: (row["created_at"], row["id"]) <= PIN),
     (EpisodeFilter(pin=PIN, models=("b",)), lambda row: (row["created_at"], row["id"]) <= PIN and row["model"] == "b"),
 ]  # fmt: skip
@@ -77,6 +82,8 @@ def engine(store_url: str) -> Iterator[Engine]:
     with opened.begin() as connection:
         connection.execute(insert(EpisodeRow), ROWS)
         tallies.recount(connection)
+        for buffer, model, group in [(4, *one) for one in sorted(TRAINED)] + [(5, "a", "group-3")]:
+            insert_decisions(connection, model, [Decision("trained", group, buffer=buffer)])
     yield opened
     opened.dispose()
 
