@@ -10,6 +10,7 @@ import { Chart, type Line, type Mark } from "../parts/chart";
 import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href, route, setQuery } from "../router";
+import { Evaluations } from "../run/evaluations";
 import { loadHealth, type Signal } from "../run/health";
 import { GROUPS, phases, PLOTS, ratio, REWARD, type Curve, type Plot } from "../run/plots";
 import { grown, joined, loadEvaluations, loadRuns, loadSteps, smoothed, type Column, type Run, type Steps } from "../run/steps";
@@ -86,6 +87,7 @@ function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: 
       )}
       <Headline steps={steps} run={run} />
       <Charts steps={steps} other={others} byTime={byTime} width={width} />
+      {evaluations.length > 1 && <Evaluations model={run.model} evaluations={evaluations} />}
       <h2>Figures of the last steps</h2>
       <LastSteps steps={steps} />
     </>
