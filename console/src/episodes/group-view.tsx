@@ -85,7 +85,7 @@ function Member({ member, advantage, own, mode, changes, point }: MemberProps) {
   const path = `/admin/v1/episodes/${encodeURIComponent(member.episode_id)}/tokens`;
   const answer = useLoaded((signal) => get<TokensAnswer>(path, { model: member.model }, signal), [path, member.state, changes]);
   const table = useMemo(() => answer.value.value && tableOf(answer.value.value), [answer.value.value]);
-  const coloring = useMemo(() => table && coloringOf(table, mode), [table, mode]);
+  const coloring = useMemo(() => table && coloringOf(table, mode, advantage), [table, mode, advantage]);
   return (
     <section class={own ? "member panel own" : "member panel"} aria-label={`Episode ${member.episode_id}`}>
       <h2>

@@ -87,10 +87,11 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
 function Preview({ row }: { row: EpisodeRow }) {
   const question = visible(questionOf(row.asked ?? "")); // codespell:ignore asked
   const answer = visible(answerOf(row.answered ?? ""));
+  const error = visible(lastLine(row.error));
   return (
-    <span role="gridcell" class="cell c-preview">
-      {row.error ? <span class="error">{visible(lastLine(row.error))}</span> : <bdi>{question}</bdi>}
-      {!row.error && answer && <bdi> → {answer}</bdi>}
+    <span role="gridcell" class="cell c-preview" title={error || `${question} → ${answer}`}>
+      {error ? <span class="error">{error}</span> : <bdi>{question}</bdi>}
+      {!error && answer && <bdi> → {answer}</bdi>}
     </span>
   );
 }

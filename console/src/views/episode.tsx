@@ -145,7 +145,8 @@ interface TokensProps {
 function Tokens({ record, episode, table, view, mode }: TokensProps) {
   const pointed = useSignal<{ table: TokenTable | null; token: number; aloud: boolean }>({ table: null, token: -1, aloud: false });
   const target = useSignal<{ token: number } | null>(null);
-  const coloring = useMemo(() => coloringOf(table, mode), [table, mode]);
+  const advantage = advantageOf(episode, groupRewardsOf(record.group.value.value ?? []));
+  const coloring = useMemo(() => coloringOf(table, mode, advantage), [table, mode, advantage]);
   const leaves = useMemo(() => leavesOf(table.nodes), [table]);
   const path = Number(route.value.query.get("path") ?? NaN);
   const leaf = leaves.includes(path) ? path : longestOf(table.nodes);

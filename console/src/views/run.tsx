@@ -178,7 +178,7 @@ function Headline({ steps, run }: { steps: Steps; run: Run }) {
     { name: "Step takes", value: duration(now("seconds/total")), change: ends(column("seconds/total")), of: "percent" },
     { name: "Last step", value: String(steps.step.at(-1) ?? "–") },
     { name: "Version", value: version === null ? "–" : String(version) },
-    { name: recorded.value ? "Recorded until" : "Last update", value: clock(steps.at.at(-1) ?? run.ended_at) },
+    { name: "Last update", value: clock(steps.at.at(-1) ?? run.ended_at) },
   ];
   return (
     <dl class="facts">
