@@ -169,8 +169,8 @@ report-simulation: setup #: every policy on the simulator's frozen grid, three s
 report-models: setup #: docs/topics/models-matrix.md: the families of models that the trainer accepts (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.families --out docs/topics/models-matrix.md
 
-report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo); needs Chromium
-	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)
+report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo), or every view in ALL=FOLDER; needs Chromium
+	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo) $(ALL)
 
 report-images: setup #: the gateway's image without Docker, and an agent in it; needs root, buildah and debootstrap
 	$(BIN)/python -m tests.images $(ARGS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, func, insert, literal, select
+from sqlalchemy import Connection, Select, Table, func, insert, literal, select
 
 from gateway.store.clock import NOW
 from gateway.store.events import Event, insert_events
@@ -81,6 +81,11 @@ def trained(
         query = query.where(DecisionRow.buffer < until)
     rows = connection.execute(query.order_by(DecisionRow.buffer, DecisionRow.entry)).mappings()
     return [dict(row) for row in rows]
+
+
+def groups_of_batch(buffer: int) -> Select[tuple[str, str]]:
+    """Return the query of the model and id of each group that was trained in a buffer."""
+    return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.buffer == buffer)
 
 
 def batches(connection: Connection, model: str) -> list[dict[str, Any]]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, or_, select, tuple_
 
-from gateway.store import tallies
+from gateway.store import decisions, tallies
 from gateway.store.clock import NOW
 from gateway.store.columns import contains
 from gateway.store.episodes import COLUMNS, UNFINISHED, by_id
@@ -23,6 +23,13 @@ Place = tuple[float, str]
 """`created_at` and id."""
 _C = EpisodeRow.__table__.c
 _NEWEST_FIRST = (_C.created_at.desc(), _C.id.desc())
+Sort = Literal["newest", "best", "worst", "longest"]
+_SORTS: dict[Sort, tuple[ColumnElement[Any], ...]] = {
+    "best": (_C.reward.is_(None), _C.reward.desc()),
+    "worst": (_C.reward.is_(None), _C.reward),
+    "longest": (_C.closed_at.is_(None), (_C.closed_at - _C.created_at).desc()),
+}
+"""Episodes without a reward, or that still run, come last."""
 _SEARCHED = ("id", "task_id", "group_id", "agent", "reason", "error")
 
 
@@ -51,6 +58,8 @@ class EpisodeFilter:
     """Episodes of these models alone: those within reach of the key."""
     pin: Place | None = None
     """The newest episode of the list."""
+    batch: int | None = None
+    """Episodes of the groups that were trained in this batch."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the filter in SQL, without `models`."""
@@ -69,6 +78,8 @@ class EpisodeFilter:
             found.append(_C.created_at < self.until)
         if self.text:
             found.append(or_(*(contains(_C[name], self.text) for name in _SEARCHED)))
+        if self.batch is not None:
+            found.append(tuple_(_C.model, _C.group_id).in_(decisions.groups_of_batch(self.batch)))
         if self.pin is not None:
             found.append(tuple_(_C.created_at, _C.id) <= tuple_(*self.pin))
         return found
@@ -101,8 +112,14 @@ def list_episodes(
     limit: int = 100,
     after: Place | None = None,
     offset: int = 0,
+    sort: Sort = "newest",
 ) -> list[dict[str, Any]]:
-    """Return the newest episodes. `after`: the position of the last known one; `offset`: how many to skip."""
+    """Return the newest episodes. `after`: the position of the last known one, with the sort `newest` only; `offset`: how
+    many to skip."""
+    if sort != "newest":
+        order = (*_SORTS[sort], *_NEWEST_FIRST)
+        query = select(*COLUMNS).where(*_within(wanted)).order_by(*order).limit(limit).offset(offset)
+        return [dict(row._mapping) for row in connection.execute(query)]
     conditions = wanted.conditions()
     if after is not None:
         conditions.append(tuple_(_C.created_at, _C.id) < tuple_(*after))
@@ -179,6 +196,20 @@ def calls_of(connection: Connection, episode_ids: Sequence[str]) -> dict[str, di
     return {name: found.get(name, dict.fromkeys(names, 0)) for name in episode_ids}
 
 
+def group_rewards(connection: Connection, group_ids: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rewards of groups by model and id: how many, mean and population standard deviation."""
+    rewards = (func.count().label("rewards"), func.avg(_C.reward), func.avg(_C.reward * _C.reward))
+    query = (
+        select(_C.model, _C.group_id, *rewards)
+        .where(_C.group_id.in_(group_ids), _C.mode == "train", _C.reward.is_not(None))
+        .group_by(_C.model, _C.group_id)
+    )
+    return {
+        (model, group): {"rewards": count, "mean": mean, "std": _deviation(mean, square)}
+        for model, group, count, mean, square in connection.execute(query)
+    }
+
+
 def slowest_groups(connection: Connection, model: str, limit: int = 20) -> list[dict[str, Any]]:
     """Return the groups whose oldest episode has run for longest, with their unfinished episodes."""
     query = select(_C.group_id, _C.id, _C.created_at).where(UNFINISHED, _C.model == model, _C.mode == "train")
@@ -224,6 +255,32 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
         func.sum(_C.reward).label("total"),
     ]
     return select(*columns).group_by(whole)
+
+
+def evaluations(connection: Connection, model: str) -> list[dict[str, Any]]:
+    """Return the rewards of a model's evaluation episodes by the version that they began with: how many, mean, population
+    standard deviation, and when the last of them began."""
+    mean, square = func.avg(_C.reward), func.avg(_C.reward * _C.reward)
+    query = (
+        select(_C.version, func.count().label("episodes"), mean, square, func.max(_C.created_at).label("at"))
+        .where(_C.mode == "eval", _C.model == model, _C.reward.is_not(None))
+        .group_by(_C.version)
+        .order_by(_C.version)
+    )
+    return [
+        {
+            "version": version,
+            "episodes": episodes,
+            "reward_mean": reward,
+            "reward_std": _deviation(reward, squared),
+            "at": at,
+        }
+        for version, episodes, reward, squared, at in connection.execute(query)
+    ]
+
+
+def _deviation(mean: float, square: float) -> float:
+    return max(square - mean**2, 0.0) ** 0.5
 
 
 def reasons(connection: Connection, model: str) -> dict[str, int]:

@@ -54,8 +54,12 @@ async def test_a_runs_curves_and_list_are_as_they_were_recorded(
     assert curves["figures"]["loss"] == [figures(step)["loss"] for step in steps]
     assert curves["figures"]["eval/reward_mean"] == [pytest.approx(0.5 + step / 20) for step in steps]
     listed = await get(page, "/episodes", total=True, limit=100)
-    assert listed["total"] == len(listed["episodes"]) == len(run.trained) + 3
+    assert listed["total"] == len(listed["episodes"]) == len(run.trained) + 4
     assert (await get(page, f"/episodes/{run.open}"))["state"] == "open"
+    (shown,) = (await get(page, "/episodes", text=run.trained[0], preview=True))["episodes"]
+    assert shown["group"] == {"rewards": 4, "mean": 0.375, "std": pytest.approx(0.3125**0.5 / 2)}
+    assert "Count the boats on the river." in shown["prompt_end"]
+    assert shown["reply_start"]
     assert "ZeroDivisionError" in (await get(page, f"/episodes/{run.failed}/why"))["error"]
 
 
@@ -129,7 +133,7 @@ async def test_versions_timeline_and_health_come_from_the_store(
     for earlier, later in zip(engine["spans"], engine["spans"][1:], strict=False):
         assert earlier["to"] == later["from"]
     judged = {signal["name"]: signal for signal in (await get(page, "/health"))["signals"]}
-    assert judged["excluded_share"]["value"] == pytest.approx(1 / (len(run.trained) + 1))
+    assert judged["excluded_share"]["value"] == pytest.approx(2 / (len(run.trained) + 2))
     assert judged["excluded_share"]["state"] == "warn"
     assert judged["equal_reward_groups"]["value"] == 0.25
     assert judged["unparsed_tool_calls"]["state"] == "ok"

@@ -35,6 +35,7 @@ HIDDEN: dict[str, list[Request]] = {
     "GET /admin/v1/episodes/{episode_id}/tokens": [{}, {"params": {"model": "{model}"}}],
     "GET /admin/v1/runs": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/steps": [{"params": {"model": "{model}"}}],
+    "GET /admin/v1/evaluations": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/versions": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/timeline": [{"params": {"model": "{model}"}}],
     "GET /admin/v1/health": [{"params": {"model": "{model}"}}],
