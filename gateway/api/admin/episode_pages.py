@@ -91,8 +91,8 @@ async def list_episodes(
 ) -> dict[str, Any]:
     """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.
 
-    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `prompt_end` the last tokens
-    of the first prompt, and `reply_start` the first tokens of the last reply.
+    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `prompt_end` the last
+    tokens of the first prompt, and `reply_start` the first tokens of the last reply.
 
     `id` is `episode_id` under its old name.
     """
