@@ -1,9 +1,9 @@
-"""Pages, lengths and histograms of episodes say what a look at every row says, on both databases."""
+"""Pages, lengths and histograms of episodes agree with a look at every row, on both databases."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from gateway.store import episode_pages, tallies
-from gateway.store.connections import connect
 from gateway.store.episode_pages import EpisodeFilter
 from gateway.store.models import CallRow, EpisodeRow
 from tests.unit.gateway.store.rows import call, episode
@@ -68,13 +67,11 @@ CASES: list[tuple[EpisodeFilter, Callable[[Row], bool]]] = [
 
 
 @pytest.fixture
-def engine(store_url: str) -> Iterator[Engine]:
-    opened = connect(store_url, 1)
-    with opened.begin() as connection:
+def filled(engine: Engine) -> Engine:
+    with engine.begin() as connection:
         connection.execute(insert(EpisodeRow), ROWS)
         tallies.recount(connection)
-    yield opened
-    opened.dispose()
+    return engine
 
 
 def ids(some: list[Row]) -> list[str]:
@@ -82,7 +79,7 @@ def ids(some: list[Row]) -> list[str]:
 
 
 def pages(connection: Connection, wanted: EpisodeFilter, limit: int) -> list[str]:
-    """The whole list, read by the place of the last one."""
+    """Return the whole list, read by the place of the last one."""
     found: list[str] = []
     after = None
     while rows := episode_pages.list_episodes(connection, wanted, limit, after):
@@ -91,8 +88,8 @@ def pages(connection: Connection, wanted: EpisodeFilter, limit: int) -> list[str
     return found
 
 
-def test_every_filter_and_every_way_to_page_tell_the_same_episodes(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_every_filter_and_every_way_to_page_give_the_same_episodes(filled: Engine) -> None:
+    with filled.connect() as connection:
         for wanted, matches in CASES:
             expected = ids([row for row in ROWS if matches(row)])
             assert pages(connection, wanted, 37) == expected, wanted
@@ -102,8 +99,8 @@ def test_every_filter_and_every_way_to_page_tell_the_same_episodes(engine: Engin
                 assert ids(found) == expected[offset : offset + 20], (wanted, offset)
 
 
-def test_a_histogram_has_every_episode_in_its_bin(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_a_histogram_has_every_episode_in_its_bin(filled: Engine) -> None:
+    with filled.connect() as connection:
         for wanted, matches in CASES:
             chosen = [row for row in ROWS if matches(row)]
             found = episode_pages.histogram(connection, wanted, 13)
@@ -122,21 +119,21 @@ def test_a_histogram_has_every_episode_in_its_bin(engine: Engine) -> None:
                 assert found.reward_mean[i] == (None if mean is None else pytest.approx(mean))
 
 
-def test_a_histogram_of_one_moment_has_one_bin_that_counts(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_a_histogram_of_one_moment_has_one_bin_that_counts(filled: Engine) -> None:
+    with filled.connect() as connection:
         found = episode_pages.histogram(connection, EpisodeFilter(group_id="group-0", since=100.0), 4)
     assert found is not None
     assert sum(found.counts) == 4
 
 
-def test_the_calls_of_a_page_are_summed_by_episode(engine: Engine) -> None:
+def test_the_calls_of_a_page_are_summed_by_episode(filled: Engine) -> None:
     first, second = ids(ROWS[:2])
     ends = [("stop", 5), ("length", 7), ("length", 1)]
     calls = [
         call(f"c{i}", first, finish_reason=end, completion_tokens=n, reward=None, tool_faults=None)
         for i, (end, n) in enumerate(ends)
     ]
-    with engine.begin() as connection:
+    with filled.begin() as connection:
         connection.execute(insert(CallRow), calls)
         found = episode_pages.calls_of(connection, [first, second])
     assert found == {
