@@ -5,8 +5,9 @@ VENV := .venv
 COMPAT := .venv-compat
 ENVIRONMENTS := .venv-environments
 FOREIGN := $(basename $(notdir $(wildcard requirements/environments/*.txt)))
-CLIENTS := $(basename $(notdir $(wildcard requirements/compat/*.txt)))
-FRAMEWORKS := $(patsubst requirements/compat/%.txt,%,$(wildcard requirements/compat/frameworks/*.txt))
+# mini-swe-agent, the one foreign program of `make test` that headgate's environment lacks.
+CLIENTS := openai2
+FRAMEWORKS := $(patsubst requirements/compat/%.txt,%,$(wildcard requirements/compat/*.txt requirements/compat/frameworks/*.txt))
 NODE_CLIENTS := $(patsubst requirements/compat/%/package-lock.json,%,$(wildcard requirements/compat/npm/*/package-lock.json))
 LITELLM := .venv-litellm
 ROUTERS := .venv-routers
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 # The CPU build where pip finds one; the version is the one that vLLM's CPU build was made for.
 TORCH := torch==2.13.0
 # What keeps to the words of docs/guide/glossary.md; the rest follows, folder by folder.
-WORDED := console/src recipes .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md,$(wildcard docs/guide/agents/*.md docs/decisions/*.md) $(addprefix docs/,$(addsuffix .md,agents architecture callers cluster comparison concepts console demo dependencies deployment environments events gpu guarantees index limitations matches messages models operating quickstart sandboxes scheduler signals store telemetry templates weights your-model)))
+WORDED := headgate gateway scheduler migrations bench console/src deploy examples lab recipes reference tests/faults trainer .github README.md CONTRIBUTING.md AGENTS.md SECURITY.md CODE_OF_CONDUCT.md mkdocs.yml $(filter-out docs/guide/glossary.md $(addprefix docs/topics/,$(addsuffix .md,control rewards security)),$(wildcard docs/*.md $(addsuffix /*.md,docs/guide docs/guide/agents docs/topics docs/decisions)))
 PIP := -m pip install -qq --disable-pip-version-check
 MERMAID := 11.17.2
 DRAWER := .cache/mermaid-$(MERMAID).min.js
@@ -49,13 +50,13 @@ fix: setup ## format, sort imports, apply the linter's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: setup console-check engine clients environments ## every test but the long ones, with real vLLM and foreign clients
+test: setup console-check engine clients ## every test but the long ones, with real vLLM, the openai and anthropic SDKs and a coding agent
 	$(TESTS) test
 
 test-fast: setup ## the tests that need no server and no other environment (3 minutes)
 	$(TESTS) test-fast
 
-test-all: test test-compat ## everything: also the tests that take minutes each, and test-compat
+test-all: test test-compat environments ## everything: also the tests that take minutes each, and test-compat
 	$(TESTS) test-all
 
 test-compat: setup clients-all ## foreign programs; makes docs/topics/compatibility.md. GROUP=coding runs and prints a part
@@ -168,8 +169,8 @@ report-simulation: setup #: every policy on the simulator's frozen grid, three s
 report-models: setup #: docs/topics/models-matrix.md: the families of models that the trainer accepts (10 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m bench.families --out docs/topics/models-matrix.md
 
-report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo); needs Chromium
-	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo)
+report-pictures: setup #: the console's pictures in docs/pictures of RUN (runs/demo), or every view in ALL=FOLDER; needs Chromium
+	$(BIN)/python -m tests.harness.pictures $(or $(RUN),runs/demo) $(ALL)
 
 report-images: setup #: the gateway's image without Docker, and an agent in it; needs root, buildah and debootstrap
 	$(BIN)/python -m tests.images $(ARGS)

@@ -98,11 +98,17 @@ def _in_site(path: str) -> str:
     return next((place + path.removeprefix(at) for at, place in SOURCES.items() if path.startswith(at)), "")
 
 
-def _listed(items: list[Any], title: str) -> Iterator[str]:
+def _listed(items: list[Any], part: str) -> Iterator[str]:
+    """Yield a line for each page, and a heading for each part of the navigation; `part` is the one that has the items."""
     for item in items:
-        name, value = next(iter(item.items())) if isinstance(item, dict) else (title, item)
+        name, value = next(iter(item.items())) if isinstance(item, dict) else (_heading(item), item)
         if isinstance(value, str):
             yield f"- [{name}]({value})"
         else:
-            yield f"\n## {name}\n"
+            if not part:
+                yield f"\n## {name}\n"
             yield from _listed(value, name)
+
+
+def _heading(uri: str) -> str:
+    return (ROOT / "docs" / uri).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")

@@ -13,6 +13,7 @@ from reference.markdown import prose
 _LINE = 100
 _DEFAULT = 30
 """Characters of a default; a longer one is not shown."""
+_STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 
 
 def page() -> str:
@@ -53,6 +54,6 @@ def _signature(name: str, value: Any) -> str:
 
 
 def _parameter(one: inspect.Parameter) -> str:
-    star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    star = _STARS.get(one.kind, "")
     default = "" if one.default is one.empty else f" = {one.default!r}"
     return f"{star}{one.name}: {one.annotation}" + (default if len(default) < _DEFAULT else " = ...")

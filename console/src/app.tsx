@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import { asking, giveKey, session } from "./api";
 import { press, shortcuts, useShortcuts } from "./keys";
 import { streamState } from "./live";
+import { moment } from "./episodes/words";
 import { useLoaded } from "./load";
 import { ConfirmDialog } from "./parts/confirm";
 import { Failure, Loading } from "./parts/notice";
@@ -28,7 +29,7 @@ const PLACES: Place[] = [
   { name: "run", title: "Run", key: "g r", view: RunView },
   { name: "episodes", title: "Episodes", key: "g e", view: EpisodesView },
   { name: "staleness", title: "Staleness", key: "g s", view: StalenessView },
-  { name: "engines", title: "Engines and nodes", key: "g n", view: EnginesView },
+  { name: "engines", title: "Engines", key: "g n", view: EnginesView },
   { name: "health", title: "Health", key: "g h", view: HealthView },
 ];
 
@@ -72,8 +73,8 @@ export function App() {
           ))}
         </nav>
         <ModelChoice />
-        <span class={`stream ${streamState.value}`} role="status">
-          {recorded.value ? "recorded run" : STREAM[streamState.value]}
+        <span class={`stream ${recorded.value ? "recorded" : streamState.value}`} role="status">
+          {recorded.value ? `recorded until ${moment(shell.value!.now)}` : STREAM[streamState.value]}
         </span>
         <button type="button" onClick={() => (helping.value = true)} aria-label="Keyboard shortcuts">
           ?

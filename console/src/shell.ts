@@ -9,6 +9,8 @@ export interface Shell {
   /** True: a run's files are shown, nothing runs and nothing can be done. */
   recorded: boolean;
   version: string;
+  /** Seconds since 1970; of a recorded run its last event. */
+  now: number;
   models: { name: string; trained: boolean }[];
   agents: string[];
 }

@@ -16,10 +16,11 @@ test("a timeline begins with what is known and ends where the gateway says; that
   expect(endOf({ ...TOLD, to: 100 })).toBe(101);
 });
 
-test("a version that no engine tells of has a row, and each engine's report has one", () => {
+test("a version that no engine reports has a row, each engine's report has one, and only the newest is live", () => {
   const version = { state: "live", created_at: 1, live_at: 2, bad: "" };
   const report = { engine: "e", streams: 3, seconds: { load: 1 }, failure: "", proof: { verdict: "proven", why: "" }, probe: { verdict: "passed", gap: 0.1, margin: 0.9 } };
   const rows = updatesOf([{ ...version, version: 0, report: [] }, { ...version, version: 1, report: [report, { ...report, engine: "f", probe: null }] }]);
+  expect(rows.map((row) => row.state)).toEqual(["replaced", "live", "live"]);
   expect(rows.map((row) => [row.version, row.engine, row.margin, row.proof, row.verdict])).toEqual([[0, "", null, "", ""], [1, "e", 0.9, "proven", "passed"], [1, "f", null, "proven", ""]]);
 });
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from sqlalchemy import Connection, Table, func, insert, literal, select
+from sqlalchemy import Connection, Select, Table, func, insert, literal, select
 
 from gateway.store.clock import NOW
 from gateway.store.events import Event, insert_events
@@ -51,11 +51,10 @@ def insert_decisions(connection: Connection, model: str, decisions: Sequence[Dec
         for decision in decisions
     ]
     connection.execute(_INSERT, rows)
-    insert_events(connection, [_told(model, one) for one in decisions if one.kind != "deleted"])
+    insert_events(connection, [_event(model, one) for one in decisions if one.kind != "deleted"])
 
 
-def _told(model: str, decision: Decision) -> Event:
-    """The event that tells a decision."""
+def _event(model: str, decision: Decision) -> Event:
     subject = "episode" if decision.episode_id else "group"
     facts = {"reason": decision.reason or None, "buffer": decision.buffer, "entry": decision.entry}
     data = {name: value for name, value in facts.items() if value is not None} | decision.details
@@ -84,8 +83,13 @@ def trained(
     return [dict(row) for row in rows]
 
 
+def groups_of_batch(buffer: int) -> Select[tuple[str, str]]:
+    """Return the query of the model and id of each group that was trained in a buffer."""
+    return select(DecisionRow.model, DecisionRow.group_id).where(_TRAINED, DecisionRow.buffer == buffer)
+
+
 def batches(connection: Connection, model: str) -> list[dict[str, Any]]:
-    """The buffers that were trained, in order: buffer, groups, trained_at (seconds since the epoch)."""
+    """Return the trained batches, in order: buffer, groups, trained_at (seconds since the epoch)."""
     query = (
         select(DecisionRow.buffer, func.count().label("groups"), func.min(DecisionRow.at).label("trained_at"))
         .where(DecisionRow.model == model, _TRAINED)

@@ -1,18 +1,18 @@
 """Statements by which people look through many episodes: pages of a filtered list, its length, its histogram over time.
 
 A place in the list is `created_at` and id of an episode, newest first. Where a list is pinned to a place, episodes that are
-opened later are not in it, so that its length and its positions stay while somebody scrolls.
+opened later are not in it, so that its length and its positions stay while a user scrolls.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, Select, case, cast, func, or_, select, tuple_
 
-from gateway.store import tallies
+from gateway.store import decisions, tallies
 from gateway.store.clock import NOW
 from gateway.store.columns import contains
 from gateway.store.episodes import COLUMNS, UNFINISHED, by_id
@@ -23,12 +23,19 @@ Place = tuple[float, str]
 """`created_at` and id."""
 _C = EpisodeRow.__table__.c
 _NEWEST_FIRST = (_C.created_at.desc(), _C.id.desc())
+Sort = Literal["newest", "best", "worst", "longest"]
+_SORTS: dict[Sort, tuple[ColumnElement[Any], ...]] = {
+    "best": (_C.reward.is_(None), _C.reward.desc()),
+    "worst": (_C.reward.is_(None), _C.reward),
+    "longest": (_C.closed_at.is_(None), (_C.closed_at - _C.created_at).desc()),
+}
+"""Episodes without a reward, or that still run, come last."""
 _SEARCHED = ("id", "task_id", "group_id", "agent", "reason", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """A filter of episodes; a field that is None matches all. Numbers are inclusive bounds, `until` apart."""
+    """A filter of episodes; a field that is None matches all. Numbers are inclusive bounds, except `until`."""
 
     state: str | None = None
     mode: EpisodeMode | None = None
@@ -46,11 +53,13 @@ class EpisodeFilter:
     until: float | None = None
     """Opened before."""
     text: str | None = None
-    """A part of the id, or of what people named or said."""
+    """A part of the id, of a name, or of a text."""
     models: tuple[str, ...] | None = None
     """Episodes of these models alone: those within reach of the key."""
     pin: Place | None = None
     """The newest episode of the list."""
+    batch: int | None = None
+    """Episodes of the groups that were trained in this batch."""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         """Return the filter in SQL, without `models`."""
@@ -69,6 +78,8 @@ class EpisodeFilter:
             found.append(_C.created_at < self.until)
         if self.text:
             found.append(or_(*(contains(_C[name], self.text) for name in _SEARCHED)))
+        if self.batch is not None:
+            found.append(tuple_(_C.model, _C.group_id).in_(decisions.groups_of_batch(self.batch)))
         if self.pin is not None:
             found.append(tuple_(_C.created_at, _C.id) <= tuple_(*self.pin))
         return found
@@ -101,8 +112,14 @@ def list_episodes(
     limit: int = 100,
     after: Place | None = None,
     offset: int = 0,
+    sort: Sort = "newest",
 ) -> list[dict[str, Any]]:
-    """Return the newest episodes. `after`: the place of the last one that is known already; `offset`: so many are passed over."""
+    """Return the newest episodes. `after`: the position of the last known one, with the sort `newest` only; `offset`: how
+    many to skip."""
+    if sort != "newest":
+        order = (*_SORTS[sort], *_NEWEST_FIRST)
+        query = select(*COLUMNS).where(*_within(wanted)).order_by(*order).limit(limit).offset(offset)
+        return [dict(row._mapping) for row in connection.execute(query)]
     conditions = wanted.conditions()
     if after is not None:
         conditions.append(tuple_(_C.created_at, _C.id) < tuple_(*after))
@@ -129,14 +146,14 @@ def _newest(
     models = None if wanted.models is None else _chosen(wanted)
     if models is None:
         return connection.execute(query.limit(limit).offset(offset)).all()
-    # One page for each model: the index delivers it at once, however many rows there are.
+    # One page for each model: the index delivers it directly, however many rows there are.
     pages = [connection.execute(query.where(_C.model == m).limit(limit + offset)) for m in models]
     rows = sorted((row for page in pages for row in page), key=lambda row: (row.created_at, row.id))
     return rows[::-1][offset : offset + limit]
 
 
 def _chosen(wanted: EpisodeFilter) -> Sequence[str] | None:
-    """The models whose episodes can match; None: all."""
+    """Return the models whose episodes can match; None: all."""
     if wanted.model is None:
         return wanted.models
     return (wanted.model,) if wanted.models is None or wanted.model in wanted.models else ()
@@ -152,11 +169,11 @@ def count(connection: Connection, wanted: EpisodeFilter = ALL) -> int:
     """Return the number of episodes that match."""
     if not wanted.tallied:
         return connection.scalar(select(func.count()).select_from(EpisodeRow).where(*_within(wanted))) or 0
-    asked = (wanted.mode, wanted.state, wanted.reason)
+    filters = (wanted.mode, wanted.state, wanted.reason)
     return sum(
         n
         for key, n in tallies.tallies(connection, _chosen(wanted)).items()
-        if all(value is None or value == part for value, part in zip(asked, key, strict=True))
+        if all(value is None or value == part for value, part in zip(filters, key, strict=True))
     )
 
 
@@ -179,8 +196,22 @@ def calls_of(connection: Connection, episode_ids: Sequence[str]) -> dict[str, di
     return {name: found.get(name, dict.fromkeys(names, 0)) for name in episode_ids}
 
 
+def group_rewards(connection: Connection, group_ids: Sequence[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the rewards of groups by model and id: how many, mean and population standard deviation."""
+    rewards = (func.count().label("rewards"), func.avg(_C.reward), func.avg(_C.reward * _C.reward))
+    query = (
+        select(_C.model, _C.group_id, *rewards)
+        .where(_C.group_id.in_(group_ids), _C.mode == "train", _C.reward.is_not(None))
+        .group_by(_C.model, _C.group_id)
+    )
+    return {
+        (model, group): {"rewards": count, "mean": mean, "std": _deviation(mean, square)}
+        for model, group, count, mean, square in connection.execute(query)
+    }
+
+
 def slowest_groups(connection: Connection, model: str, limit: int = 20) -> list[dict[str, Any]]:
-    """The groups whose oldest episode has run for longest, with their unfinished episodes."""
+    """Return the groups whose oldest episode has run for longest, with their unfinished episodes."""
     query = select(_C.group_id, _C.id, _C.created_at).where(UNFINISHED, _C.model == model, _C.mode == "train")
     found: dict[str, dict[str, Any]] = {}
     now = connection.scalar(select(NOW)) or 0.0
@@ -226,6 +257,32 @@ def _binned(connection: Connection, first: float, width: float) -> Select[Any]:
     return select(*columns).group_by(whole)
 
 
+def evaluations(connection: Connection, model: str) -> list[dict[str, Any]]:
+    """Return the rewards of a model's evaluation episodes by the version that they began with: how many, mean, population
+    standard deviation, and when the last of them began."""
+    mean, square = func.avg(_C.reward), func.avg(_C.reward * _C.reward)
+    query = (
+        select(_C.version, func.count().label("episodes"), mean, square, func.max(_C.created_at).label("at"))
+        .where(_C.mode == "eval", _C.model == model, _C.reward.is_not(None))
+        .group_by(_C.version)
+        .order_by(_C.version)
+    )
+    return [
+        {
+            "version": version,
+            "episodes": episodes,
+            "reward_mean": reward,
+            "reward_std": _deviation(reward, squared),
+            "at": at,
+        }
+        for version, episodes, reward, squared, at in connection.execute(query)
+    ]
+
+
+def _deviation(mean: float, square: float) -> float:
+    return max(square - mean**2, 0.0) ** 0.5
+
+
 def reasons(connection: Connection, model: str) -> dict[str, int]:
     """Return the number of a model's closed training episodes by reason."""
     counts = tallies.tallies(connection, (model,))
@@ -233,7 +290,7 @@ def reasons(connection: Connection, model: str) -> dict[str, int]:
 
 
 def facets(connection: Connection, wanted: EpisodeFilter = ALL) -> dict[str, Any]:
-    """The values that people can choose from: how many episodes have each mode, state and reason; agents; newest version."""
+    """Return the values of filters: how many episodes have each mode, state and reason; agents; newest version."""
     models = _chosen(wanted)
     found: dict[str, Any] = {"modes": {}, "states": {}, "reasons": {}}
     for key, n in tallies.tallies(connection, models).items():

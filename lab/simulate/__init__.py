@@ -1,1 +1,1 @@
-"""Engines, trainers and policies in simulated time (docs/simulation.md)."""
+"""Engines, trainers and policies in simulated time (lab/notes/simulation.md)."""

@@ -34,7 +34,7 @@ _COLUMNS = {
 
 def main(
     path: Annotated[
-        Path, typer.Argument(metavar="SCENARIO", help="A scenario in TOML (docs/simulation.md).")
+        Path, typer.Argument(metavar="SCENARIO", help="A scenario in TOML (lab/notes/simulation.md).")
     ],
     policy: Annotated[
         list[str] | None, typer.Option(help="A policy; repeatable. [default: all policies]")
@@ -67,7 +67,7 @@ def main(
 def _show(scenario: Scenario, outcomes: list[Outcome], seeds: int) -> None:
     title = (
         f"Simulated: {scenario.name}, {scenario.gpus} {scenario.gpu}, {scenario.model}, "
-        f"engines of {scenario.engine_gpus}, {scenario.train_gpus} GPUs train where that is apart; {seeds} seeds, ± is 95 %"
+        f"engines of {scenario.engine_gpus}, {scenario.train_gpus} GPUs train where that is separate; {seeds} seeds, ± is 95 %"
     )
     console = Console(width=None if sys.stdout.isatty() else 170)
     table = Table(title=title, title_justify="left")

@@ -25,6 +25,26 @@ _PATIENCE_MS = 100_000.0
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu")
 _EXCESS_WIDTH = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+_CUT_WORDS = """() => {
+  const exempt = 'option, pre, svg, .unseen, .skip, .token-view';
+  const found = new Set();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+    const element = text.parentElement;
+    if (!text.data.trim() || !element.checkVisibility() || element.closest(exempt)) continue;
+    for (const word of text.data.matchAll(/(?<![\\w-])[A-Za-z]{3,20}(?![\\w-])/g)) {
+      const range = document.createRange();
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const tops = new Set([...range.getClientRects()].map((rect) => Math.round(rect.top)));
+      if (tops.size > 1) found.add(`broken: ${word[0]}`);
+    }
+    const clipped = element.scrollWidth > element.clientWidth + 1 && getComputedStyle(element).overflowX === 'hidden';
+    if (clipped && !element.closest('[title]')) found.add(`cut off: ${text.data.trim().slice(0, 60)}`);
+  }
+  return [...found];
+}"""
+"""Words that go on in the next line without a hyphen, and texts that are cut off and have no title to read them in."""
 _AXE_RUN = "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations)"
 
 
@@ -75,12 +95,13 @@ class Tab:
         await expect(self.page.locator("[aria-busy=true], .loading")).to_have_count(0)
 
     async def violations(self) -> list[str]:
-        """Return what axe-core finds wrong with the page as it is, and that it is wider than the screen."""
+        """Return what axe-core finds wrong with the page as it is, what it is too wide by, and the words that are cut."""
         await self.page.evaluate(AXE.read_text())
         found: list[dict[str, Any]] = await self.page.evaluate(_AXE_RUN)
         excess = await self.page.evaluate(_EXCESS_WIDTH)
         wide = [f"the page is {excess} pixels too wide"] if excess else []
-        return wide + [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
+        cut: list[str] = await self.page.evaluate(_CUT_WORDS)
+        return wide + cut + [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in found]
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from unittest import mock
 from gateway.generation.slot import Slot
 from gateway.updates.engine_steps import EngineSteps
 from headgate.errors import EngineError
-from scheduler.program.events import Do
+from scheduler.program.events import StepCommand
 
 LIMIT_S = 600.0
 HOLD_S = 2 * LIMIT_S
@@ -28,7 +28,7 @@ def crossed(stop: Callable[[Slot], Awaitable[None]]) -> Iterator[None]:
     """Let updates hold an engine only when `stop` has halted it in the middle of requests, which they then cross."""
     run = EngineSteps.run
 
-    async def run_in_the_middle(self: EngineSteps, do: Do) -> None:
+    async def run_in_the_middle(self: EngineSteps, do: StepCommand) -> None:
         if do.step == "hold":
             await stop(self._pool.slots[do.engine])
         await run(self, do)

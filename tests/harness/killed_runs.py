@@ -54,8 +54,8 @@ class ScoringEngine(FakeEngine):
         """The manifest of every version's directory when it was loaded."""
         super().__init__(weights)
 
-    def _take(self, weights: str) -> None:
-        super()._take(weights)
+    def _install(self, weights: str) -> None:
+        super()._install(weights)
         self.weights = Path(weights)
         note_manifest(self.weights, self.given)
 

@@ -26,8 +26,8 @@ class ModelEngine(FakeEngine):
         super().__init__(weights, Faults(slots=8))
         self._base = weights
 
-    def _take(self, weights: str) -> None:
-        super()._take(weights)
+    def _install(self, weights: str) -> None:
+        super()._install(weights)
         self._models[self.weights_id] = model.load(Path(weights))
 
     async def load_adapter(self, name: str, path: str) -> None:

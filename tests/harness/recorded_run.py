@@ -27,6 +27,9 @@ from tests.harness.weights import publish
 
 STEPS, GROUPS, MEMBERS = 3, 2, 4
 RUN = "demo/trainer"
+CANNOT_START = (
+    "Traceback (most recent call last):\npython: can't open file 'agnet.py': No such file or directory\n"
+)
 WORDS = ("Count the boats on the river.", "Which mill is upstream?", "Name a stone in the brook.")
 
 
@@ -39,6 +42,8 @@ class Recorded:
     """Episodes that a batch was trained on, in order."""
     failed: str
     """An episode whose agent failed."""
+    silent: str
+    """An episode whose agent could not be started, and sampled nothing."""
     open: str
     """An episode that never ended."""
     evaluated: str
@@ -55,6 +60,8 @@ async def record(folder: Path, steps: int = STEPS) -> Recorded:
     trained: list[str] = []
     async with run_gateway(values) as gateway:
         failed = await _failed(gateway)
+        silent, _ = await gateway.open("task-silent", group_id="silent", group_size=1)
+        await gateway.admin.abandon(silent, "agent_failed", error=CANNOT_START)
         for step in range(1, steps + 1):
             trained += await _step(gateway, folder, model, step)
         evaluated, headers = await gateway.open("held-out-1", mode="eval")
@@ -62,8 +69,8 @@ async def record(folder: Path, steps: int = STEPS) -> Recorded:
         await gateway.admin.reward(evaluated, 1.0)
         still_open, headers = await gateway.open("task-open", group_id="late", group_size=2)
         await _talk(gateway, headers, 1)
-        await until(partial(_all_open, gateway), "it knows that the engine is open")
-    return Recorded(folder, trained, failed, still_open, evaluated)
+        await until(partial(_all_open, gateway), "it is told that the engine is open")
+    return Recorded(folder, trained, failed, silent, still_open, evaluated)
 
 
 async def _all_open(gateway: RunningGateway) -> bool:
@@ -75,6 +82,8 @@ async def _all_open(gateway: RunningGateway) -> bool:
 async def _failed(gateway: RunningGateway) -> str:
     episode, headers = await gateway.open("task-broken", group_id="broken", group_size=1)
     await _talk(gateway, headers, 2)
+    refused = await gateway.chat(headers, messages=[{"role": "user", "content": "x" * 20_000}], max_tokens=24)
+    assert refused.status_code == 400, refused.text
     await gateway.admin.abandon(episode, "agent_failed", error="ZeroDivisionError: division by zero")
     return episode
 

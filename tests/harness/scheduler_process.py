@@ -33,7 +33,7 @@ class RunningCluster:
         self.admin = GatewayClient(url, KEY)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """The output of `scheduler run`."""
         return self.folder.joinpath("run.log").read_text()
 
@@ -53,7 +53,7 @@ class RunningCluster:
 
         async def there() -> bool:
             nonlocal found
-            assert self.process.returncode is None, self.said
+            assert self.process.returncode is None, self.output
             found = await self.engines()
             return len(found) == len(prefixes) and all(
                 any(name.startswith(prefix) for name in found) for prefix in prefixes
@@ -62,7 +62,7 @@ class RunningCluster:
         try:
             await until(there, f"open engines {prefixes}", UP_S)
         except pytest.fail.Exception as error:
-            raise AssertionError(f"{error}; there are {found}\n{self.said}\n{self.tails()}") from error
+            raise AssertionError(f"{error}; there are {found}\n{self.output}\n{self.tails()}") from error
         return found
 
     async def until_elsewhere(self, name: str, url: str) -> None:

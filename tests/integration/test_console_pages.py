@@ -1,4 +1,4 @@
-"""The console in a real browser: every view of a recorded run, what a live one tells, the keyboard, and what axe-core says."""
+"""The console in a real browser: every view of a recorded run, what a live one shows, the keyboard, axe-core's findings."""
 
 from __future__ import annotations
 
@@ -13,18 +13,10 @@ from gateway.archive import create_archive, find_run
 from headgate.processes.ports import free_port
 from tests.harness.browser import Browser, expect, needed, tab
 from tests.harness.gateways import run_gateway, serve, settings_for
+from tests.harness.pictures import FORMS, Form, show, views
 from tests.harness.recorded_run import STEPS, Recorded, record
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-VIEWS = {
-    "run": "Run",
-    "episodes": "Episodes",
-    "staleness": "Staleness",
-    "engines": "Engines and nodes",
-    "health": "Health",
-}
-TABS = ("conversation", "timeline", "tokens", "group", "why")
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +33,34 @@ async def url(run: Recorded) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
 
 
-@pytest.mark.parametrize(
-    ("dark", "width"), [(False, 1280), (True, 1280), (False, 390)], ids=["light", "dark", "narrow"]
-)
-async def test_every_view_of_a_recorded_run_is_whole_and_open_to_all(
-    browser: Browser, url: str, run: Recorded, dark: bool, width: int
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+async def test_every_view_is_whole_in_every_form(
+    browser: Browser, url: str, run: Recorded, form: Form
 ) -> None:
+    """Nothing is wider than the screen, no word is cut, and axe-core has nothing to say."""
     found: dict[str, list[str]] = {}
-    async with tab(browser, url, dark=dark, width=width) as shown:
-        page = shown.page
-        for place, heading in VIEWS.items():
-            await shown.show(place, heading)
-            await shown.settle()
-            found[place] = await shown.violations()
-        await shown.show(f"episodes/{run.trained[3]}", run.trained[3])
-        await expect(page.get_by_role("tab")).to_have_count(len(TABS))
-        for name in TABS:
-            await page.get_by_role("tab", name=name).click()
-            await expect(page.get_by_role("tabpanel")).not_to_be_empty()
-            await shown.settle()
+    async with tab(browser, url, dark=form.dark, width=form.width, height=form.height) as shown:
+        for name, (place, heading) in views(run.trained[3], run.silent).items():
+            await show(shown, place, heading)
+            await expect(shown.page.get_by_role("main")).not_to_be_empty()
             found[name] = await shown.violations()
     assert {place: wrong for place, wrong in found.items() if wrong} == {}
+
+
+async def test_a_cut_word_and_an_overflow_are_found(browser: Browser, url: str) -> None:
+    async with tab(browser, url) as shown:
+        await shown.show("health", "Health")
+        await shown.settle()
+        await shown.page.evaluate(
+            """document.querySelector('main').insertAdjacentHTML('beforeend',
+            '<p id="broken">arithmetic</p><p id="cut">a sentence</p><p id="wide">wide</p>');
+            Object.assign(document.getElementById('broken').style, {width: '3ch', overflowWrap: 'anywhere'});
+            Object.assign(document.getElementById('cut').style, {width: '3ch', overflow: 'hidden', whiteSpace: 'nowrap'});
+            document.getElementById('wide').style.width = '9999px'"""
+        )
+        found = await shown.violations()
+    assert {"broken: arithmetic", "cut off: a sentence"} < set(found)
+    assert any("pixels too wide" in one for one in found)
 
 
 async def test_the_views_say_what_was_recorded_and_offer_no_action(
@@ -72,16 +71,17 @@ async def test_the_views_say_what_was_recorded_and_offer_no_action(
         await shown.show("run", "Run")
         await expect(page.get_by_role("main")).to_contain_text(f"Last step{STEPS}")
         await shown.show("episodes", "Episodes")
-        await expect(page.get_by_text(f"{len(run.trained) + 3} episodes", exact=True)).to_be_visible()
+        await expect(page.get_by_text(f"{len(run.trained) + 4} episodes", exact=True)).to_be_visible()
         await page.get_by_label("Reason").select_option("agent_failed")
-        await expect(page.get_by_text("1 episode matches", exact=True)).to_be_visible()
+        await expect(page.get_by_text("2 episodes match", exact=True)).to_be_visible()
+        await expect(page.get_by_text("ZeroDivisionError: division by zero")).to_be_visible()
         await expect(page.get_by_text(run.failed)).to_be_visible()
         await shown.show("staleness", "Staleness")
         await expect(page.get_by_role("table", name="The groups whose episodes run longest")).to_contain_text(
             run.open
         )
         await shown.show("health", "Health")
-        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("4.0%")
+        await expect(page.get_by_role("row").filter(has_text="Episodes that failed")).to_contain_text("7.7%")
         await shown.show("engines", "Engines and nodes")
         await expect(page.get_by_role("main")).to_contain_text("demo-0")
         assert await page.get_by_role("button", name="Drain").count() == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.extras import install_command
 from tests.families.family import named, save
 from tests.harness.forks import command
 
@@ -109,9 +110,8 @@ def test_the_error_of_a_trainer_without_torch_names_what_to_install() -> None:
     done = run(f"{WITHOUT}from trainer.cli import main\nmain()", "run", "x.toml")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert re.fullmatch(
-        r"the trainer needs \w+, which is not installed: pip install 'headgate\[trainer\]'", line
-    )
+    message = r"the trainer needs \w+, which is not installed: "
+    assert re.fullmatch(message + re.escape(install_command("trainer")), line)
 
 
 def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anything(tmp_path: Path) -> None:
@@ -124,6 +124,6 @@ def test_a_run_whose_tracker_is_missing_ends_in_one_line_before_it_loads_anythin
     (line,) = output.splitlines()
     assert (status, line) == (
         2,
-        "[report] trackers: wandb is not installed: pip install 'headgate[trackers]'",
+        f"[report] trackers: wandb is not installed: {install_command('trackers')}",
     )
     assert not (tmp_path / "run").exists()

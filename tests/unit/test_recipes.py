@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from gateway.config.settings import Settings as GatewaySettings
 from scheduler.cluster.file import ClusterFile, check_trainer
 from scheduler.cluster.gateway_file import GatewayFile
-from scheduler.cluster.sharing import AWAY_GB, Need, fit
+from scheduler.cluster.sharing import IDLE_GB, Need, fit
 from trainer.cli import app
 from trainer.commands.plan_memory import plan
 from trainer.config.settings import Settings
@@ -79,7 +79,7 @@ def test_the_real_shapes_fit_the_gpus(name: str) -> None:
     engine = (
         float(args[args.index("--gpu-memory-utilization") + 1]) if "--gpu-memory-utilization" in args else 0.0
     )
-    memory = f"{GPU - AWAY_GB if in_turn else GPU * (1 - engine):.0f}GiB"
+    memory = f"{GPU - IDLE_GB if in_turn else GPU * (1 - engine):.0f}GiB"
     found = CliRunner().invoke(app, [
         "run", f"recipes/{name}/trainer.toml", "--dry-run", "--meta", "--memory", memory,
         "--set", f"model.path=recipes/shapes/{model}",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import headgate.client
 from reference.pages import PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -47,3 +48,11 @@ def test_errors_have_the_status_that_their_class_gives_them() -> None:
         "bus_away": "503", "upstream_timeout": "504",
     }  # fmt: skip
     assert {name: found.get(name) for name in expected} == expected
+
+
+def test_the_python_client_has_every_export_with_its_methods() -> None:
+    page = PAGES["python-client"]()
+    assert all(f"## `{name}`\n" in page for name in headgate.client.__all__)
+    assert (
+        "### `GatewayClient.reward`\n\n```python\nreward(\n    episode_id: str,\n    reward: float,\n" in page
+    )

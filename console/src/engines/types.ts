@@ -91,9 +91,11 @@ export function beginOf(timeline: Timeline): number {
 /** The end of a drawing: a recorded run of one moment has a width too. */
 export const endOf = (timeline: Timeline) => Math.max(timeline.to, beginOf(timeline) + 1);
 
-/** A row for each engine of each version, and one for a version that no engine reports. */
+/** A row for each engine of each version, and one for a version that no engine reports. Only the newest live version is live now. */
 export function updatesOf(versions: readonly VersionRow[]): Update[] {
-  return versions.flatMap(({ version, state, created_at, live_at, bad, report }): Update[] => {
+  const live = versions.findLast((one) => one.state === "live")?.version;
+  return versions.flatMap(({ version, state: stored, created_at, live_at, bad, report }): Update[] => {
+    const state = stored === "live" && version !== live ? "replaced" : stored;
     const own = { version, state, created_at, live_at, bad };
     const none = { engine: "", streams: null, seconds: {}, proof: "", verdict: "", margin: null, gap: null, failure: "" };
     if (!report?.length) return [{ ...own, ...none }];

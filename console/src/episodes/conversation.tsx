@@ -42,7 +42,7 @@ export function Conversation({ table, leaf, coloring, current, point, target, re
   );
 }
 
-function MessageHead({ table, message }: { table: TokenTable; message: Message }) {
+export function MessageHead({ table, message }: { table: TokenTable; message: Message }) {
   const turn = message.turn < 0 ? null : table.nodes[message.turn]!;
   return (
     <>

@@ -1,7 +1,8 @@
 /** The filters above the list. Text is taken over when its field is left or Enter is pressed, menus immediately. */
 
 import { useSignal } from "@preact/signals";
-import { NO_FILTERS, rangeOf, searchOf, type Filters } from "./query";
+import { filtersOf, NO_FILTERS, rangeOf, searchOf, type Filters } from "./query";
+import { saved, toggle, wordsOf } from "./saved";
 import type { Facets } from "./types";
 
 interface Props {
@@ -20,7 +21,7 @@ interface FieldProps {
   change: (value: string) => void;
 }
 
-type Name = "text" | "task" | "group" | "agent" | "model" | "mode" | "state" | "reason" | "version" | "reward";
+type Name = "text" | "task" | "group" | "agent" | "model" | "mode" | "state" | "reason" | "version" | "reward" | "batch" | "sort";
 
 /** A field of text: what is typed stays while the view around it is drawn again. */
 function Field({ name, value, hint, size, wrong, change }: FieldProps) {
@@ -44,7 +45,15 @@ function Field({ name, value, hint, size, wrong, change }: FieldProps) {
   );
 }
 
+const SORTS = [
+  ["", "newest"],
+  ["best", "best reward"],
+  ["worst", "worst reward"],
+  ["longest", "longest"],
+] as const;
+
 export function FilterBar({ filters, facets, models, change }: Props) {
+  const search = searchOf(filters);
   const field = (name: Name, label: string, hint: string, size: number, range = false) => {
     const wrong = range && rangeOf(filters[name]) === null;
     return (
@@ -84,12 +93,41 @@ export function FilterBar({ filters, facets, models, change }: Props) {
       {menu("mode", "Mode", ["train", "eval"], facets?.modes)}
       {field("version", "Version", "3..5", 6, true)}
       {field("reward", "Reward", "0.5..", 6, true)}
+      {field("batch", "Batch", "7", 4)}
       {(facets?.agents.length || filters.agent) ? menu("agent", "Agent", facets?.agents ?? []) : null}
       {models.length > 1 || filters.model ? menu("model", "Model", models) : null}
-      {searchOf(filters) !== "" && (
+      <label>
+        Sort
+        <select name="sort" value={filters.sort} onChange={(event) => change({ sort: event.currentTarget.value })}>
+          {SORTS.map(([value, words]) => (
+            <option key={value} value={value}>
+              {words}
+            </option>
+          ))}
+        </select>
+      </label>
+      {search !== "" && (
         <button type="button" onClick={() => change(NO_FILTERS)}>
           Clear filters
         </button>
+      )}
+      {search !== "" && (
+        <button type="button" onClick={() => toggle(search)} title="Filters are saved in this browser">
+          {saved.value.includes(search) ? "Remove from saved" : "Save filters"}
+        </button>
+      )}
+      {saved.value.length > 0 && (
+        <label>
+          Saved
+          <select value={saved.value.includes(search) ? search : ""} onChange={(event) => change(filtersOf(new URLSearchParams(event.currentTarget.value)))}>
+            <option value="">none</option>
+            {saved.value.map((one) => (
+              <option key={one} value={one}>
+                {wordsOf(one)}
+              </option>
+            ))}
+          </select>
+        </label>
       )}
     </form>
   );

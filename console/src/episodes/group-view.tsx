@@ -1,56 +1,67 @@
-/** The episodes of a group side by side, the best first: their shared prompt is left out. */
+/** The episodes of a group side by side, the best first, under the prompt that they share. */
 
 import { useSignal } from "@preact/signals";
 import { useMemo } from "preact/hooks";
 import { get } from "../api";
-import { useLoaded } from "../load";
+import { useLoaded, type Loaded } from "../load";
 import { Badge } from "../parts/badge";
 import { Empty, Failure, Loading } from "../parts/notice";
 import { href } from "../router";
+import { advantageOf, advantageWords, groupRewardsOf } from "./advantage";
 import { Conversation } from "./conversation";
+import { MessageView } from "./message-view";
 import { stateTone, stateWords } from "./row";
 import { coloringOf, type Mode } from "./scale";
 import { tableOf, type TokensAnswer, type TokenTable } from "./table";
-import type { EpisodePage, EpisodeRow } from "./types";
+import type { EpisodeAnswer, EpisodeRow } from "./types";
 import { longestOf } from "./tree";
 import { count, number } from "./words";
 
 /** Members whose tokens are fetched together; more on demand. */
-const FIRST = 4;
+const FIRST = 8;
 
 interface Props {
-  episode: Pick<EpisodeRow, "episode_id" | "group_id" | "model">;
+  episode: EpisodeAnswer;
+  /** The tokens of this episode, whose prompt the others share. */
+  table: TokenTable;
+  group: Loaded<EpisodeRow[]>;
   mode: Mode;
   /** Changes with every event of the group. */
   changes: number;
   point: (token: number, of: TokenTable, by: "pointer" | "keyboard") => void;
 }
 
-export function GroupView({ episode, mode, changes, point }: Props) {
-  const query = { group_id: episode.group_id, model: episode.model, calls: true, limit: 100 };
-  const group = useLoaded((signal) => get<EpisodePage>("/admin/v1/episodes", query, signal), [episode.group_id, episode.model, changes]);
+export function GroupView({ episode, table, group, mode, changes, point }: Props) {
   const shown = useSignal(FIRST);
-  const members = useMemo(() => sorted(group.value.value?.episodes ?? []), [group.value.value]);
-  if (!group.value.value) return group.error.value ? <Failure text={group.error.value} /> : <Loading />;
-  const rewards = members.flatMap((one) => (one.reward === null ? [] : [one.reward]));
-  const mean = rewards.reduce((sum, one) => sum + one, 0) / Math.max(rewards.length, 1);
+  const members = useMemo(() => sorted(group.value.value ?? []), [group.value.value]);
+  if (!members.length) return group.error.value ? <Failure text={group.error.value} /> : <Loading />;
+  const rewards = groupRewardsOf(members);
   return (
     <>
       <p>
         {count(members.length, "episode")} of the group{" "}
         <a href={href("episodes", { group: episode.group_id })}>{episode.group_id}</a>
-        {rewards.length > 0 && `, mean reward ${number(mean, 3)}`}. The prompt that they share is left out.
+        {rewards && `: mean reward ${number(rewards.mean, 3)}, standard deviation ${number(rewards.std, 3)}`}.
       </p>
-      <div class="members" role="region" aria-label="Members of the group" tabIndex={0}>
+      {table.nodes.length > 0 && <MessageView table={table} leaf={longestOf(table.nodes)} episode={episode} prompt />}
+      <div class="members" role="region" aria-label="Members of the group">
         {members.slice(0, shown.value).map((member) => (
-          <Member key={member.episode_id} member={member} own={member.episode_id === episode.episode_id} mode={mode} changes={changes} point={point} />
+          <Member
+            key={member.episode_id}
+            member={member}
+            advantage={advantageOf(member, rewards)}
+            own={member.episode_id === episode.episode_id}
+            mode={mode}
+            changes={changes}
+            point={point}
+          />
         ))}
-        {members.length > shown.value && (
-          <button type="button" onClick={() => (shown.value += FIRST)}>
-            {count(members.length - shown.value, "more episode")}
-          </button>
-        )}
       </div>
+      {members.length > shown.value && (
+        <button type="button" onClick={() => (shown.value += FIRST)}>
+          {count(members.length - shown.value, "more episode")}
+        </button>
+      )}
     </>
   );
 }
@@ -62,18 +73,19 @@ function sorted(episodes: readonly EpisodeRow[]): EpisodeRow[] {
 
 interface MemberProps {
   member: EpisodeRow;
+  advantage: number | null;
   own: boolean;
   mode: Mode;
   changes: number;
   point: (token: number, of: TokenTable, by: "pointer" | "keyboard") => void;
 }
 
-function Member({ member, own, mode, changes, point }: MemberProps) {
+function Member({ member, advantage, own, mode, changes, point }: MemberProps) {
   const current = useSignal(-1);
   const path = `/admin/v1/episodes/${encodeURIComponent(member.episode_id)}/tokens`;
   const answer = useLoaded((signal) => get<TokensAnswer>(path, { model: member.model }, signal), [path, member.state, changes]);
   const table = useMemo(() => answer.value.value && tableOf(answer.value.value), [answer.value.value]);
-  const coloring = useMemo(() => table && coloringOf(table, mode), [table, mode]);
+  const coloring = useMemo(() => table && coloringOf(table, mode, advantage), [table, mode, advantage]);
   return (
     <section class={own ? "member panel own" : "member panel"} aria-label={`Episode ${member.episode_id}`}>
       <h2>
@@ -81,7 +93,7 @@ function Member({ member, own, mode, changes, point }: MemberProps) {
         {own && <Badge tone="info">this one</Badge>}
       </h2>
       <p>
-        <b>reward {number(member.reward)}</b> <Badge tone={stateTone(member)}>{stateWords(member)}</Badge>{" "}
+        <b>reward {number(member.reward)}</b>, advantage {advantageWords(advantage)} <Badge tone={stateTone(member)}>{stateWords(member)}</Badge>{" "}
         <span class="quiet">
           {count(member.calls ?? 0, "call")}, {count(member.sampled_tokens ?? 0, "token")}
         </span>

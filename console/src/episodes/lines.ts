@@ -43,14 +43,21 @@ const NO_TEXT = "·";
 const LOOK_BACK = 18;
 
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/g;
+/** Not the joiners of emoji and of scripts, U+200C and U+200D. */
+const INVISIBLE = /[\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 const WIDE = /[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60\uffe0-\uffe6]|\p{Extended_Pictographic}/u;
 const ASCII = /^[\x20-\x7e]*$/;
 
-/** Text as it is shown: control characters as their pictures, a tabulator as an arrow. */
+/** Text whose invisible characters, and those that turn the direction of what follows, are marks: "⟨U+202E⟩". */
+export function visible(text: string): string {
+  return ASCII.test(text) ? text : text.replace(INVISIBLE, (c) => `⟨U+${c.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}⟩`);
+}
+
+/** A token's text as it is shown: control characters as their pictures, a tabulator as an arrow. */
 export function shown(text: string): string {
   if (text === "") return NO_TEXT;
   if (ASCII.test(text)) return text;
-  return text.replace(/\t/g, "⇥ ").replace(CONTROL, (c) => (c === "\x7f" ? "\u2421" : String.fromCharCode(0x2400 + c.charCodeAt(0))));
+  return visible(text).replace(/\t/g, "⇥ ").replace(CONTROL, (c) => (c === "\x7f" ? "\u2421" : String.fromCharCode(0x2400 + c.charCodeAt(0))));
 }
 
 /** Columns that a text takes in a font of one width. */

@@ -111,7 +111,7 @@ export class EpisodeList {
 
   private ask(page: number, pin: string): Promise<EpisodePage> {
     // The length is counted once: with the pin it stays.
-    const query = { ...Object.fromEntries(apiParameters(this.filters)), limit: PAGE, offset: page * PAGE, calls: true, total: pin === "", pin };
+    const query = { ...Object.fromEntries(apiParameters(this.filters)), limit: PAGE, offset: page * PAGE, calls: true, preview: true, total: pin === "", pin };
     return get<EpisodePage>("/admin/v1/episodes", query, this.gone.signal);
   }
 }

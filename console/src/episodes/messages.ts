@@ -8,6 +8,7 @@
 import { nodeAt, type TokenTable } from "./table";
 import type { Section } from "./lines";
 import type { Segment } from "./tree";
+import type { RefusedCall } from "./types";
 
 export interface Message extends Section {
   role: string;
@@ -36,7 +37,7 @@ const SPEAKERS: Record<string, string> = {
   "[INST]": "user",
   "[/INST]": "assistant",
 };
-const ENDS = new Set(["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>"]);
+const ENDS = new Set(["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "<|eom_id|>", "<|endoftext|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"]);
 /** A role's name takes at most this many tokens. */
 const NAME = 24;
 
@@ -69,6 +70,31 @@ export function messagesOf(table: TokenTable, path: readonly Segment[]): Message
     if (message.role === "user" && isToolResult(table, message)) message.role = "tool";
   }
   return messages.filter((message) => message.tokens > 0);
+}
+
+/** The text of a message, without the template's marks. */
+export function textOf(table: TokenTable, message: Message): string {
+  let text = "";
+  for (const { from, to } of message.segments)
+    for (let token = from; token < to; token++) if (!message.hidden?.(token) && !ENDS.has(table.texts[token]!)) text += table.texts[token]!;
+  return text;
+}
+
+/** The messages with the refused calls between them, by time: a message has the time of the call that it went into. */
+export function withRefusals(
+  messages: readonly Message[],
+  refused: readonly RefusedCall[],
+  timeOf: (turn: number) => number | null,
+): ({ message: Message } | { refused: RefusedCall })[] {
+  const times: (number | null)[] = messages.map((message) => (message.turn < 0 ? null : timeOf(message.turn)));
+  for (let i = times.length - 2; i >= 0; i--) times[i] ??= times[i + 1]!;
+  const rows: ({ message: Message } | { refused: RefusedCall })[] = [];
+  const waiting = [...refused].sort((a, b) => a.at - b.at);
+  messages.forEach((message, i) => {
+    while (waiting.length && times[i] != null && waiting[0]!.at < times[i]!) rows.push({ refused: waiting.shift()! });
+    rows.push({ message });
+  });
+  return [...rows, ...waiting.map((one) => ({ refused: one }))];
 }
 
 const begun = (role: string, marked: boolean): Message => ({ role, marked, segments: [], indent: 0, tokens: 0, sampled: 0, turn: -1 });

@@ -15,6 +15,10 @@ export interface Filters {
   /** A number or a range: `3`, `3..5`, `3..`, `..5`. */
   version: string;
   reward: string;
+  /** The number of the batch that trained the group. */
+  batch: string;
+  /** Empty: the newest first. */
+  sort: string;
   /** Seconds since 1970, of the opening. */
   since: number | null;
   until: number | null;
@@ -31,11 +35,13 @@ export const NO_FILTERS: Filters = {
   reason: "",
   version: "",
   reward: "",
+  batch: "",
+  sort: "",
   since: null,
   until: null,
 };
 
-const WORDS = ["text", "task", "group", "agent", "model", "mode", "state", "reason", "version", "reward"] as const;
+const WORDS = ["text", "task", "group", "agent", "model", "mode", "state", "reason", "version", "reward", "batch", "sort"] as const;
 const TIMES = ["since", "until"] as const;
 
 export function filtersOf(search: URLSearchParams): Filters {
@@ -82,6 +88,7 @@ export function apiParameters(filters: Filters): URLSearchParams {
     ["mode", "mode"],
     ["state", "state"],
     ["reason", "reason"],
+    ["sort", "sort"],
     ["since", "since"],
     ["until", "until"],
   ];
@@ -89,17 +96,11 @@ export function apiParameters(filters: Filters): URLSearchParams {
     const value = filters[name];
     if (value !== "" && value !== null) search.set(parameter, String(value));
   }
+  if (/^\d+$/.test(filters.batch)) search.set("batch", filters.batch);
   for (const name of ["version", "reward"] as const) {
     const range = rangeOf(filters[name]);
     if (range?.min !== undefined) search.set(`${name}_min`, String(range.min));
     if (range?.max !== undefined) search.set(`${name}_max`, String(range.max));
   }
   return search;
-}
-
-/** What is filtered, for a line of words above the list. */
-export function described(filters: Filters): string[] {
-  const parts: string[] = WORDS.filter((name) => filters[name] !== "").map((name) => `${name} ${filters[name]}`);
-  if (filters.since !== null || filters.until !== null) parts.push("a part of the time");
-  return parts;
 }

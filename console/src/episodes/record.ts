@@ -7,7 +7,7 @@ import { is, useEvents } from "../live";
 import { useLoaded, type Loaded } from "../load";
 import { joined } from "./join";
 import { tableOf, type TokensAnswer, type TokenTable } from "./table";
-import type { EpisodeAnswer, RunningCall, Why } from "./types";
+import type { EpisodeAnswer, EpisodePage, EpisodeRow, RunningCall, Why } from "./types";
 
 /** Milliseconds between two looks at an episode that runs. */
 const LIVE_MS = 1_000;
@@ -17,6 +17,8 @@ export interface EpisodeRecord {
   tokens: Loaded<TokensAnswer | null>;
   table: TokenTable | null;
   why: Loaded<Why>;
+  /** The episodes of its group for the same model. */
+  group: Loaded<EpisodeRow[]>;
   running: RunningCall[];
   /** Another number with every event of the episode or its group. */
   changes: ReadonlySignal<number>;
@@ -43,7 +45,12 @@ export function useRecord(id: string, model: string): EpisodeRecord {
     live.value ? LIVE_MS : 0,
   );
   const tokens = useTokens(id, model, episode.value.value?.calls.length ?? null, live.value);
-  const group = episode.value.value?.group_id;
+  const known = episode.value.value;
+  const group = known?.group_id;
+  const members = useLoaded<EpisodeRow[]>(
+    async (signal) => (known ? (await get<EpisodePage>("/admin/v1/episodes", { group_id: known.group_id, model: known.model, calls: true, limit: 100 }, signal)).episodes : []),
+    [group, known?.model, changes.value],
+  );
   useEvents(
     (events) => {
       const own = events.some((event) => event.episode === id || (event.group !== undefined && event.group === group) || is(event, "gap"));
@@ -55,7 +62,7 @@ export function useRecord(id: string, model: string): EpisodeRecord {
   );
   const table = useMemo(() => tokens.value.value && tableOf(tokens.value.value), [tokens.value.value]);
   const running = (calls.value.value ?? []).filter((call) => call.episode_id === id);
-  return { episode, tokens, table, why, running, changes };
+  return { episode, tokens, table, why, group: members, running, changes };
 }
 
 /** The tokens, fetched once the episode is known: until then it is not known whether they can still grow, and each change would fetch

@@ -2,8 +2,11 @@
 
 import { Badge, type Tone } from "../parts/badge";
 import { href } from "../router";
+import { advantageOf, advantageWords } from "./advantage";
+import { visible } from "./lines";
+import { answerOf, lastLine, questionOf } from "./preview";
 import type { EpisodeRow } from "./types";
-import { moment, number } from "./words";
+import { moment, number, seconds } from "./words";
 
 const HEADS: [cls: string, words: string][] = [
   ["at", "opened"],
@@ -12,10 +15,12 @@ const HEADS: [cls: string, words: string][] = [
   ["version", "version"],
   ["state", "state"],
   ["reward", "reward"],
+  ["advantage", "advantage"],
   ["calls", "calls"],
   ["tokens", "tokens"],
-  ["agent", "agent"],
+  ["took", "took"],
   ["id", "episode"],
+  ["preview", "question → answer, or the error"],
 ];
 
 export function EpisodeHeads() {
@@ -51,7 +56,10 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
   return (
     <>
       <span role="gridcell" class="cell c-at">{moment(row.created_at)}</span>
-      <span role="gridcell" class="cell c-task" title={row.task_id}>{row.task_id}</span>
+      <span role="gridcell" class="cell c-task" title={row.task_id}>
+        <a tabIndex={-1} href={href("episodes", row.episode_id)}>{row.task_id}</a>
+        {row.agent && <span class="quiet"> · {row.agent}</span>}
+      </span>
       <span role="gridcell" class="cell c-group" title={row.group_id}>
         <a tabIndex={-1} href={href("episodes", { group: row.group_id })}>{row.group_id}</a>
       </span>
@@ -61,15 +69,29 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
         {row.mode === "eval" && <Badge>eval</Badge>}
       </span>
       <span role="gridcell" class="cell c-reward">{number(row.reward)}</span>
+      <span role="gridcell" class="cell c-advantage">{advantageWords(advantageOf(row, row.group))}</span>
       <span role="gridcell" class="cell c-calls">{row.calls ?? ""}</span>
       <span role="gridcell" class={now === undefined ? "cell c-tokens" : "cell c-tokens speaking"}>
         {tokens ? tokens.toLocaleString("en-US") : now === undefined ? "–" : "…"}
         {row.truncated ? <span title="A reply was cut at its token limit"> ✂</span> : null}
       </span>
-      <span role="gridcell" class="cell c-agent" title={row.agent}>{row.agent}</span>
+      <span role="gridcell" class="cell c-took">{row.closed_at === null ? "" : seconds(row.closed_at - row.created_at)}</span>
       <span role="rowheader" class="cell c-id">
         <a tabIndex={-1} href={href("episodes", row.episode_id)}>{row.episode_id}</a>
       </span>
+      <Preview row={row} />
     </>
+  );
+}
+
+function Preview({ row }: { row: EpisodeRow }) {
+  const question = visible(questionOf(row.prompt_end ?? ""));
+  const answer = visible(answerOf(row.reply_start ?? ""));
+  const error = visible(lastLine(row.error));
+  return (
+    <span role="gridcell" class="cell c-preview" title={error || `${question} → ${answer}`}>
+      {error ? <span class="error">{error}</span> : <bdi>{question}</bdi>}
+      {!error && answer && <bdi> → {answer}</bdi>}
+    </span>
   );
 }

@@ -70,7 +70,8 @@ export function surprise(logprob: number): number {
   return at;
 }
 
-export function coloringOf(table: TokenTable, mode: Mode): Coloring {
+/** `advantage`: the episode's, which all its sampled tokens have where the trainer wrote no figures by token. */
+export function coloringOf(table: TokenTable, mode: Mode, advantage: number | null = null): Coloring {
   const trained = table.trained;
   const computed = (column: Float32Array | undefined, kind: "s" | "d", bounds: readonly number[]): Coloring => {
     if (!column) return { mode, cls: () => "", legend: [], nothing: table.untrainedWhy };
@@ -87,6 +88,10 @@ export function coloringOf(table: TokenTable, mode: Mode): Coloring {
     case "entropy":
       return computed(trained?.entropy, "s", ENTROPY);
     case "advantage":
+      if (!trained && advantage !== null) {
+        const cls = (token: number) => (nodeAt(table, token).sampled && !maskOf(table, token) ? `d${classOf(advantage, SIGNED)}` : "");
+        return counted(table, { mode, cls, legend: ranges("d", SIGNED), nothing: "" });
+      }
       return computed(trained?.advantage, "d", SIGNED);
     case "weight":
       return computed(trained?.weight, "d", WEIGHT);

@@ -1,5 +1,6 @@
 /** An episode's calls in time, as lanes of bars and as a table. */
 
+import type { ComponentChildren } from "preact";
 import { useMemo } from "preact/hooks";
 import { Badge } from "../parts/badge";
 import { Empty } from "../parts/notice";
@@ -32,9 +33,9 @@ export function TimelineView({ episode, table, now }: Props) {
     }));
     return timelineOf(calls, episode.created_at, episode.closed_at ?? now);
   }, [episode, table, now]);
-  if (!episode.calls.length) {
-    return episode.refused_calls?.length ? <Refused calls={episode.refused_calls} /> : <Empty>No call was made in this episode.</Empty>;
-  }
+  const refused = episode.refused_calls ?? [];
+  if (!episode.calls.length && !refused.length) return <Empty>No call was made in this episode.</Empty>;
+  const rows: Row[] = [...episode.calls, ...refused].sort((a, b) => beginOf(a) - beginOf(b));
   const place = (at: number) => `${(at / Math.max(timeline.seconds, 1e-9)) * 100}%`;
   const apart = episode.calls.some((call) => call.queued_s != null);
   const summary = PHASES.map(([phase, words]) => `${words} ${seconds(timeline.totals[phase])}`).join(", ");
@@ -67,37 +68,21 @@ export function TimelineView({ episode, table, now }: Props) {
                     title={`${bar.phase === "tool" ? "agent and tools" : `${bar.phase} of ${bar.call_id}`}: ${seconds(bar.to - bar.from)}`}
                   />
                 ))}
+              {lane === 0 &&
+                refused.map((call) => (
+                  <div
+                    key={`${call.at} ${call.message}`}
+                    class="bar p-refused"
+                    style={{ left: place(Math.max(call.at - episode.created_at, 0)) }}
+                    title={`refused: ${call.status} ${call.code}`}
+                  />
+                ))}
             </div>
           ))}
         </div>
       </section>
       <h2>Calls</h2>
-      <Table caption="Calls" columns={columns(episode, table, apart)} rows={episode.calls} id={(call) => call.call_id} />
-      <Refused calls={episode.refused_calls ?? []} />
-    </>
-  );
-}
-
-/** The calls that were refused before anything was sampled. */
-function Refused({ calls }: { calls: RefusedCall[] }) {
-  if (!calls.length) return null;
-  return (
-    <>
-      <h2>Refused calls</h2>
-      <Table
-        caption="Refused calls"
-        stacked
-        rows={calls}
-        id={(call) => `${call.at} ${call.message}`}
-        columns={[
-          { head: "at", cell: (call) => moment(call.at) },
-          { head: "api", cell: (call) => call.api },
-          { head: "model", cell: (call) => call.model || "–" },
-          { head: "refused with", cell: (call) => <Badge tone="bad">{`${call.status} ${call.code}`}</Badge> },
-          { head: "times", number: true, cell: (call) => call.times },
-          { head: "message", cell: (call) => call.message },
-        ]}
-      />
+      <Table caption="Calls" columns={columns(episode, table, apart)} rows={rows} id={(row) => (isRefused(row) ? `${row.at} ${row.message}` : row.call_id)} />
     </>
   );
 }
@@ -105,39 +90,55 @@ function Refused({ calls }: { calls: RefusedCall[] }) {
 /** The tokens of a reply that arrived in less time arrived together, and have no rate. */
 const SHORTEST_S = 0.005;
 
-function columns(episode: EpisodeAnswer, table: TokenTable | null, apart: boolean): Column<Call>[] {
+/** A call, or one that was refused before anything was sampled. */
+type Row = Call | RefusedCall;
+const isRefused = (row: Row): row is RefusedCall => "status" in row;
+const beginOf = (row: Row) => (isRefused(row) ? row.at : row.received_at);
+const answered =
+  (cell: (call: Call) => ComponentChildren) =>
+  (row: Row): ComponentChildren =>
+    isRefused(row) ? "" : cell(row);
+
+function columns(episode: EpisodeAnswer, table: TokenTable | null, apart: boolean): Column<Row>[] {
   const first = (call: Call) => (call.first_token_s === null ? null : call.first_token_s - (call.queued_s ?? 0));
   const sampling = (call: Call) => call.seconds - (call.first_token_s ?? 0);
   const node = (call: Call) => (call.model === table?.model ? table?.nodes[call.node] : undefined);
   const several = new Set(episode.calls.map((call) => call.model)).size > 1;
   return [
-    { head: "began", cell: (call) => moment(call.received_at) },
+    { head: "began", cell: (row) => moment(beginOf(row)) },
     {
       head: "call",
-      cell: (call) => {
-        const at = node(call);
-        return at ? <a href={href("episodes", episode.episode_id, { view: "tokens", token: at.start })}>{call.call_id}</a> : call.call_id;
+      cell: (row) => {
+        if (isRefused(row)) return <Badge tone="bad">{`refused: ${row.status} ${row.code}`}</Badge>;
+        const at = node(row);
+        return at ? <a href={href("episodes", episode.episode_id, { view: "tokens", token: at.start })}>{row.call_id}</a> : row.call_id;
       },
     },
-    ...(several ? [{ head: "model", cell: (call: Call) => call.model }] : []),
-    { head: "api", cell: (call) => call.api + (call.stream ? ", streamed" : "") },
-    { head: "engine", cell: (call) => call.engine || "–" },
-    ...(apart ? [{ head: "waited", number: true, cell: (call: Call) => seconds(call.queued_s ?? 0) }] : []),
-    { head: apart ? "prefill" : "to first token", number: true, cell: (call) => (first(call) === null ? "–" : seconds(first(call)!)) },
-    { head: "in all", number: true, cell: (call) => seconds(call.seconds) },
-    { head: "tokens in", number: true, cell: (call) => call.prompt_tokens.toLocaleString("en-US") },
-    { head: "out", number: true, cell: (call) => call.completion_tokens.toLocaleString("en-US") },
-    { head: "tokens/s", number: true, cell: (call) => (sampling(call) < SHORTEST_S ? "–" : number(call.completion_tokens / sampling(call), 3)) },
-    { head: "pauses", number: true, cell: (call) => call.pauses || "" },
+    ...(several ? [{ head: "model", cell: (row: Row) => row.model }] : []),
+    { head: "api", cell: (row) => row.api + (!isRefused(row) && row.stream ? ", streamed" : "") },
+    { head: "engine", cell: answered((call) => <span class="together">{call.engine || "–"}</span>) },
+    ...(apart ? [{ head: "waited", number: true, cell: answered((call) => seconds(call.queued_s ?? 0)) }] : []),
+    { head: apart ? "prefill" : "to first token", number: true, cell: answered((call) => (first(call) === null ? "–" : seconds(first(call)!))) },
+    { head: "in all", number: true, cell: answered((call) => seconds(call.seconds)) },
+    { head: "tokens in", number: true, cell: answered((call) => call.prompt_tokens.toLocaleString("en-US")) },
+    { head: "out", number: true, cell: answered((call) => call.completion_tokens.toLocaleString("en-US")) },
+    { head: "tokens/s", number: true, cell: answered((call) => (sampling(call) < SHORTEST_S ? "–" : number(call.completion_tokens / sampling(call), 3))) },
+    { head: "pauses", number: true, cell: answered((call) => call.pauses || "") },
     {
       head: "ended",
-      cell: (call) => (
-        <>
-          {call.finish_reason.replaceAll("_", " ")} {call.finish_reason === "length" && <Badge tone="warn">cut</Badge>}
-          {call.tool_faults && <Badge tone="bad">{call.tool_faults.replaceAll("_", " ")}</Badge>}
-        </>
-      ),
+      cell: (row) =>
+        isRefused(row) ? (
+          <span class="error">
+            {row.message}
+            {row.times > 1 && ` (${row.times} times)`}
+          </span>
+        ) : (
+          <>
+            {row.finish_reason.replaceAll("_", " ")} {row.finish_reason === "length" && <Badge tone="warn">cut</Badge>}
+            {row.tool_faults && <Badge tone="bad">{row.tool_faults.replaceAll("_", " ")}</Badge>}
+          </>
+        ),
     },
-    { head: "reward", number: true, cell: (call) => (call.reward === null ? "" : number(call.reward)) },
+    { head: "reward", number: true, cell: answered((call) => (call.reward === null ? "" : number(call.reward))) },
   ];
 }

@@ -99,6 +99,7 @@ export function TokenView({ label, table, sections, coloring, head, current, poi
       aria-label={label}
       aria-roledescription="tokens"
       tabIndex={0}
+      style={{ "--height": `${lines.length * LINE + 16}px` }}
       onKeyDown={keyDown}
       onPointerMove={(event) => event.pointerType === "mouse" && !event.buttons && pointed(event)}
       onClick={pointed}

@@ -21,6 +21,17 @@ export interface EpisodeRow {
   calls?: number;
   sampled_tokens?: number;
   truncated?: number;
+  /** With `preview=true`. */
+  group?: GroupRewards | null;
+  prompt_end?: string;
+  reply_start?: string;
+}
+
+/** The rewards of a group: how many, and their population standard deviation. */
+export interface GroupRewards {
+  rewards: number;
+  mean: number;
+  std: number;
 }
 
 export interface EpisodePage {
@@ -54,7 +65,7 @@ export interface Call {
   node: number;
   api: string;
   stream: boolean;
-  asked: Record<string, unknown>; // codespell:ignore asked
+  requested: Record<string, unknown>;
   used: Record<string, unknown>;
   engine: string;
   finish_reason: string;
@@ -80,7 +91,7 @@ export interface RefusedCall {
   times: number;
 }
 
-export type EpisodeAnswer = Omit<EpisodeRow, "calls"> & { calls: Call[]; refused_calls?: RefusedCall[] };
+export type EpisodeAnswer = Omit<EpisodeRow, "calls" | "group"> & { calls: Call[]; refused_calls?: RefusedCall[] };
 
 /** A call that runs now. */
 export interface RunningCall {

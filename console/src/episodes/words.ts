@@ -37,13 +37,14 @@ export interface Part {
   href?: string;
 }
 
-/** A sentence of `why`, with links for the batches and versions in it. */
+/** A sentence of `why`, with links for the batches and versions in it: to the episodes of a batch that was trained, to where others fill. */
 export function linked(words: string): Part[] {
   const parts: Part[] = [];
   let at = 0;
   for (const match of words.matchAll(/\b(batch|version) (\d+)/g)) {
     if (match.index > at) parts.push({ text: words.slice(at, match.index) });
-    const to = match[1] === "batch" ? href("staleness", { batch: match[2] }) : href("episodes", { version: match[2] });
+    const open = match[1] === "batch" && !words.slice(0, match.index).endsWith("trained in ");
+    const to = open ? href("staleness") : href("episodes", { [match[1]!]: match[2] });
     parts.push({ text: match[0], href: to });
     at = match.index + match[0].length;
   }

@@ -83,7 +83,7 @@ export function Gantt({ rows, from, to, versions }: Props) {
             ))}
           </g>
         ))}
-        {(wide < 320 ? [0, 1] : [0, 0.25, 0.5, 0.75, 1]).map((part) => (
+        {ends(wide < 320 ? [0, 1] : [0, 0.25, 0.5, 0.75, 1], (part) => clock(from + part * (to - from))).map((part) => (
           <text key={part} x={NAMES + part * wide} y={height - 3} class="gantt-tick" text-anchor={part === 0 ? "start" : part === 1 ? "end" : "middle"}>
             {clock(from + part * (to - from))}
           </text>
@@ -120,3 +120,6 @@ export function Gantt({ rows, from, to, versions }: Props) {
     </div>
   );
 }
+
+/** The parts whose label is another than that of the part before. */
+const ends = (parts: readonly number[], label: (part: number) => string) => parts.filter((part, i) => i === 0 || label(part) !== label(parts[i - 1]!));

@@ -79,21 +79,16 @@ function drawn(props: ChartProps): uPlot.Plugin {
       },
       draw: (plot) => {
         const { ctx, bbox } = plot;
-        ctx.save();
-        ctx.strokeStyle = color("--mark");
-        ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+        const floor = bbox.top + bbox.height;
+        ctx.fillStyle = color("--accent");
         let before = -Infinity;
         for (const mark of props.marks ?? []) {
-          const x = Math.round(plot.valToPos(mark.x, "x", true)) + 0.5;
-          // Marks closer than this would be a gray field.
-          if (x < bbox.left || x > bbox.left + bbox.width || x - before < 14 * devicePixelRatio) continue;
+          const x = Math.round(plot.valToPos(mark.x, "x", true));
+          // Closer ticks would be a bar.
+          if (x < bbox.left || x > bbox.left + bbox.width || x - before < 4 * devicePixelRatio) continue;
           before = x;
-          ctx.beginPath();
-          ctx.moveTo(x, bbox.top);
-          ctx.lineTo(x, bbox.top + bbox.height);
-          ctx.stroke();
+          ctx.fillRect(x - devicePixelRatio / 2, floor + 1, devicePixelRatio, 5 * devicePixelRatio);
         }
-        ctx.restore();
       },
     },
   };
@@ -110,6 +105,15 @@ export function rangeOf(low: number | null, high: number | null): uPlot.Range.Mi
 
 /** A line of one or two values is hard to see without points, and one value has no line. */
 const isShort = (plot: uPlot, line: number) => Array.from<number | null | undefined>(plot.data[line]!).filter((value) => value != null).length < 3;
+
+/** Labels of an axis: no two are the same. Numbers get the digits for that; of others, the first of equal ones stands. */
+export function tickLabels(ticks: readonly (number | null)[], format: (value: number) => string): string[] {
+  const labels = ticks.map((tick) => (tick === null ? "" : format(tick)));
+  const given = labels.filter(Boolean);
+  if (new Set(given).size === given.length) return labels;
+  if (format === short) return ticks.map((tick) => (tick === null ? "" : String(+tick.toPrecision(9))));
+  return labels.map((label, i) => (labels.indexOf(label) === i ? label : ""));
+}
 
 const plain = (value: number) => String(+value.toPrecision(6));
 
@@ -128,8 +132,8 @@ function options(props: ChartProps, width: number): uPlot.Options {
     legend: { show: true, live: true },
     scales: { x: { time: props.time ?? false }, y: props.log ? { distr: 3 } : { range: (_plot, low, high) => rangeOf(low, high) } },
     axes: [
-      { ...axis, size: 24, gap: 3, ...(props.time ? {} : { incrs: WHOLE }) },
-      { ...axis, size: 48, gap: 3, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick))) },
+      { ...axis, size: 24, gap: props.marks?.length ? 5 : 3, ...(props.time ? {} : { incrs: WHOLE }) },
+      { ...axis, size: 48, gap: 3, values: (_plot, ticks) => tickLabels(ticks, format) },
     ],
     series: [
       { label: props.time ? "time" : (props.xLabel ?? "step"), value: (_plot: uPlot, value: number | null) => (value === null ? "–" : props.time ? moment(value) : plain(value)) },
@@ -140,7 +144,7 @@ function options(props: ChartProps, width: number): uPlot.Options {
         spanGaps: true,
         ...(line.dashed ? { dash: [5, 4] } : {}),
         ...(line.points ? { paths: () => null } : {}),
-        points: line.points ? { show: true, size: 5, fill: color(line.color) } : { show: isShort, size: 5 },
+        points: line.points ? { show: true, size: 9, fill: color(line.color) } : { show: isShort, size: 5 },
         value: (_plot: uPlot, value: number | null) => (value === null ? "–" : format(value)),
       })),
     ],

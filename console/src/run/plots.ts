@@ -8,12 +8,16 @@ export interface Curve {
   points?: boolean;
 }
 
+export const GROUPS = ["Learning", "Data", "Speed"] as const;
+export type Group = (typeof GROUPS)[number];
+
 export interface Plot {
   id: string;
   title: string;
   /** One sentence: how to read it. */
   hint: string;
   curves: Curve[];
+  group: Group;
   /** The signal of Health that judges the first curve, and has its range. */
   signal?: string;
   format?: "share" | "seconds";
@@ -33,7 +37,7 @@ const curve = (label: string, color: number, name: string, more: Partial<Curve> 
 
 /** Failures that are the agent's own, and not of what it runs on (gateway/observe/explain.py has all reasons). */
 const AGENTS_OWN = new Set([
-  "agent_failed", "no_calls", "no_reward", "time_limit", "memory_limit", "cpu_limit", "process_limit", "idle_deadline", "total_deadline",
+  "agent_failed", "no_calls", "no_reward", "reward_refused", "time_limit", "memory_limit", "cpu_limit", "process_limit", "idle_deadline", "total_deadline",
 ]);
 
 /** The share of episodes that infrastructure lost: tools, sandboxes, environments, graders, engines. */
@@ -71,28 +75,33 @@ export function phases(steps: Steps): Curve[] {
   return [curve("whole step", 6, "seconds/total"), ...shown];
 }
 
+/** The wide chart on top: does the reward rise? */
+export const REWARD: Plot = {
+  id: "reward",
+  group: "Learning",
+  title: "Reward",
+  hint: "Rises over tens of steps, with noise. The evaluation rises with it. The batch is what [staleness] filters left.",
+  curves: [
+    curve("all episodes", 3, "reward_mean_all"),
+    curve("trained batch", 1, "reward_mean"),
+    curve("evaluation", 2, "eval/reward_mean", { points: true }),
+  ],
+};
+
 export const PLOTS: Plot[] = [
   {
-    id: "reward",
-    title: "Reward",
-    hint: "Rises over tens of steps, with noise. The evaluation rises with it. The batch is what [staleness] filters left.",
-    curves: [
-      curve("all episodes", 3, "reward_mean_all"),
-      curve("trained batch", 1, "reward_mean"),
-      curve("evaluation", 2, "eval/reward_mean", { points: true }),
-    ],
-  },
-  {
     id: "excluded",
-    title: "Episodes left out",
-    hint: "Failed episodes do not count as zeros: they are left out. Below 2 % is healthy.",
+    group: "Data",
+    title: "Excluded episodes",
+    hint: "Failed episodes do not count as zeros: they are excluded. Below 2 % is healthy.",
     signal: "excluded_share",
     curves: [curve("all failures", 4, "excluded_share"), { label: "infrastructure", color: "--series-2", of: infrastructure }],
     format: "share",
   },
   {
     id: "groups",
-    title: "Groups that teach nothing, truncated episodes",
+    group: "Data",
+    title: "Groups of equal rewards, truncated episodes",
     hint: "Groups of equal rewards have no gradient: below half. Truncated: below 10 %.",
     signal: "equal_reward_groups",
     curves: [
@@ -102,17 +111,19 @@ export const PLOTS: Plot[] = [
     ],
     format: "share",
   },
-  { id: "loss", title: "Loss", hint: "Means little by itself in RL, except for a jump.", curves: [curve("loss", 1, "loss")] },
+  { id: "loss", group: "Learning", title: "Loss", hint: "Means little by itself in RL, except for a jump.", curves: [curve("loss", 1, "loss")] },
   {
     id: "kl",
+    group: "Learning",
     title: "KL to the sampler",
     hint: "Above 0.1 the data is too old: a smaller eta, or fewer minibatches.",
     signal: "kl_recorded_k3",
     curves: [curve("k3", 3, "kl_recorded_k3")],
   },
-  { id: "entropy", title: "Entropy", hint: "Falls slowly. Near 0 within some steps: collapse.", curves: [curve("nats a token", 5, "entropy")] },
+  { id: "entropy", group: "Learning", title: "Entropy", hint: "Falls slowly. Near 0 within some steps: collapse.", curves: [curve("nats a token", 5, "entropy")] },
   {
     id: "mismatch",
+    group: "Data",
     title: "Engine against trainer",
     hint: "Log-probabilities of one version, from both. Below 0.02 in bf16.",
     signal: "logprob_gap_mean",
@@ -120,27 +131,31 @@ export const PLOTS: Plot[] = [
   },
   {
     id: "staleness",
+    group: "Data",
     title: "Staleness",
     hint: "Versions between sampling and training. Never above eta.",
     curves: [curve("mean", 1, "staleness_mean"), curve("max", 2, "staleness_max")],
   },
   {
     id: "clip",
+    group: "Learning",
     title: "Clipped tokens",
     hint: "0.1 to 20 %. Always 0: nothing is learned.",
     signal: "clip_fraction",
     curves: [curve("share", 3, "clip_fraction")],
     format: "share",
   },
-  { id: "gradient", title: "Gradient norm", hint: "Of one size; watch for spikes of ten times.", curves: [curve("norm", 5, "grad_norm")] },
+  { id: "gradient", group: "Learning", title: "Gradient norm", hint: "Of one size; watch for spikes of ten times.", curves: [curve("norm", 5, "grad_norm")] },
   {
     id: "tokens",
+    group: "Speed",
     title: "Tokens trained per second",
     hint: "Falls when replies grow, or when the trainer waits.",
     curves: [{ label: "tokens/s", color: "--series-1", of: ratio("trained_tokens", "seconds/total") }],
   },
   {
     id: "idle",
+    group: "Speed",
     title: "Trainer idle",
     hint: "Above 70 %, rollout is the bottleneck.",
     signal: "idle_share",

@@ -1,5 +1,6 @@
 // The steps of a run as columns: fetched once, then extended by the trainer's events. Pure, except for the two requests at the end.
 import { get } from "../api";
+import type { Evaluation } from "./trend";
 
 export type Column = readonly (number | null)[];
 
@@ -79,6 +80,9 @@ export function joined(a: readonly number[], b: readonly number[]): { x: number[
   };
   return { x, ofA: brought(a), ofB: brought(b) };
 }
+
+export const loadEvaluations = (model: string, signal: AbortSignal) =>
+  get<{ evaluations: Evaluation[] }>("/admin/v1/evaluations", { model }, signal).then((answer) => answer.evaluations);
 
 export const loadRuns = (model: string | undefined, signal: AbortSignal) =>
   get<{ runs: Run[] }>("/admin/v1/runs", { model }, signal).then((answer) => answer.runs);

@@ -226,6 +226,7 @@ function Nodes({ nodes }: { nodes: Node[] }) {
 }
 
 const COLORS = 6;
+const VERSION_TONES: Record<string, Tone> = { live: "good", failed: "bad", replaced: "plain" };
 
 function Updates() {
   const all = useSignal(false);
@@ -262,7 +263,7 @@ function Updates() {
         empty="No version was published yet."
         columns={[
           { head: "Version", cell: (one) => one.version, number: true },
-          { head: "State", cell: (one) => <Badge tone={one.state === "live" ? "good" : one.state === "failed" ? "bad" : "info"}>{one.state}</Badge> },
+          { head: "State", cell: (one) => <Badge tone={VERSION_TONES[one.state] ?? "info"}>{one.state}</Badge> },
           { head: "Published", cell: (one) => <span class="together">{clock(one.created_at)}</span> },
           { head: "Live after", cell: (one) => (one.live_at ? duration(one.live_at - one.created_at) : "–"), number: true },
           { head: "Engine", cell: (one) => <span class="together">{one.engine || "–"}</span> },

@@ -4,11 +4,15 @@ import "../episodes/episodes.css";
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo } from "preact/hooks";
 import { address } from "../api";
+import { advantageOf, advantageWords, groupRewardsOf } from "../episodes/advantage";
 import { ColorBar } from "../episodes/color-bar";
 import { Conversation } from "../episodes/conversation";
 import { CopyButton } from "../episodes/copy";
 import { curlOf, jsonOf } from "../episodes/curl";
 import { GroupView } from "../episodes/group-view";
+import { visible } from "../episodes/lines";
+import { MessageView } from "../episodes/message-view";
+import { lastLine } from "../episodes/preview";
 import { pathOf, useRecord, type EpisodeRecord } from "../episodes/record";
 import { stateTone, stateWords } from "../episodes/row";
 import { coloringOf, MODES, type Mode } from "../episodes/scale";
@@ -31,7 +35,6 @@ type View = (typeof VIEWS)[number];
 
 export function EpisodeView({ id }: { id: string }) {
   const query = route.value.query;
-  const view = one(VIEWS, query.get("view"));
   const mode = one(MODES, query.get("color"));
   const record = useRecord(id, query.get("model") ?? "");
   useShortcuts([
@@ -40,6 +43,7 @@ export function EpisodeView({ id }: { id: string }) {
   ]);
   const episode = record.episode.value.value;
   if (!episode) return record.episode.error.value ? <Failure text={record.episode.error.value} /> : <Loading />;
+  const view = one(VIEWS, query.get("view") ?? (episode.state === "closed" && !sampledOf(episode) ? "why" : null));
   return (
     <>
       <Head id={id} episode={episode} record={record} />
@@ -55,6 +59,8 @@ export function EpisodeView({ id }: { id: string }) {
   );
 }
 
+const sampledOf = (episode: EpisodeAnswer) => episode.calls.reduce((sum, call) => sum + call.completion_tokens, 0);
+
 const modeNow = () => one(MODES, route.value.query.get("color"));
 
 function one<T extends string>(of: readonly T[], name: string | null): T {
@@ -66,7 +72,8 @@ function Waiting({ text }: { text: string | null }) {
 }
 
 function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; record: EpisodeRecord }) {
-  const sampled = episode.calls.reduce((sum, call) => sum + call.completion_tokens, 0);
+  const sampled = sampledOf(episode);
+  const advantage = advantageOf(episode, groupRewardsOf(record.group.value.value ?? []));
   const refused = (episode.refused_calls ?? []).reduce((sum, call) => sum + call.times, 0);
   const ended = episode.closed_at ?? Date.now() / 1000;
   const speaking = record.running.reduce((sum, call) => sum + call.tokens, 0);
@@ -77,6 +84,11 @@ function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; rec
       <h1>
         <span class="mono">{id}</span> <Badge tone={stateTone(episode)}>{stateWords(episode)}</Badge>{" "}
         {episode.mode === "eval" && <Badge>eval</Badge>} <span class="reward">reward {number(episode.reward)}</span>
+        {advantage !== null && (
+          <span class="reward" title="Standard deviations above the mean reward of its group; Dr. GRPO and RLOO use another scale">
+            advantage {advantageWords(advantage)}
+          </span>
+        )}
       </h1>
       <div class="episode-copy">
         <CopyButton label="Copy as curl" title="The command that reads this record" text={() => curlOf(address(pathOf(id, "/tokens")))} />
@@ -96,6 +108,11 @@ function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; rec
           <Words text={why.verdict} /> · <a href={href("episodes", id, { view: "why" })}>why</a>
         </p>
       )}
+      {lastError(episode) && (
+        <p class="error mono" title="The last line of the agent's or grader's output">
+          {visible(lastError(episode))}
+        </p>
+      )}
       {record.running.length > 0 && (
         <p class="speaking" role="status">
           {count(record.running.length, "call")} running: {count(speaking, "token")} so far
@@ -103,6 +120,12 @@ function Head({ id, episode, record }: { id: string; episode: EpisodeAnswer; rec
       )}
     </div>
   );
+}
+
+/** What went wrong last: the end of the agent's output, or the last call that was refused. */
+function lastError(episode: EpisodeAnswer): string {
+  const refused = episode.refused_calls?.at(-1);
+  return lastLine(episode.error) || (refused && !sampledOf(episode) ? `${refused.status} ${refused.code}: ${refused.message}` : "");
 }
 
 function components(episode: EpisodeAnswer): string {
@@ -122,7 +145,8 @@ interface TokensProps {
 function Tokens({ record, episode, table, view, mode }: TokensProps) {
   const pointed = useSignal<{ table: TokenTable | null; token: number; aloud: boolean }>({ table: null, token: -1, aloud: false });
   const target = useSignal<{ token: number } | null>(null);
-  const coloring = useMemo(() => coloringOf(table, mode), [table, mode]);
+  const advantage = advantageOf(episode, groupRewardsOf(record.group.value.value ?? []));
+  const coloring = useMemo(() => coloringOf(table, mode, advantage), [table, mode, advantage]);
   const leaves = useMemo(() => leavesOf(table.nodes), [table]);
   const path = Number(route.value.query.get("path") ?? NaN);
   const leaf = leaves.includes(path) ? path : longestOf(table.nodes);
@@ -139,10 +163,16 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
   };
   const { token, aloud } = pointed.value;
   const shown = { table, coloring, current: pointed.value.table ? -1 : token, point, target: target.value };
+  const messages = view === "conversation" && route.value.query.get("text") !== "template" && wanted === null;
   return (
     <>
       <div class="toolbar">
-        <ColorBar coloring={coloring} choose={(name) => setQuery({ color: name })} />
+        {view === "conversation" && (
+          <button type="button" aria-pressed={!messages} onClick={() => setQuery({ text: messages ? "template" : null, token: null })}>
+            Tokens in the template's text
+          </button>
+        )}
+        {!messages && <ColorBar coloring={coloring} choose={(name) => setQuery({ color: name })} />}
         {view === "conversation" && leaves.length > 1 && (
           <label>
             Conversation
@@ -168,14 +198,16 @@ function Tokens({ record, episode, table, view, mode }: TokensProps) {
           </label>
         )}
       </div>
-      {!table.nodes.length && view !== "group" ? (
+      {messages ? (
+        <MessageView table={table} leaf={leaf} episode={episode} />
+      ) : !table.nodes.length && view !== "group" ? (
         <Empty>{episode.state === "closed" ? "Nothing was sampled in this episode." : "Nothing was sampled in this episode yet."}</Empty>
       ) : (
         <div class="tokens">
           <div class="tokens-main">
             {view === "conversation" && <Conversation {...shown} leaf={leaf} />}
             {view === "tokens" && <TokenTree {...shown} jump={(at) => (point(at, "keyboard"), (target.value = { token: at }))} />}
-            {view === "group" && <GroupView episode={episode} mode={mode} changes={record.changes.value} point={(at, of, by) => point(at, by, of)} />}
+            {view === "group" && <GroupView episode={episode} table={table} group={record.group} mode={mode} changes={record.changes.value} point={(at, of, by) => point(at, by, of)} />}
           </div>
           <TokenPanel table={pointed.value.table ?? table} calls={pointed.value.table ? [] : episode.calls} token={token} aloud={aloud} />
         </div>

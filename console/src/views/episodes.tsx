@@ -18,14 +18,14 @@ import { Empty, Failure, Loading } from "../parts/notice";
 import { VirtualList } from "../parts/virtual-list";
 import { go, route, setQuery } from "../router";
 
-const ROW = 30;
+const ROW = 50;
 
 export function EpisodesView() {
   const filters = filtersOf(route.value.query);
   const search = searchOf(filters);
   const list = useMemo(() => new EpisodeList(filters), [search]);
   useEffect(() => () => list.stop(), [list]);
-  const drawn = apiParameters({ ...filters, since: null, until: null });
+  const drawn = apiParameters({ ...filters, since: null, until: null, sort: "" });
   const histogram = useLoaded(
     (signal) => get<Histogram>("/admin/v1/episodes/histogram", { ...Object.fromEntries(drawn), bins: 120 }, signal),
     [drawn.toString()],
@@ -51,7 +51,7 @@ export function EpisodesView() {
       {histogram.value.value && (
         <HistogramBrush histogram={histogram.value.value} since={filters.since} until={filters.until} choose={(since, until) => change({ since, until })} />
       )}
-      <List list={list} speaking={speaking.value} filtered={search !== ""} key={search} />
+      <List list={list} speaking={speaking.value} filtered={searchOf({ ...filters, sort: "" }) !== ""} key={search} />
     </>
   );
 }
@@ -104,7 +104,7 @@ function List({ list, speaking, filtered }: { list: EpisodeList; speaking: Map<s
       ) : (
         <VirtualList
           class="episodes"
-          label="Episodes, the newest first"
+          label="Episodes"
           length={total}
           rowHeight={ROW}
           head={<EpisodeHeads />}

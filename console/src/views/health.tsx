@@ -11,10 +11,10 @@ import { loadHealth, type Health, type State } from "../run/health";
 import { model, recorded } from "../shell";
 
 const STATES: Record<State, { tone: Tone; word: string; order: number }> = {
-  bad: { tone: "bad", word: "act", order: 0 },
-  warn: { tone: "warn", word: "look", order: 1 },
+  bad: { tone: "bad", word: "critical", order: 0 },
+  warn: { tone: "warn", word: "warning", order: 1 },
   unknown: { tone: "plain", word: "not known", order: 2 },
-  ok: { tone: "good", word: "well", order: 3 },
+  ok: { tone: "good", word: "OK", order: 3 },
 };
 
 export function HealthView() {
@@ -31,7 +31,7 @@ export function HealthView() {
   );
 }
 
-/** How many signals are out of range, and how many are not known: they are neither well nor ill. */
+/** How many signals are out of range, and how many are not known: they are neither OK nor out of range. */
 export function summary(signals: readonly { state: State }[]): string {
   const count = (...states: State[]) => signals.filter((one) => states.includes(one.state)).length;
   const wrong = count("warn", "bad");
@@ -62,7 +62,7 @@ function Checklist({ health }: { health: Health }) {
           { head: "See", cell: (one) => one.link && <a href={href(one.link.view, { model: model.value, ...one.link.query })} aria-label={`Show: ${one.label}`}>Show</a> },
         ]}
       />
-      <p class="hint">The ranges are where to begin, not laws: look at the change from your own first steps. Curves of most signals are in Run.</p>
+      <p class="hint">Treat these ranges as starting points, not rules: compare with your own first steps. Run has the curves of most signals.</p>
     </>
   );
 }

@@ -10,11 +10,15 @@ import { Chart, type Line, type Mark } from "../parts/chart";
 import { Empty, Failure, Loading } from "../parts/notice";
 import { Table } from "../parts/table";
 import { href, route, setQuery } from "../router";
+import { Evaluations } from "../run/evaluations";
 import { loadHealth, type Signal } from "../run/health";
-import { phases, PLOTS, type Curve, type Plot } from "../run/plots";
-import { grown, joined, loadRuns, loadSteps, smoothed, type Run, type Steps } from "../run/steps";
+import { GROUPS, phases, PLOTS, ratio, REWARD, type Curve, type Plot } from "../run/plots";
+import { grown, joined, loadEvaluations, loadRuns, loadSteps, smoothed, type Column, type Run, type Steps } from "../run/steps";
+import { ends, evaluated, trainingReward, verdict } from "../run/trend";
 import { model, recorded } from "../shell";
 
+/** Steps that a curve is the mean of, unless the reader chooses. */
+const SMOOTH = "5";
 const SHOWN_IN_TABLE = ["reward_mean_all", "reward_mean", "eval/reward_mean", "excluded_share", "loss", "kl_recorded_k3", "entropy", "logprob_gap_mean", "staleness_mean", "seconds/total"];
 
 export function RunView() {
@@ -65,15 +69,25 @@ function OneRun({ run, other, runs }: { run: Run; other: Run | undefined; runs: 
   const mine = useSteps(run);
   const second = useSteps(other);
   const byTime = route.value.query.get("x") === "time";
-  const width = Number(route.value.query.get("smooth") ?? 1);
-  if (!mine.steps) return mine.error ? <Failure text={mine.error} /> : <Loading />;
-  const steps = mine.steps;
+  const width = Number(route.value.query.get("smooth") || SMOOTH);
+  const loaded = useLoaded((signal) => loadEvaluations(run.model, signal), [run.model, session.value], recorded.value ? 0 : 10_000);
+  const evaluations = loaded.value.value ?? [];
+  const steps = useMemo(() => mine.steps && evaluated(mine.steps, evaluations), [mine.steps, evaluations]);
+  const others = useMemo(() => second.steps && evaluated(second.steps, evaluations), [second.steps, evaluations]);
+  if (!steps) return mine.error ? <Failure text={mine.error} /> : <Loading />;
+  const found = verdict(steps, evaluations);
   return (
     <>
       <Controls run={run} runs={runs} other={other} />
-      <Failure text={mine.error ?? second.error} />
+      <Failure text={mine.error ?? second.error ?? loaded.error.value} />
+      {found && (
+        <p class={`answer ${found.tone}`} role="status">
+          {found.words}
+        </p>
+      )}
       <Headline steps={steps} run={run} />
-      <Charts steps={steps} other={second.steps} byTime={byTime} width={width} />
+      <Charts steps={steps} other={others} byTime={byTime} width={width} />
+      {evaluations.length > 1 && <Evaluations model={run.model} evaluations={evaluations} />}
       <h2>Figures of the last steps</h2>
       <LastSteps steps={steps} />
     </>
@@ -117,9 +131,9 @@ function Controls({ run, runs, other }: { run: Run; runs: Run[]; other: Run | un
         </select>
       </label>
       <label>
-        Mean over
-        <select value={query.get("smooth") ?? ""} onChange={chosen("smooth")}>
-          <option value="">1 step</option>
+        Smooth
+        <select value={query.get("smooth") || SMOOTH} onChange={chosen("smooth")}>
+          <option value="1">off</option>
           <option value="5">5 steps</option>
           <option value="20">20 steps</option>
         </select>
@@ -135,29 +149,50 @@ function Controls({ run, runs, other }: { run: Run; runs: Run[]; other: Run | un
 
 const latest = (column: readonly (number | null)[] | undefined) => column?.findLast((value) => value !== null) ?? null;
 
+interface Tile {
+  name: string;
+  value: string;
+  /** The first and the last value, where a change has a meaning. */
+  change?: readonly [number, number] | null;
+  of?: "share" | "percent";
+}
+
+/** "+0.17"; for a rate or a time, in percent of the first. */
+function changeWords([first, last]: readonly [number, number], of: Tile["of"]): string {
+  const by = of === "percent" ? (last - first) / first : last - first;
+  if (!Number.isFinite(by)) return "";
+  return `${by > 0 ? "+" : by < 0 ? "−" : "±"}${of ? share(Math.abs(by)) : +Math.abs(by).toPrecision(2)}`;
+}
+
 function Headline({ steps, run }: { steps: Steps; run: Run }) {
-  const at = steps.at.at(-1) ?? run.ended_at;
-  const now = (name: string) => latest(steps.figures[name]);
-  const all = now("reward_mean_all");
-  const tokens = now("trained_tokens");
-  const total = now("seconds/total");
+  const column = (name: string): Column | undefined => steps.figures[name];
+  const now = (name: string) => latest(column(name));
+  const rate = ratio("trained_tokens", "seconds/total")(steps);
   const version = latest(steps.version);
-  const facts: [string, string][] = [
-    ["Last step", String(steps.step.at(-1) ?? "–")],
-    ["Version", version === null ? "–" : String(version)],
-    all === null ? ["Reward, trained batch", short(now("reward_mean"))] : ["Reward, all episodes", short(all)],
-    ["Evaluation", short(now("eval/reward_mean"))],
-    ["Left out", share(now("excluded_share"))],
-    ["Tokens/s", tokens && total ? short(tokens / total) : "–"],
-    ["Step takes", duration(total)],
-    [recorded.value ? "Recorded until" : "Last update", clock(at)],
+  const reward = trainingReward(steps);
+  const tiles: Tile[] = [
+    { name: reward === column("reward_mean_all") ? "Reward, all episodes" : "Reward, trained batch", value: short(latest(reward)), change: ends(reward) },
+    { name: "Held out", value: short(now("eval/reward_mean")), change: ends(column("eval/reward_mean"), 1) },
+    { name: "Excluded", value: share(now("excluded_share")), change: ends(column("excluded_share")), of: "share" },
+    { name: "Tokens/s", value: short(latest(rate)), change: ends(rate), of: "percent" },
+    { name: "Step takes", value: duration(now("seconds/total")), change: ends(column("seconds/total")), of: "percent" },
+    { name: "Last step", value: String(steps.step.at(-1) ?? "–") },
+    { name: "Version", value: version === null ? "–" : String(version) },
+    { name: "Last update", value: clock(steps.at.at(-1) ?? run.ended_at) },
   ];
   return (
     <dl class="facts">
-      {facts.map(([name, value]) => (
+      {tiles.map(({ name, value, change, of }) => (
         <div key={name}>
           <dt>{name}</dt>
-          <dd>{value}</dd>
+          <dd>
+            {value}
+            {change && (
+              <span class="change" title={`since the start: from ${of === "share" ? share(change[0]) : short(change[0])}`}>
+                {changeWords(change, of)}
+              </span>
+            )}
+          </dd>
         </div>
       ))}
     </dl>
@@ -180,24 +215,27 @@ function Charts({ steps, other, byTime, width }: { steps: Steps; other: Steps | 
   const axis = useMemo(() => joined(over(steps, 0), other ? over(other, shift) : []), [steps, other, byTime]);
   const marks = useMemo(() => marksOf(steps, over(steps, 0)), [steps, byTime]);
   const seconds: Plot = useMemo(
-    () => ({ id: "seconds", title: "Seconds by step", hint: "The whole step, and the phases that take longest.", curves: phases(steps), format: "seconds" }),
+    () => ({ id: "seconds", group: "Speed", title: "Seconds by step", hint: "The whole step, and the phases that take longest.", curves: phases(steps), format: "seconds" }),
     [Object.keys(steps.figures).join()],
   );
-  const plots = [...PLOTS, seconds];
+  const plots = [REWARD, ...PLOTS, seconds];
   const health = useLoaded((signal) => loadHealth(steps.model, steps.run, signal), [steps.model, steps.run, steps.step.at(-1), session.value]);
   const shown = plots.filter((plot) => plot.curves.some((curve) => known(curve, steps) || (other && known(curve, other))));
   const missing = plots.filter((plot) => !shown.includes(plot));
+  const drawn = (plot: Plot) => (
+    <OnePlot key={plot.id} plot={plot} steps={steps} other={other} axis={axis} marks={marks} byTime={byTime} width={width} signals={health.value.value?.signals ?? []} />
+  );
   return (
     <>
-      <div class="charts">
-        {shown.map((plot) => (
-          <OnePlot key={plot.id} plot={plot} steps={steps} other={other} axis={axis} marks={marks} byTime={byTime} width={width} signals={health.value.value?.signals ?? []} />
-        ))}
-      </div>
-      <p class="quiet">
-        Dotted lines are weight updates; where they are close, some of them. Drag across a chart to look closer, double-click to see all.
-        {missing.length > 0 && ` Without figures in this run: ${missing.map((plot) => plot.title.toLowerCase()).join(", ")}.`}
-      </p>
+      {shown[0] === REWARD && drawn(REWARD)}
+      <p class="quiet">Ticks below an axis are weight updates. Drag across a chart to zoom, double-click to see all.</p>
+      {GROUPS.map((group) => (
+        <section key={group} aria-label={group}>
+          <h2>{group}</h2>
+          <div class="charts">{shown.filter((plot) => plot !== REWARD && plot.group === group).map(drawn)}</div>
+        </section>
+      ))}
+      {missing.length > 0 && <p class="quiet">Without figures in this run: {missing.map((plot) => plot.title.toLowerCase()).join(", ")}.</p>}
     </>
   );
 }
@@ -226,20 +264,20 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: Pl
     return plot.curves.flatMap((curve) => [...of(curve, steps, axis.ofA, false), ...(other ? of(curve, other, axis.ofB, true) : [])]);
   }, [plot, steps, other, axis, width]);
   const first = plot.curves.find((curve) => known(curve, steps))?.of(steps);
-  const now = latest(first);
   const newest = first?.findLastIndex((value) => value !== null) ?? -1;
   const signal = signals.find((one) => one.name === plot.signal);
   const state = signal?.in_step?.state;
+  const Title = plot === REWARD ? "h2" : "h3";
   const format = plot.format === "share" ? share : plot.format === "seconds" ? duration : short;
   return (
     <section class="panel" aria-labelledby={`plot-${plot.id}`}>
       <div class="panel-head">
-        <h2 id={`plot-${plot.id}`}>{plot.title}</h2>
+        <Title id={`plot-${plot.id}`}>{plot.title}</Title>
         {state && <Badge tone={state === "ok" ? "good" : state}>{state === "ok" ? "in range" : "out of range"}</Badge>}
         {newest >= 0 && newest < steps.step.length - 1 && <span class="quiet">step {steps.step[newest]}</span>}
-        <span class="figure">{format(now)}</span>
+        <span class="figure">{format(latest(first))}</span>
       </div>
-      <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} sync="run" format={format} {...(signal ? { band: [0, signal.most] as [number, number] } : {})} />
+      <Chart label={plot.title} x={axis.x} lines={lines} marks={marks} time={byTime} height={plot === REWARD ? 240 : 150} sync="run" format={format} {...(signal ? { band: [0, signal.most] as [number, number] } : {})} />
       <p class="hint">{plot.hint}</p>
     </section>
   );
@@ -247,6 +285,13 @@ function OnePlot({ plot, steps, other, axis, marks, byTime, width, signals }: Pl
 
 /** A name that may go on in the next line after its parts. */
 const broken = (name: string) => name.replace(/[_/]/g, "$&\u200b");
+
+/** The batch that a step trained: it made the version after the batch's number. */
+function batchOf(steps: Steps, i: number) {
+  const version = steps.version[i];
+  if (!version || version === steps.version[i - 1]) return "–";
+  return <a href={href("episodes", { batch: version - 1, model: steps.model })}>{version - 1}</a>;
+}
 
 function LastSteps({ steps }: { steps: Steps }) {
   const names = SHOWN_IN_TABLE.filter((name) => steps.figures[name]);
@@ -259,6 +304,7 @@ function LastSteps({ steps }: { steps: Steps }) {
       columns={[
         { head: "step", cell: (i) => steps.step[i], number: true },
         { head: "version", cell: (i) => steps.version[i] ?? "–", number: true },
+        { head: "batch", cell: (i) => batchOf(steps, i), number: true },
         { head: "at", cell: (i) => <span class="together">{clock(steps.at[i])}</span> },
         ...names.map((name) => ({ head: broken(name), cell: (i: number) => short(steps.figures[name]![i]), number: true, class: "name" })),
       ]}

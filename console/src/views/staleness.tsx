@@ -95,7 +95,7 @@ function Shown({ ledger }: { ledger: Ledger }) {
 }
 
 function Group({ id }: { id: string }) {
-  return <a href={href("episodes", { group_id: id, model: model.value })}>{id}</a>;
+  return <a href={href("episodes", { group: id, model: model.value })}>{id}</a>;
 }
 
 const TONES: Record<string, Tone> = { READY: "good", READY_WITH_CAPACITY: "good", STUCK: "bad", PENDING: "plain" };
@@ -144,7 +144,7 @@ function Place({ entry }: { entry: Entry }) {
   const { group, done, members } = entry;
   const title = `${group.group_id}: ${Object.entries(group.members).map(([state, count]) => `${count} ${state}`).join(", ")}; began with version ${group.version}`;
   return (
-    <a class={`entry ${group.state}`} href={href("episodes", { group_id: group.group_id, model: model.value })} title={title} aria-label={`${done}/${members} v${group.version}, ${title}`}>
+    <a class={`entry ${group.state}`} href={href("episodes", { group: group.group_id, model: model.value })} title={title} aria-label={`${done}/${members} v${group.version}, ${title}`}>
       <span class="entry-fill" style={{ width: `${(100 * done) / Math.max(1, members)}%` }} />
       <span class="entry-text">
         {done}/{members} v{group.version}

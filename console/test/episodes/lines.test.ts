@@ -49,3 +49,9 @@ test("the arrows go from token to token and to the nearest column, over headings
   expect(places.vertical(4, 1)).toBe(4);
   expect(places.find(0, 1, (token) => token > 2)).toBe(3);
 });
+
+test("characters that turn or hide text are marks, and the joiners of emoji stay", () => {
+  expect(shown("a\u202eb\u200b")).toBe("a⟨U+202E⟩b⟨U+200B⟩");
+  expect(shown("\u{e0041}")).toBe("⟨U+E0041⟩");
+  expect(shown("👩\u200d🔬 é")).toBe("👩\u200d🔬 é");
+});

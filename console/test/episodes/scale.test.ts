@@ -50,3 +50,10 @@ test("a reply in the middle of which the weights changed has two colors", () => 
   expect(cls(3)).not.toBe(cls(1));
   expect(legend.map(({ label, count }) => [label, count])).toEqual([["version 3", 2], ["version 4", 1]]);
 });
+
+test("without figures by token, sampled tokens that may be trained have the advantage of their episode", () => {
+  const table = drawn(nodes, { mask: [1, 0, 0, 1] });
+  const { cls, nothing } = coloringOf(table, "advantage", -0.77);
+  expect([nothing, ...[0, 1, 2, 3].map(cls)]).toEqual(["", "", "d1", "d1", ""]);
+  expect(coloringOf(table, "advantage", null).nothing).toBe("set [report] tokens_every");
+});

@@ -7,10 +7,11 @@ test("batches and versions in a sentence are links, and the sentence stays as it
   const parts = linked("its group moved from batch 3 to batch 4, of version 2");
   expect(parts.map((part) => part.text).join("")).toBe("its group moved from batch 3 to batch 4, of version 2");
   expect(parts.filter((part) => part.href).map((part) => [part.text, part.href])).toEqual([
-    ["batch 3", "#/staleness?batch=3"],
-    ["batch 4", "#/staleness?batch=4"],
+    ["batch 3", "#/staleness"],
+    ["batch 4", "#/staleness"],
     ["version 2", "#/episodes?version=2"],
   ]);
+  expect(linked("trained in batch 3 as version 4").map((part) => part.href)).toEqual([undefined, "#/episodes?batch=3", undefined, "#/episodes?version=4"]);
 });
 
 test("a shell reads a quoted word as it was", () => {

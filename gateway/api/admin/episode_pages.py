@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
 from sqlalchemy import Connection
 
-from gateway.api.access import Admin
+from gateway.api.access import Access, Admin
 from gateway.api.admin.admin_route import admin_router
 from gateway.store import episode_pages
-from gateway.store.episode_pages import EpisodeFilter, Place
+from gateway.store.episode_pages import EpisodeFilter, Place, Sort
+from gateway.store.previews import previews
 from headgate.errors import BadRequest
 from headgate.types import EpisodeMode
 
@@ -49,15 +51,18 @@ async def episode_filter(
         str | None,
         Query(max_length=255, description="A part of the id, task, group, agent, reason or error."),
     ] = None,
+    batch: Annotated[
+        int | None, Query(ge=0, lt=2**31, description="Of groups that were trained in this batch.")
+    ] = None,
     pin: Pin = None,
 ) -> EpisodeFilter:
-    """The episodes that a request is about: those within reach that match all of its parameters."""
+    """Return the filter of a request for episodes: those within reach that match all of its parameters."""
     if model is not None:
         await access.recorded(model)
     models = None if access.reach.everything else access.reach.models
     return EpisodeFilter(
         state, mode, group_id, task_id, agent, model, reason, version_min, version_max, reward_min, reward_max,
-        since, until, text, models, _place(pin),
+        since, until, text, models, _place(pin), batch,
     )  # fmt: skip
 
 
@@ -72,29 +77,58 @@ async def list_episodes(
     after: Annotated[
         str | None, Query(description="The `next` of the previous page.", pattern=_PLACE)
     ] = None,
-    offset: Annotated[
-        int, Query(ge=0, lt=2**31, description="Pass over so many; not together with `after`.")
-    ] = 0,
+    offset: Annotated[int, Query(ge=0, lt=2**31, description="Skip this many; excludes `after`.")] = 0,
     total: Annotated[
-        bool, Query(description="Tell the length of the list, and a `pin` that keeps it.")
+        bool, Query(description="Return the length of the list, and a `pin` that keeps it.")
     ] = False,
-    calls: Annotated[bool, Query(description="Tell each episode's calls and sampled tokens.")] = False,
+    sort: Annotated[
+        Sort, Query(description="By reward (`best`, `worst`) or duration (`longest`); not with `after`.")
+    ] = "newest",
+    calls: Annotated[bool, Query(description="Return each episode's calls and sampled tokens.")] = False,
+    preview: Annotated[
+        bool, Query(description="Return the rewards of each group, and the text of the question and answer.")
+    ] = False,
 ) -> dict[str, Any]:
-    """Return the newest episodes. `next` requests the following page; null on the last one.
+    """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.
+
+    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `prompt_end` the last
+    tokens of the first prompt, and `reply_start` the first tokens of the last reply.
 
     `id` is `episode_id` under its old name.
     """
-    if after is not None and offset:
-        raise BadRequest("after and offset: name one of the two", code="invalid_value", param="offset")
+    if after is not None and (offset or sort != "newest"):
+        param = "offset" if offset else "sort"
+        raise BadRequest(f"after and {param}: name one of the two", code="invalid_value", param=param)
 
     def page(connection: Connection) -> dict[str, Any]:
-        rows = episode_pages.list_episodes(connection, wanted, limit, _place(after), offset)
+        rows = episode_pages.list_episodes(connection, wanted, limit, _place(after), offset, sort)
         own = episode_pages.calls_of(connection, [row["id"] for row in rows]) if calls else {}
-        shown = [{"episode_id": row["id"], **row, **own.get(row["id"], {})} for row in rows]
-        more = _written((rows[-1]["created_at"], rows[-1]["id"])) if len(rows) == limit else None
+        seen = _previews(connection, access, rows) if preview else {}
+        shown = [
+            {"episode_id": row["id"], **row, **own.get(row["id"], {}), **seen.get(row["id"], {})}
+            for row in rows
+        ]
+        full = len(rows) == limit and sort == "newest"
+        more = _written((rows[-1]["created_at"], rows[-1]["id"])) if full else None
         return {"episodes": shown, "next": more, **(_length(connection, wanted) if total else {})}
 
     return await access.gateway.database.read(page)
+
+
+def _previews(
+    connection: Connection, access: Access, rows: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    groups = episode_pages.group_rewards(connection, list({row["group_id"] for row in rows}))
+    found = {row["id"]: {"group": groups.get((row["model"], row["group_id"]))} for row in rows}
+    for model in {row["model"] for row in rows}:
+        served = access.gateway.models.local.get(model)
+        if served is None:
+            continue
+        ids = [row["id"] for row in rows if row["model"] == model]
+        for one, (prompt_end, reply_start) in previews(connection, model, ids).items():
+            found[one]["prompt_end"] = served.renderer.decode(prompt_end)
+            found[one]["reply_start"] = served.renderer.decode(reply_start)
+    return found
 
 
 @router.get("/histogram")
@@ -120,7 +154,7 @@ async def histogram(
 
 @router.get("/facets")
 async def facets(access: Admin, model: Word = None) -> dict[str, Any]:
-    """The values that filters can choose from, with their numbers of episodes."""
+    """Return the values that filters can choose from, with their numbers of episodes."""
     if model is not None:
         await access.recorded(model)
     models = None if access.reach.everything else access.reach.models

@@ -36,7 +36,7 @@ _FAILURES = ("engine.quarantined", "engine.dead")
 @router.get("/console")
 async def console(access: Admin) -> dict[str, Any]:
     """Return the models and agents within reach of the key, and whether this is a recorded run, in which nothing can be
-    changed."""
+    changed. `now` is, of a recorded run, its last event."""
     gateway, reach = access.gateway, access.reach
     settings = gateway.settings
     return {
@@ -45,7 +45,7 @@ async def console(access: Admin) -> dict[str, Any]:
         "version": version("headgate"),
         "models": [{"name": name, "trained": settings.models[name].train} for name in reach.models],
         "agents": [name for name in settings.agents if reach.has(settings.model_of(name))],
-        "now": time.time(),
+        "now": await _now(access),
     }
 
 
@@ -82,7 +82,7 @@ async def timeline(
 
 
 async def _now(access: Access) -> float:
-    """The end of what is known: of a recorded run its last event."""
+    """Return the end of the known time: now, or a recorded run's last event."""
     if not access.gateway.run_folders:
         return time.time()
     newest = await access.gateway.database.read(lambda c: events.before(c, 2**53, 1))

@@ -1,4 +1,4 @@
-"""`/admin/v1/steps`: what a trainer tells of its steps, and the curves of a run; `/admin/v1/runs`: the runs that there are."""
+"""`/admin/v1/steps`: the steps that a trainer reports, and the curves of a run; `/admin/v1/runs` and `/admin/v1/evaluations`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, StringConstraints
 from gateway.api.access import Access, Admin
 from gateway.api.admin.admin_route import admin_router
 from gateway.api.admin.episodes import Number
-from gateway.store import trainer_steps
+from gateway.store import episode_pages, trainer_steps
 from gateway.store.trainer_steps import TrainerStep
 
 router = admin_router("Runs")
@@ -52,7 +52,7 @@ async def post_step(body: StepBody, access: Admin) -> dict[str, Any]:
 
 @router.get("/runs")
 async def list_runs(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """Return the runs of trainers, the one that was heard of last first; of one model, or of all within reach."""
+    """Return the runs of trainers, the last updated one first; of one model, or of all within reach."""
     models = access.reach.models if not access.reach.everything else None
     if model is not None:
         models = (await model_in_reach(access, model),)
@@ -80,6 +80,14 @@ async def get_steps(
         return {"model": name, "run": chosen, **asdict(found)}
 
     return await access.gateway.database.read(read)
+
+
+@router.get("/evaluations")
+async def list_evaluations(access: Admin, model: OfModel = None) -> dict[str, Any]:
+    """Return the rewards of a model's evaluation episodes by version, of every program that ran them."""
+    name = await model_in_reach(access, model)
+    found = await access.gateway.database.read(lambda c: episode_pages.evaluations(c, name))
+    return {"model": name, "evaluations": found}
 
 
 async def model_in_reach(access: Access, model: str | None) -> str:

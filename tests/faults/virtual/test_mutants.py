@@ -14,7 +14,7 @@ def run_update() -> Report:
     """Let calls at a follower cross an update while their tokens are on the way."""
     machine = LinkMachine()
     try:
-        machine.begin("keep", "rolling", 1, 0.0, accounts=True)
+        machine.begin("keep", "rolling", 1, accounts=True)
         machine.engines_are_slow(0, 0.0, 0.15, 0.0)
         for _ in range(3):
             machine.call(1, 40, False, True)

@@ -19,7 +19,8 @@ import gateway.telemetry
 from gateway.config.settings import Settings
 from gateway.doctor import Finding, checks, engines, machine
 from gateway.store import clock
-from gateway.store.holder import held
+from gateway.store.holder import locked
+from headgate.extras import install_command
 from headgate.processes.ports import free_port
 from tests.harness.collector import Collector
 from tests.harness.gateways import serve, settings_for
@@ -81,7 +82,7 @@ async def test_a_store_that_another_gateway_has_unless_it_is_the_one_at_the_addr
     make_tables(values["store"]["url"])
     given = Settings.parse(values)
     assert [one.level for one in await machine.examine_database(given)] == ["ok"]
-    with held(given.store.url):
+    with locked(given.store.url):
         problem = only(await machine.examine_database(given), "problem")
         assert f"gateway.db is used by the process {os.getpid()}" in problem.what
 
@@ -188,4 +189,4 @@ async def test_a_collector_without_the_sdk(
     monkeypatch.delattr(gateway.telemetry, "otel", raising=False)
     given = settings(tiny_model, tmp_path, telemetry={"endpoint": "http://127.0.0.1:4318"})
     problem = only(await machine.examine_collector(given), "problem")
-    assert "headgate[otel]" in problem.what
+    assert install_command("otel") in problem.what

@@ -88,7 +88,7 @@ def delivered(segmenter: Segmenter, ids: Sequence[int], cuts: Sequence[int]) -> 
 
 def aligned(chat: ChatRenderer, deliveries: list[Delivery]) -> list[TokenLogprob]:
     aligner = LogprobAligner(chat)
-    return [sampled for delivery in deliveries for sampled in aligner.take(delivery)] + aligner.end()
+    return [sampled for delivery in deliveries for sampled in aligner.add(delivery)] + aligner.end()
 
 
 def text_of(deliveries: list[Delivery]) -> str:
@@ -200,6 +200,6 @@ def test_a_log_probability_is_always_a_number(unusable: float) -> None:
     ids = chat.encode("hi")
     pieces = Segmenter(chat, reasoning=False).push(ids)
     aligner = LogprobAligner(chat)
-    found = aligner.take(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
+    found = aligner.add(Delivery(pieces, ids, [unusable] * len(ids), [[(ids[0], unusable)]] * len(ids)))
     found += aligner.end()
     assert [(one.logprob, one.others[0][1]) for one in found] == [(-9999.0, -9999.0)] * len(ids)

@@ -118,7 +118,7 @@ async def test_who_leaves_amid_a_stream_closes_the_connection_so_that_the_engine
     ("answer", "match"),
     [
         (HEAD + part(b'data: {"n": 1}\n\n'), "closed"),
-        (b"not at all HTTP\r\n\r\n", "no HTTP/1.1"),
+        (b"not at all HTTP\r\n\r\n", "not HTTP/1.1"),
         (b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy", "503"),
     ],
 )

@@ -31,7 +31,7 @@ USAGE = "api_server: error: unrecognized arguments: --x"
         (f"Traceback (most recent call last):\n  File\n{MEMORY}\n", MEMORY),
         (f"usage: api_server\n{USAGE}\n\n", USAGE),
         ("RuntimeError: " + "x" * 9000, "RuntimeError: " + "x" * 286),
-        ("", "it said nothing"),
+        ("", "it wrote nothing"),
     ],
 )
 def test_the_first_error_is_the_reason(log: str, words: str) -> None:

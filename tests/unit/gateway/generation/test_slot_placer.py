@@ -21,7 +21,7 @@ from gateway.generation.pool import EnginePool
 from gateway.generation.slot_placer import PlacementRequest
 from headgate.errors import Unavailable
 from scheduler.policies.throughput import EngineModel
-from scheduler.program.calls import Arrived, Closed, Demand, EngineSeen, Left, Opened, Seen
+from scheduler.program.calls import Arrived, CallDeparted, Closed, Demand, EngineLoad, Opened, Snapshot
 from scheduler.reactor import PhysicalAction
 from tests.harness.waiting import turns, until
 from tests.unit.gateway.generation.pool_calls import asks, call, inside, opened
@@ -141,7 +141,7 @@ class Host(ControlHost):
         super().inject(action, value, now=now)
 
 
-class Others(NoPeers):
+class PeerLoad(NoPeers):
     """Peers with three running calls in every engine."""
 
     def count_runs(self, model: str, name: str) -> tuple[int, int]:
@@ -191,8 +191,8 @@ async def coordinator(pool: EnginePool, tmp_path: Path) -> AsyncIterator[Coordin
         {"models": {"demo": {"path": "/m"}}, "control": {"recording": str(tmp_path / "control.jsonl")}}
     )
     models = {"demo": ModelEngines(pool, None, settings.engine)}  # type: ignore[arg-type]
-    host = Host(settings, models, Others(), leads)
-    placement = ControlPlacement(host, "demo", pool, Others(), EngineModel())
+    host = Host(settings, models, PeerLoad(), leads)
+    placement = ControlPlacement(host, "demo", pool, PeerLoad(), EngineModel())
     host.start()
     host.begin("demo", 0)
     placement.begin()
@@ -236,7 +236,10 @@ async def test_the_program_learns_once_of_a_calls_arrival_and_once_of_its_end(
     await until(lambda: coordinator.inside == {}, "the end is reported, although no other call came")
     demands = coordinator.heard(Demand)
     assert [one.call for demand in demands for one in demand.arrived] == ["one", "two"]
-    assert [left for demand in demands for left in demand.left] == [Left("one", 10), Left("two", 10)]
+    assert [left for demand in demands for left in demand.left] == [
+        CallDeparted("one", 10),
+        CallDeparted("two", 10),
+    ]
 
 
 async def test_the_program_gets_the_requirements_of_a_call(coordinator: Coordinator) -> None:
@@ -342,14 +345,14 @@ async def test_an_engines_own_load_counts_in_addition_to_the_gateways_runs(coord
     busy.engine = engine = Engine(Load(running=1, waiting=9, kv=4, sampled=0))  # type: ignore[assignment]
     engine.may.set()
     await coordinator.placement.read_loads()
-    (seen,) = coordinator.heard(Seen)
+    (seen,) = coordinator.heard(Snapshot)
     assert seen.engines == (
-        EngineSeen("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
-        EngineSeen("b", 3, 0, 0, 0.0),
+        EngineLoad("a", 0, 4, 10, 0.0),  # one of ours and three of theirs; the call has ten tokens
+        EngineLoad("b", 3, 0, 0, 0.0),
     )
     engine.load = Load(running=3, waiting=1, kv=500, sampled=0)
     await coordinator.placement.read_loads()
-    assert coordinator.heard(Seen)[0].engines[0] == EngineSeen("a", 3, 1, 500, 0.0)
+    assert coordinator.heard(Snapshot)[0].engines[0] == EngineLoad("a", 3, 1, 500, 0.0)
     assert silent.state == "open"
 
 
@@ -364,5 +367,5 @@ async def test_the_load_of_an_engine_that_closes_meantime_is_not_reported(coordi
     pool.notify()
     engine.may.set()
     await look
-    (seen,) = coordinator.heard(Seen)
+    (seen,) = coordinator.heard(Snapshot)
     assert [one.engine for one in seen.engines] == ["b"]

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from random import Random
+from statistics import fmean, pstdev
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from gateway.store import episode_pages, tallies
-from gateway.store.episode_pages import EpisodeFilter
-from gateway.store.models import CallRow, EpisodeRow
+from gateway.store.decisions import Decision, insert_decisions
+from gateway.store.episode_pages import EpisodeFilter, Sort
+from gateway.store.models import CallRow, EpisodeRow, NodeRow
+from gateway.store.previews import TOKENS, previews
 from tests.unit.gateway.store.rows import call, episode
 
 Row = dict[str, Any]
@@ -34,6 +38,7 @@ def rows() -> list[Row]:
             "reason": random.choice(("rewarded", "agent_failed")) if over else "",
             "reward": random.choice((0.0, 0.25, 1.0, None)) if over else None,
             "created_at": 100.0 + i // 3,
+            "closed_at": 101.0 + i // 3 + i % 5 if over else None,
             "agent": random.choice(("", "coder")),
             "error": random.choice(("", "Traceback: 100%_broken")),
         }
@@ -42,6 +47,8 @@ def rows() -> list[Row]:
 
 
 ROWS = sorted(rows(), key=lambda row: (row["created_at"], row["id"]), reverse=True)
+TRAINED = {("a", "group-1"), ("b", "group-2")}
+"""The groups of batch 4."""
 PIN = ROWS[40]["created_at"], ROWS[40]["id"]
 CASES: list[tuple[EpisodeFilter, Callable[[Row], bool]]] = [
     (EpisodeFilter(), lambda row: True),
@@ -61,6 +68,8 @@ CASES: list[tuple[EpisodeFilter, Callable[[Row], bool]]] = [
     (EpisodeFilter(text="100%_"), lambda row: bool(row["error"])),
     (EpisodeFilter(text="group-1"), lambda row: row["group_id"].startswith("group-1")),
     (EpisodeFilter(text="CODER"), lambda row: False),
+    (EpisodeFilter(batch=4), lambda row: (row["model"], row["group_id"]) in TRAINED),
+    (EpisodeFilter(batch=4, models=("b",)), lambda row: (row["model"], row["group_id"]) == ("b", "group-2")),
     (EpisodeFilter(pin=PIN), lambda row: (row["created_at"], row["id"]) <= PIN),
     (EpisodeFilter(pin=PIN, models=("b",)), lambda row: (row["created_at"], row["id"]) <= PIN and row["model"] == "b"),
 ]  # fmt: skip
@@ -71,6 +80,8 @@ def filled(engine: Engine) -> Engine:
     with engine.begin() as connection:
         connection.execute(insert(EpisodeRow), ROWS)
         tallies.recount(connection)
+        for buffer, model, group in [(4, *one) for one in sorted(TRAINED)] + [(5, "a", "group-3")]:
+            insert_decisions(connection, model, [Decision("trained", group, buffer=buffer)])
     return engine
 
 
@@ -139,4 +150,77 @@ def test_the_calls_of_a_page_are_summed_by_episode(filled: Engine) -> None:
     assert found == {
         first: {"calls": 3, "sampled_tokens": 13, "truncated": 2},
         second: {"calls": 0, "sampled_tokens": 0, "truncated": 0},
+    }
+
+
+def test_evaluations_are_the_rewarded_eval_episodes_by_version(filled: Engine) -> None:
+    with filled.connect() as connection:
+        found = episode_pages.evaluations(connection, "a")
+    assert [one["version"] for one in found] == [0, 1, 2, 3, 4]
+    for one in found:
+        chosen = [
+            row for row in ROWS
+            if (row["model"], row["mode"], row["version"]) == ("a", "eval", one["version"]) and row["reward"] is not None
+        ]  # fmt: skip
+        rewards = [row["reward"] for row in chosen]
+        assert one["episodes"] == len(rewards)
+        assert one["reward_mean"] == pytest.approx(fmean(rewards))
+        assert one["reward_std"] == pytest.approx(pstdev(rewards))
+        assert one["at"] == max(row["created_at"] for row in chosen)
+
+
+SORTS: dict[Sort, Callable[[Row], Any]] = {
+    "best": lambda row: (row["reward"] is None, -(row["reward"] or 0.0)),
+    "worst": lambda row: (row["reward"] is None, row["reward"] or 0.0),
+    "longest": lambda row: (row["closed_at"] is None, row["created_at"] - (row["closed_at"] or 0.0)),
+}
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_sorted_list_has_equal_rows_newest_first(filled: Engine, sort: Sort) -> None:
+    wanted = EpisodeFilter(mode="train", models=("a",))
+    chosen = [row for row in ROWS if (row["mode"], row["model"]) == ("train", "a")]
+    with filled.connect() as connection:
+        found = episode_pages.list_episodes(connection, wanted, 20, offset=10, sort=sort)
+    assert ids(found) == ids(sorted(chosen, key=SORTS[sort]))[10:30]
+
+
+def test_the_rewards_of_groups_are_those_of_their_training_episodes(filled: Engine) -> None:
+    with filled.connect() as connection:
+        found = episode_pages.group_rewards(connection, ["group-1", "group-2"])
+    for (model, group), one in found.items():
+        rewards = [
+            row["reward"] for row in ROWS
+            if (row["model"], row["group_id"], row["mode"]) == (model, group, "train") and row["reward"] is not None
+        ]  # fmt: skip
+        assert one == {
+            "rewards": len(rewards),
+            "mean": pytest.approx(fmean(rewards)),
+            "std": pytest.approx(pstdev(rewards)),
+        }
+    assert found
+
+
+def test_a_preview_is_the_end_of_the_first_prompt_and_the_beginning_of_the_last_reply(filled: Engine) -> None:
+    one, other, empty = ids(ROWS[:3])
+    trees = {
+        one: [(False, range(1_000)), (True, range(7)), (False, range(9)), (True, range(5_000, 6_000))],
+        other: [(False, range(3)), (True, range(4))],
+    }
+    nodes = [
+        {
+            "episode_id": episode_id, "model": "m", "index": index, "parent": index - 1, "at": 0, "sampled": sampled,
+            "ids": np.arange(tokens.start, tokens.stop, dtype="<i4").tobytes(), "logprobs": b"", "spans": [], "flags": b"",
+            "temperature": 1.0, "mask_reason": "", "call_id": "",
+        }
+        for episode_id, tree in trees.items()
+        for index, (sampled, tokens) in enumerate(tree)
+    ]  # fmt: skip
+    with filled.begin() as connection:
+        connection.execute(insert(NodeRow), nodes)
+        found = previews(connection, "m", [one, other, empty])
+    assert found == {
+        one: ([*range(1_000 - TOKENS, 1_000)], [*range(5_000, 5_000 + TOKENS)]),
+        other: ([0, 1, 2], [0, 1, 2, 3]),
+        empty: ([], []),
     }

@@ -67,13 +67,13 @@ def _config(adapter: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_flip, "is not as the manifest says"),
+        (_flip, "differs from the manifest"),
         (lambda adapter: _header(adapter, lambda _: None, NAN), "not finite"),
         (lambda adapter: _config(adapter, target_modules=["q_proj", "o_proj"]), "o_proj.* is missing"),
-        (lambda adapter: _header(adapter, _renamed), "is no factor"),
+        (lambda adapter: _header(adapter, _renamed), "is not a factor"),
         (lambda adapter: _header(adapter, _reshaped), "has the shape"),
         (lambda adapter: _config(adapter, r=64), "rank is 64"),
-        (lambda adapter: _config(adapter, target_modules=["q_proj", "lm_head"]), "beside 'lm_head'"),
+        (lambda adapter: _config(adapter, target_modules=["q_proj", "lm_head"]), "no adapters of 'lm_head'"),
         (lambda adapter: _config(adapter, use_dora=True), "use_dora"),
     ],
     ids=["flipped", "nan", "missing", "extra", "misshapen", "rank", "head", "dora"],

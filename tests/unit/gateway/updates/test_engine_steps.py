@@ -23,7 +23,7 @@ from gateway.updates.weights_check import Weights
 from headgate.errors import EngineError, NotComparable, ProbeFailed
 from headgate.types import Probe, Sampling
 from scheduler.policies.proof import Holding
-from scheduler.program.events import Do, Step
+from scheduler.program.events import Step, StepCommand
 
 PROBE = Probe(((1, 2),), ((-0.5,),), ())
 
@@ -102,7 +102,7 @@ async def do(step: Step, engine: Engine, peers: Peers | None = None, **settings:
     """Do a step for version 3."""
     steps = steps_of(engine, peers, **settings)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
-    await steps.run(Do("e", step, 3))
+    await steps.run(StepCommand("e", step, 3))
 
 
 def test_a_version_that_an_engine_runs_is_never_forgotten() -> None:
@@ -193,7 +193,7 @@ async def test_an_engine_that_cannot_compare_is_logged_once_and_probed(
     steps = steps_of(engine)
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     for _ in range(2):
-        await steps.run(Do("e", "probe", 3))
+        await steps.run(StepCommand("e", "probe", 3))
     assert engine.slot.describe("demo")["proof"] == "none: e cannot compare"
     assert [
         record.message for record in caplog.records if "judged by its log-probabilities" in record.message
@@ -201,7 +201,7 @@ async def test_an_engine_that_cannot_compare_is_logged_once_and_probed(
         "e: that it holds a version is judged by its log-probabilities, which cannot distinguish close versions: e cannot compare"
     ]
     engine.holdings = [Holding({"a": ["1"]}, {})]
-    await steps.run(Do("e", "probe", 3))
+    await steps.run(StepCommand("e", "probe", 3))
     assert engine.slot.proof == "proven"
 
 
@@ -233,7 +233,7 @@ async def test_the_placer_learns_of_a_closed_engine_before_the_engine_is_called(
     steps.register_version(Weights(3, "version-3", probe=PROBE))
     steps._pool.set_placer(placer)
     placer.changed.side_effect = lambda: heard.append((engine.slot.state, [*engine.calls]))
-    await steps.run(Do("e", step, 3))
+    await steps.run(StepCommand("e", step, 3))
     assert heard[0] == (state, [])
 
 

@@ -99,6 +99,8 @@ async def test_the_command_line_names_the_model(gateway: FakeGateway, tmp_path: 
         gateway.url,
         "--agent",
         f"{__name__}:value",
+        "--group-size",
+        "1",
     ]
     argv = ["episodes", "run", *map(str, options)]
     done = await asyncio.to_thread(CliRunner().invoke, app, argv)
@@ -179,7 +181,7 @@ async def test_a_refused_reward_is_the_outcome(gateway: FakeGateway, client: Gat
     gateway.reward_status = 409
     (outcome,) = await EpisodeRunner(client, FunctionAgent(value)).run(TASKS[:1])
     assert (outcome.reward, outcome.error) == (None, "reward: 409: refused")
-    assert gateway.abandoned == {"e1": "no_reward"}, "its slot would be held until the deadline"
+    assert gateway.abandoned == {"e1": "reward_refused"}, "its slot would be held until the deadline"
 
 
 async def test_a_run_ends_immediately_where_no_gateway_answers() -> None:
@@ -344,7 +346,16 @@ async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
     tasks, log = tmp_path / "tasks.jsonl", tmp_path / "driver.log"
     tasks.write_text('{"task_id": "t0"}\n{"task_id": "t1"}\n')
     argv = [sys.executable, "-m", "gateway.cli", "episodes", "run", "--tasks", str(tasks), *options]
-    argv += ["--gateway", gateway.url, "--concurrency", "2", "--agent", f"{__name__}:hang"]
+    argv += [
+        "--gateway",
+        gateway.url,
+        "--group-size",
+        "1",
+        "--concurrency",
+        "2",
+        "--agent",
+        f"{__name__}:hang",
+    ]
     process = await LocalProcess.start("driver", argv, log)
     try:
         await until(lambda: len(gateway.opened) == 2, "two episodes are open")
@@ -354,5 +365,5 @@ async def test_ctrl_c_gives_open_episodes_up_and_prints_the_summary(
         await process.stop(0.0)
     assert gateway.abandoned == {"e1": "interrupted", "e2": "interrupted"}
     printed = log.read_text()
-    assert "press ctrl-c again to end at once" in printed
+    assert "press ctrl-c again to end immediately" in printed
     assert json.loads(printed.splitlines()[-1])["interrupted"] is True

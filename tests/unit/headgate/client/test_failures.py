@@ -290,7 +290,7 @@ async def refused(gateway: FakeGateway, tmp_path: Path, *options: str) -> Result
 
 
 @pytest.mark.parametrize(
-    ("options", "warned"), [([], True), (["--group-size", "2"], False), (["--mode", "eval"], False)]
+    ("options", "warned"), [(["--group-size", "1"], True), ([], False), (["--mode", "eval"], False)]
 )
 async def test_groups_of_one_are_warned_of(
     gateway: FakeGateway, tmp_path: Path, options: list[str], warned: bool

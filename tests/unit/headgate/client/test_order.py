@@ -122,5 +122,5 @@ def test_a_file_without_a_state_of_this_order_is_refused(order: TaskOrder, tmp_p
     played(KeptOrder(ByDifficulty(TASKS, 1, 0.1), path), 8, set())
     if isinstance(order, ByDifficulty):
         path.write_text("[1")
-    with pytest.raises(ValueError, match="is no state of an order of tasks"):
+    with pytest.raises(ValueError, match="does not hold the order of tasks"):
         KeptOrder(order, path)

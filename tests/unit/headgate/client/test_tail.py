@@ -86,7 +86,7 @@ def test_a_line_has_the_facts_and_nothing_that_a_terminal_obeys() -> None:
         "id": 7, "at": 0.0, "kind": "episode.closed", "model": "m", "group": "\x1b[2J", "episode": "e",
         "data": {"reward": 1 / 3, "reason": "a\nb", "components": {"x\x9b": 1}, "long": "x" * 1_000},
     }  # fmt: skip
-    line = tail.line_of(event, coloured=False)
+    line = tail.line_of(event, colored=False)
     assert line.isprintable() and len(line) < 500
     for fact in (
         "      7  ",
@@ -97,9 +97,9 @@ def test_a_line_has_the_facts_and_nothing_that_a_terminal_obeys() -> None:
         '"x\\u009b": 1',
     ):
         assert fact in line, fact
-    assert "\x1b[36mepisode.closed" in tail.line_of({**event, "group": "g"}, coloured=True)
+    assert "\x1b[36mepisode.closed" in tail.line_of({**event, "group": "g"}, colored=True)
 
 
 def test_a_gap_is_a_line_too() -> None:
     gap = {"id": 15, "kind": "gap", "data": {"why": "forgotten", "from": 4, "to": 15}}
-    assert "why=forgotten from=4 to=15" in tail.line_of(gap, coloured=False)
+    assert "why=forgotten from=4 to=15" in tail.line_of(gap, colored=False)

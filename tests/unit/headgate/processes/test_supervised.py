@@ -9,7 +9,7 @@ import pytest
 
 from headgate.processes import supervised as module
 from headgate.processes.errors import GivenUp
-from headgate.processes.supervised import Backoff, Budget, Ended, Life, SupervisedProcess
+from headgate.processes.supervised import Backoff, Budget, Life, ProcessEnded, SupervisedProcess
 from scheduler.cluster.errors import NodeLost
 from scheduler.cluster.launch import Running
 from tests.faults.virtual.clock import Clock, VirtualLoop
@@ -69,7 +69,7 @@ async def test_a_process_that_ends_is_restarted_and_one_that_is_cancelled_is_sto
     kept = world.kept()
     task = asyncio.create_task(kept.run())
     (first,) = await world.gang(0)
-    first.ended.set_result(Ended(0, "its last words"))
+    first.ended.set_result(ProcessEnded(0, "its last words"))
     (second,) = await world.gang(1)
     assert first.stopped, "whatever it left behind is ended before the next begins"
     assert "ended with 0:\nits last words" in world.reports[0]
@@ -92,7 +92,7 @@ async def test_a_replacement_is_not_counted_as_a_restart() -> None:
     assert [one.stopped for one in first] == [True, True]
     assert (kept.restarts, world.reports) == (0, [])
     for one in second:
-        one.ended.set_result(Ended(0, ""))
+        one.ended.set_result(ProcessEnded(0, ""))
     await result_of(task, "the processes are kept no more")
     assert len(world.gangs) == 2
 
@@ -101,13 +101,13 @@ async def test_one_rank_that_fails_ends_all_and_all_that_end_well_are_done() -> 
     world = World(size=2)
     task = asyncio.create_task(world.kept(may_end=True).run())
     first = await world.gang(0)
-    first[0].ended.set_result(Ended(0, ""))
-    first[1].ended.set_result(Ended(1, ""))
+    first[0].ended.set_result(ProcessEnded(0, ""))
+    first[1].ended.set_result(ProcessEnded(1, ""))
     second = await world.gang(1)
     assert [one.stopped for one in first] == [True, True]
     assert "ended with 1 (p1)" in world.reports[0]
     for one in second:
-        one.ended.set_result(Ended(0, ""))
+        one.ended.set_result(ProcessEnded(0, ""))
     await result_of(task, "the process is kept no more")
     assert len(world.gangs) == 2
 
@@ -205,7 +205,7 @@ def test_a_program_that_is_not_there_is_tried_again_later_and_later(loop: Virtua
     task = loop.create_task(kept.run())
     loop.settle()
     assert len(kept.running) == 1
-    world.gangs[0][0].ended.set_result(Ended(1, ""))
+    world.gangs[0][0].ended.set_result(ProcessEnded(1, ""))
     loop.advance(60)
     assert tried == [(0.0, 0), (0.2, 0), (0.6, 0), (1.4, 0)]
     with pytest.raises(GivenUp, match=r"given up after 3 restarts: could not be started: .*vllm"):

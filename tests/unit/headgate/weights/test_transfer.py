@@ -47,7 +47,7 @@ def join(sender: Sender, plan: Any, workers: int = 1, timeout_s: float = 30.0) -
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Group wait little for each step, but long for all ranks to be there."""
 
-    def opened(*place: Any) -> groups.Group:
+    def opened(*place: Any) -> groups.TransferGroup:
         group: Any = groups.open_group(*place)
         group._timeout_s, group._timeout = 0.5, timedelta(seconds=0.5)
         return group  # type: ignore[no-any-return]
@@ -181,12 +181,12 @@ def test_shared_memory_that_is_not_of_this_machine_is_not_joined(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The receiver does not have the memory that the sender names."""
-    plan, said = plan_in(folder), groups.Shared._said
+    plan, said = plan_in(folder), groups.Shared._wait_for
 
     def elsewhere(group: groups.Shared, key: str) -> str:
         return str(folder / "elsewhere") if key == "memory" else said(group, key)
 
-    monkeypatch.setattr(groups.Shared, "_said", elsewhere)
+    monkeypatch.setattr(groups.Shared, "_wait_for", elsewhere)
     sender = Sender(folder, plan, "ipc", "127.0.0.1", 1, 30.0)
     sender._timeout_s = 1.0  # no receiver opens it
     with ThreadPoolExecutor(1) as pool:
