@@ -35,13 +35,13 @@ LOOK = (("look", "é"),)
 def last_is_bridged(
     name: str, *turns: Reply, tools: bool = False, then: str = "user", system: bool = False
 ) -> bool:
-    """True if the call after these turns extends the recorded tokens."""
+    """Return True if the call after these turns extends the recorded tokens."""
     episode = Episode(named(name), TOOLS if tools else ())
     messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}] if system else []
     messages.append(USER)
     for turn in turns:
-        said = episode.ask(messages, turn)
-        messages = [*messages, said, *results(said)]
+        reply = episode.ask(messages, turn)
+        messages = [*messages, reply, *results(reply)]
         if messages[-1]["role"] != "tool":
             messages.append({"role": then, "content": "and?"})
     episode.ask(messages, Reply("end"))
@@ -106,11 +106,11 @@ def test_a_reply_that_was_cut_off_is_closed_as_the_template_closes_it(name: str)
 )
 def test_new_messages_of_several_roles(name: str, roles: list[str]) -> None:
     episode = Episode(named(name), TOOLS)
-    said = episode.ask(
+    reply = episode.ask(
         [USER], Reply("" if roles[0] == "tool" else "hello", calls=LOOK if roles[0] == "tool" else ())
     )
     new = [{"role": role, "content": "waw", "tool_call_id": "call00000"} for role in roles]
-    episode.ask([USER, said, *new], Reply("end"))
+    episode.ask([USER, reply, *new], Reply("end"))
     assert episode.calls[-1].history is not None
     assert episode.calls[-1].prompt.tolist() == episode.calls[-1].whole
 
@@ -126,8 +126,8 @@ def test_a_reply_that_was_cut_off_in_thought_is_not_continued(name: str) -> None
 def test_a_mark_of_thinking_where_it_means_nothing_makes_a_branch() -> None:
     chat = renderer("qwen3")
     prompt = chat.render([USER], [])
-    said = chat.encode("yes</think>no<|im_end|>")
-    assert chat.bridge(np.asarray([*prompt, *said], np.int32), len(prompt), [USER], []) is None
+    sampled = chat.encode("yes</think>no<|im_end|>")
+    assert chat.bridge(np.asarray([*prompt, *sampled], np.int32), len(prompt), [USER], []) is None
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -169,7 +169,7 @@ class Counting:
 
 @contextmanager
 def counted(chat: ChatRenderer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
-    """The characters that are given to the tokenizer, by the library's way and by ours."""
+    """Yield the characters that are given to the tokenizer, by the library's way and by ours."""
     counting = Counting(chat.backend)
     with monkeypatch.context() as patch:
         patch.setattr(chat, "backend", counting)
@@ -199,14 +199,14 @@ def test_a_long_conversation_costs_at_each_turn_what_is_new(
 
 
 def closing(chat: ChatRenderer) -> int:
-    """The token with which the template closes a reply."""
+    """Return the token with which the template closes a reply."""
     whole = chat.render([USER, {"role": "assistant", "content": "hello"}, USER], [])
     start = len(chat.render([USER], []))
     return next(token for token in whole[start:] if token in chat.marks.stop)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 (library)", "llama3", "gemma3"])
-def test_a_renderer_serves_several_threads_at_once(name: str) -> None:
+def test_a_renderer_serves_several_threads_concurrently(name: str) -> None:
     chat = renderer(name)
     conversations = [[{"role": "user", "content": f"é{i} " * (50 + i)}] for i in range(16)]
     expected = [chat.render(messages, []) for messages in conversations]
@@ -236,7 +236,7 @@ DATED = "<|im_start|>system\n{{ strftime_now('%d %b %Y') }}<|im_end|>\n" + HEAD
     [
         pytest.param(HEAD + GENERATION, True, id="appends"),
         pytest.param(ENDED + GENERATION, True, id="ends a conversation with a token"),
-        pytest.param(DATED + GENERATION, True, id="says the date"),
+        pytest.param(DATED + GENERATION, True, id="has the date"),
         pytest.param(NUMBERED + GENERATION, False, id="numbers the messages"),
         pytest.param(SHORTENED + GENERATION, False, id="shortens earlier replies"),
         pytest.param(REMINDED_OF_THE_LAST_USER + GENERATION, False, id="marks the last user message"),

@@ -58,8 +58,8 @@ def same(folder: Path, texts: list[str] = TEXTS) -> Checkpoint:
         ids = found.backend_tokenizer.encode(text, add_special_tokens=False).ids
         assert ids == wanted.encode(text, add_special_tokens=False), text
         for skip in (False, True):
-            told = found.backend_tokenizer.decode(ids, skip_special_tokens=skip)
-            assert told == wanted.backend_tokenizer.decode(ids, skip_special_tokens=skip)
+            decoded = found.backend_tokenizer.decode(ids, skip_special_tokens=skip)
+            assert decoded == wanted.backend_tokenizer.decode(ids, skip_special_tokens=skip)
     names = ["<|im_end|>", "a", "no such token"]
     assert found.convert_tokens_to_ids(names) == wanted.convert_tokens_to_ids(names)
     return found
@@ -74,7 +74,7 @@ def test_every_familys_tokenizer_is_the_one_of_transformers(name: str, tmp_path:
 CHANGED: dict[str, Files] = {
     "spaces are to be cleaned up": {"tokenizer_config.json": {"clean_up_tokenization_spaces": True}},
     "the end is another token": {"tokenizer_config.json": {"eos_token": "<|new_end|>", "pad_token": "<|im_end|>"}},
-    "a named token is no special one yet": {"tokenizer_config.json": {"unk_token": "hello"}},
+    "a named token is not a special one yet": {"tokenizer_config.json": {"unk_token": "hello"}},
     "a token with properties": {
         "tokenizer_config.json": {"mask_token": {"__type": "AddedToken", "content": "<m>", "lstrip": True}}
     },
@@ -112,7 +112,7 @@ CHANGED: dict[str, Files] = {
 
 @pytest.mark.parametrize("changed", CHANGED.values(), ids=CHANGED.keys())
 @pytest.mark.parametrize("name", ["qwen3", "gemma3"])
-def test_what_the_files_can_say_means_what_it_means_to_transformers(
+def test_each_option_of_the_files_means_what_it_means_to_transformers(
     name: str, changed: Files, tmp_path: Path
 ) -> None:
     save(named(name), tmp_path)
@@ -129,7 +129,7 @@ def test_a_prompt_is_never_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen3_5", "gemma3"])
-def test_a_class_that_builds_what_the_file_says_is_read_from_the_file(kind: str, tmp_path: Path) -> None:
+def test_a_class_that_builds_what_the_file_has_is_read_from_the_file(kind: str, tmp_path: Path) -> None:
     folder = built(kind, tmp_path)
     config(folder, chat_template="{{ messages }}")
     same(folder)
@@ -137,7 +137,7 @@ def test_a_class_that_builds_what_the_file_says_is_read_from_the_file(kind: str,
 
 
 def built(kind: str, folder: Path) -> Path:
-    """A checkpoint whose tokenizer transformers has built and saved by the class of its type of model."""
+    """Return a checkpoint whose tokenizer transformers has built and saved by the class of its type of model."""
     save(named("gemma3" if kind == "gemma3" else "qwen3"), folder)
     rewritten(folder, "config.json", model_type=kind)
     config(folder, tokenizer_class=auto.TOKENIZER_MAPPING_NAMES[kind])
@@ -160,8 +160,8 @@ def read_without_transformers(folder: Path) -> Checkpoint:
         {"tokenizer_config.json": {"tokenizer_class": "CohereTokenizerFast"}},
     ],
 )
-def test_a_class_that_builds_something_else_is_asked_for_it(changed: Files, tmp_path: Path) -> None:
-    """Without transformers the error says what to install."""
+def test_a_class_that_builds_something_else_needs_transformers(changed: Files, tmp_path: Path) -> None:
+    """Without transformers the error names what to install."""
     save(named("qwen3"), tmp_path)
     for file, values in changed.items():
         rewritten(tmp_path, file, **values)
@@ -170,7 +170,7 @@ def test_a_class_that_builds_something_else_is_asked_for_it(changed: Files, tmp_
         read_without_transformers(tmp_path)
 
 
-def test_a_llama_whose_words_begin_with_a_space_is_asked_for_it(tmp_path: Path) -> None:
+def test_a_llama_whose_words_begin_with_a_space_needs_transformers(tmp_path: Path) -> None:
     save(named("gemma3"), tmp_path)
     config(tmp_path, tokenizer_class="LlamaTokenizer")
     same(tmp_path)
@@ -190,7 +190,7 @@ def test_a_vocabulary_without_tokenizer_json_is_read_by_transformers(tmp_path: P
         read_without_transformers(tmp_path)
 
 
-def test_types_of_models_have_the_classes_that_transformers_says() -> None:
+def test_types_of_models_have_the_classes_of_transformers() -> None:
     names = {kind: (name or "").removesuffix("Fast") for kind, name in auto.TOKENIZER_MAPPING_NAMES.items()}
     assert {kind: names[kind] for kind in tokenizer_class.OWN} == tokenizer_class.OWN
     file = {names[kind] for kind in tokenizer_class._FILE_TYPES}

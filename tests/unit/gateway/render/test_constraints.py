@@ -19,7 +19,7 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCH
 
 
 def ask(name: str = "qwen3", **options: Any) -> Grammar | None:
-    asked = {
+    given = {
         "tools": TOOLS,
         "choice": "auto",
         "parallel": True,
@@ -27,8 +27,8 @@ def ask(name: str = "qwen3", **options: Any) -> Grammar | None:
         "reasoning": False,
         **options,
     }
-    asked["form"] = of_response_format(asked.pop("response_format"))
-    return constraint(renderer(name), **asked)
+    given["form"] = of_response_format(given.pop("response_format"))
+    return constraint(renderer(name), **given)
 
 
 def tag(**options: Any) -> dict[str, Any]:
@@ -87,9 +87,9 @@ def test_content_in_a_form_that_is_not_json(kind: Any, value: str, alone: Any, p
     assert whole is not None
     assert (whole.kind, whole.value) == alone
     assert whole.param == "structured_outputs.regex"
-    beside_calls = constraint(renderer("qwen2.5"), TOOLS, "auto", True, form, False)
-    assert beside_calls is not None
-    assert json.loads(beside_calls.value)["format"]["elements"][1] == part
+    with_calls = constraint(renderer("qwen2.5"), TOOLS, "auto", True, form, False)
+    assert with_calls is not None
+    assert json.loads(with_calls.value)["format"]["elements"][1] == part
 
 
 @pytest.mark.parametrize(("texts", "kind"), [(["yes"], "const_string"), (["yes", "no."], "or")])
@@ -139,10 +139,7 @@ def test_a_family_whose_calls_have_no_grammar_is_named(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "param"),
-    [
-        ({"choice": "required", "tools": []}, "tool_choice"),
-        ({"choice": "nothing"}, "tool_choice"),
-    ],
+    [({"choice": "required", "tools": []}, "tool_choice"), ({"choice": "nothing"}, "tool_choice")],
 )
 def test_what_cannot_be_demanded_is_refused_by_name(options: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequest) as raised:

@@ -32,7 +32,7 @@ steps = st.lists(
 
 
 def fit(family: Family, reply: Reply) -> Reply:
-    """The reply reduced to what the family supports."""
+    """Return the reply reduced to what the family supports."""
     calls = reply.calls if family.tools else ()
     calls = calls if family.parallel else calls[:1]
     content = "" if calls and family.template in ("llama3_1", "mistral_v3") else reply.content
@@ -40,12 +40,12 @@ def fit(family: Family, reply: Reply) -> Reply:
 
 
 def play(family: Family, script: list[Any], *, tools: bool, system: bool) -> Episode:
-    """Plays a script; the agent answers calls with results, and else goes on, edits, interrupts or asks again."""
+    """Play a script: the agent returns the results of calls, and otherwise continues, edits, interrupts or repeats."""
     episode = Episode(family, TOOLS if tools and family.tools else ())
     messages: list[dict[str, Any]] = [{"role": "system", "content": "be good"}] if system else []
     messages.append({"role": "user", "content": "hello the"})
     for reply, then, text in script:
-        said = episode.ask(
+        reply_message = episode.ask(
             messages,
             fit(
                 family,
@@ -54,7 +54,7 @@ def play(family: Family, script: list[Any], *, tools: bool, system: bool) -> Epi
         )
         if then == "again":
             continue
-        messages = [*messages, said, *results(said, text)]
+        messages = [*messages, reply_message, *results(reply_message, text)]
         if then == "edit":
             at = next(i for i, m in enumerate(messages) if m["role"] == "user")
             messages[at] = {**messages[at], "content": messages[at]["content"] + text}
@@ -80,7 +80,7 @@ def check(episode: Episode) -> None:
 
 
 @pytest.mark.parametrize("name", [family.name for family in FAMILIES])
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(steps, st.booleans(), st.booleans())
 def test_what_is_recorded_is_what_the_engine_was_given_and_sampled(
     name: str, script: list[Any], tools: bool, system: bool

@@ -28,7 +28,7 @@ LOOK = ToolCall("look", '{"text": "é🙂"}')
 def play(
     chat: ChatRenderer, ids: Sequence[int], cuts: Sequence[int] = (), **options: Any
 ) -> tuple[list[Any], Segmenter]:
-    """The segments produced when the ids arrive in pushes that end at `cuts`; adjacent text of one kind is joined."""
+    """Return the segments produced when the ids arrive in pushes that end at `cuts`; adjacent text of one kind is joined."""
     stop = StopStrings(options.pop("stop", ()))
     segmenter = Segmenter(chat, **{"reasoning": False, "tools": TOOLS, "stop": stop, **options})
     pieces: list[Piece] = []
@@ -36,19 +36,19 @@ def play(
     for start, end in itertools.pairwise(bounds):
         pieces += segmenter.push(ids[start:end])
     pieces += segmenter.finish()
-    said: list[Any] = []
+    segments: list[Any] = []
     for kind, group in itertools.groupby(pieces, key=lambda piece: piece.kind):
         several = list(group)
-        said += (
+        segments += (
             [p.tool_call for p in several]
             if kind == "tool_call"
             else [(kind, "".join(p.text for p in several))]
         )
-    return said, segmenter
+    return segments, segmenter
 
 
 def written(name: str, content: str, calls: int) -> list[int]:
-    """A reply with calls as the family's template writes it, without what closes it."""
+    """Return a reply with calls as the family's template writes it, without what closes it."""
     chat = renderer(name)
     example = (
         chat.call_example.replace("headgatenamed", "look").replace('"a"', '"text"').replace(">a<", ">text<")
@@ -64,8 +64,8 @@ def test_a_call_is_read_as_the_template_writes_it(name: str, by: int) -> None:
     assert chat.call_example
     bare = chat.marks.bare_calls
     ids = [*written(name, "" if bare else "so", 1), min(chat.marks.stop)]
-    said, segmenter = play(chat, ids, range(by, len(ids), by))
-    assert said == ([LOOK] if bare else [("content", "so"), LOOK])
+    segments, segmenter = play(chat, ids, range(by, len(ids), by))
+    assert segments == ([LOOK] if bare else [("content", "so"), LOOK])
     assert segmenter.consumed == len(ids)
 
 
@@ -77,8 +77,8 @@ def test_several_calls_and_a_bound_on_them(name: str) -> None:
     chat = renderer(name)
     ids = [*written(name, "", 2), min(chat.marks.stop)]
     assert play(chat, ids)[0] == [LOOK, LOOK]
-    said, segmenter = play(chat, ids, range(1, len(ids)), max_tool_calls=1)
-    assert said == [LOOK]
+    segments, segmenter = play(chat, ids, range(1, len(ids)), max_tool_calls=1)
+    assert segments == [LOOK]
     assert segmenter.stopped
     assert chat.decode(ids[: segmenter.consumed]).count("look") == 1
 
@@ -91,8 +91,8 @@ def test_a_list_of_calls_in_one_block_is_cut_to_the_bound() -> None:
         chat = renderer(name)
         call = ToolCall("look", "{}")
         assert play(chat, chat.encode(text))[0] == [call, call]
-        said, segmenter = play(chat, chat.encode(text), max_tool_calls=1)
-        assert said == [call]
+        segments, segmenter = play(chat, chat.encode(text), max_tool_calls=1)
+        assert segments == [call]
         assert segmenter.stopped
 
 
@@ -125,8 +125,8 @@ def test_a_bare_object_that_is_no_call_is_text(name: str, text: str) -> None:
 
 def test_a_bare_call_ends_at_a_stop_string_as_any_text_does() -> None:
     chat = renderer("llama3")
-    said, segmenter = play(chat, chat.encode('{"name": "look", STOP "parameters": {}}'), stop=["STOP"])
-    assert said == [("content", '{"name": "look", ')]
+    segments, segmenter = play(chat, chat.encode('{"name": "look", STOP "parameters": {}}'), stop=["STOP"])
+    assert segments == [("content", '{"name": "look", ')]
     assert segmenter.stopped
 
 
@@ -167,10 +167,10 @@ def test_the_reply_does_not_depend_on_how_the_tokens_arrive(name: str, data: st.
         "stop": data.draw(st.sampled_from([[], ["STOP"], ["o\n", "lo"]])),
         "max_tool_calls": data.draw(st.sampled_from([None, 1])),
     }
-    at_once, whole = play(chat, ids, **options)
+    together, whole = play(chat, ids, **options)
     in_pieces, split = play(chat, ids, cuts, **options)
     one_by_one, single = play(chat, ids, range(1, len(ids)), **options)
-    assert at_once == in_pieces == one_by_one
+    assert together == in_pieces == one_by_one
     assert whole.consumed == split.consumed == single.consumed
     assert whole.stopped == split.stopped == single.stopped
 
@@ -185,11 +185,11 @@ def vars_of(chat: ChatRenderer) -> list[int | None]:
 def test_text_comes_out_as_it_was(name: str, text: str, data: st.DataObject) -> None:
     chat = renderer(name)
     ids = chat.encode(text)
-    said, _ = play(chat, ids, range(1, len(ids)), tools=[])
-    assert said == ([("content", chat.decode(ids))] if ids else [])
+    segments, _ = play(chat, ids, range(1, len(ids)), tools=[])
+    assert segments == ([("content", chat.decode(ids))] if ids else [])
 
 
-def test_a_byte_that_makes_no_character_leaves_what_was_said() -> None:
+def test_a_byte_that_makes_no_character_leaves_the_text_before_it() -> None:
     chat = renderer("gemma3")
     ids = [*chat.encode("é"), 0x80, *chat.encode("he")]
     assert play(chat, ids, range(1, len(ids)), tools=[])[0] == [("content", "é\ufffdhe")]

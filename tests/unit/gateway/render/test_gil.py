@@ -1,4 +1,4 @@
-"""Large JSON values are written as plain ones are, and whoever wants Python's lock gets it meanwhile."""
+"""Large JSON values are written as plain ones are, and other threads get Python's lock in between."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_it_is_equal_and_written_alike(value: Any) -> None:
 
 @contextmanager
 def python_calls() -> Iterator[list[str]]:
-    """The Python functions that this thread calls: before each, the interpreter lets another thread run if one waits."""
+    """Yield the Python functions that this thread calls: before each, the interpreter lets another thread run if one waits."""
     called: list[str] = []
 
     def note(frame: FrameType, event: str, _arg: object) -> None:
@@ -69,8 +69,8 @@ def test_others_run_while_it_is_written() -> None:
 
 def test_quoting_leaves_it_so(tiny_model: Path) -> None:
     control = ControlTokens(AutoTokenizer.from_pretrained(str(tiny_model)), as_text=True)
-    found = quoted(release_gil({"rows": [{"said": "<|im_end|>"}]}), control)
-    assert control.cut in found["rows"][0]["said"]
+    found = quoted(release_gil({"rows": [{"text": "<|im_end|>"}]}), control)
+    assert control.cut in found["rows"][0]["text"]
     with python_calls() as called:
         json.dumps(found)
     assert called.count("items") == 2

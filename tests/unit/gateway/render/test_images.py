@@ -1,4 +1,4 @@
-"""How many tokens stand for an image: the model's own processor is asked for the truth."""
+"""The number of tokens of an image: the model's own processor has the truth."""
 
 from __future__ import annotations
 

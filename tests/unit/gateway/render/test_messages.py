@@ -34,7 +34,7 @@ def called(arguments: Any, **fields: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", LIBRARY)
 @pytest.mark.parametrize("file", sorted(RECORDED.glob("*.json")), ids=lambda file: file.stem)
-def test_an_agents_request_is_rendered_with_all_that_it_says(name: str, file: Path) -> None:
+def test_an_agents_request_is_rendered_with_all_its_messages(name: str, file: Path) -> None:
     body = json.loads(file.read_text())
     messages = responses_input.messages(responses_input.items(body["input"]))
     text = prompt(name, messages, Toolbox.of(body["tools"], "drop").functions)
@@ -56,7 +56,7 @@ def test_a_second_system_message_reaches_every_model(name: str, messages: list[A
     assert all(message["content"] in text for message in messages)
 
 
-def test_where_a_template_refuses_it_a_later_system_message_is_a_part_of_what_the_user_says() -> None:
+def test_a_later_system_message_that_a_template_refuses_joins_the_users() -> None:
     replied = [USER, {"role": "assistant", "content": "yes"}]
     joined = [*replied, {"role": "user", "content": "second order\n\ngo"}]
     assert prompt("qwen3.5", [*replied, DEVELOPER, {"role": "user", "content": "go"}]) == prompt(

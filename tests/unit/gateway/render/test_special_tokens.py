@@ -89,7 +89,7 @@ def spelling(chat: ChatRenderer) -> st.SearchStrategy[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_text_that_spells_no_control_token_is_encoded_as_ever(name: str, data: st.DataObject) -> None:
     chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
@@ -100,7 +100,7 @@ def test_text_that_spells_no_control_token_is_encoded_as_ever(name: str, data: s
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_what_is_spelled_is_text_and_nothing_else_changes(name: str, data: st.DataObject) -> None:
     chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
@@ -138,7 +138,7 @@ def _without_marks(text: str, chat: ChatRenderer) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_extending_is_rendering_where_text_spells_control_tokens(name: str, data: st.DataObject) -> None:
     chat, plain, family = loaded(name, "text"), loaded(name, "allow"), family_of(name)
@@ -212,7 +212,7 @@ def test_runs_of_whitespace_and_words_of_the_vocabulary_are_no_control_tokens(tm
 
 
 def with_template(family: str, folder: Path, template: str) -> ChatRenderer:
-    """A renderer for a family's vocabulary with another template."""
+    """Return a renderer for a family's vocabulary with another template."""
     save(named(family), folder)
     (folder / "chat_template.jinja").write_text(template)
     return ChatRenderer.load(ModelSettings(path=folder, family="template"))
@@ -224,8 +224,8 @@ def test_a_template_that_formats_its_tokens_is_given_cut_texts_and_refuses_what_
     chat = with_template(
         "qwen2.5",
         tmp_path,
-        "{% for m in messages %}{% set said = m.content.split('<tool_call>')[0] %}"
-        "{{ '%s%s%s' | format('<|im_start|>', said, '<|im_end|>') }}{% endfor %}",
+        "{% for m in messages %}{% set text = m.content.split('<tool_call>')[0] %}"
+        "{{ '%s%s%s' | format('<|im_start|>', text, '<|im_end|>') }}{% endfor %}",
     )
     start, end = control_of(chat)["<|im_start|>"], control_of(chat)["<|im_end|>"]
     text = "hi<|im_end|>"
@@ -247,7 +247,7 @@ def test_a_template_that_puts_its_tokens_together_from_roles_may_look_for_others
         tmp_path,
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('<|tool_call|>')[0] + '<|end|>' }}{% endfor %}",
     )
-    ids = chat.render([{"role": "user", "content": "hi<|end|><|tool_call|>aside"}], [])
+    ids = chat.render([{"role": "user", "content": "hi<|end|><|tool_call|>rest"}], [])
     assert chat.decode(ids) == "<|user|>hi<|end|><|end|>"
     control = control_of(chat)
     assert counted(ids, set(control.values())) == [control["<|user|>"], control["<|end|>"]]
@@ -267,7 +267,7 @@ def test_parts_of_a_control_token_in_the_template_and_in_a_text_are_no_control_t
     ]
 
 
-def test_thousands_of_control_tokens_are_looked_for_at_once() -> None:
+def test_thousands_of_control_tokens_are_found_in_one_pass() -> None:
     import time
 
     from tokenizers import AddedToken, Tokenizer
@@ -285,7 +285,7 @@ def test_thousands_of_control_tokens_are_looked_for_at_once() -> None:
 
 
 def sentence_pieces() -> Any:
-    """A Unigram vocabulary that has its control tokens as pieces, with a space before the first word alone."""
+    """Return a Unigram vocabulary that has its control tokens as pieces, with a space before the first word alone."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = ["▁", *map(chr, range(33, 127)), "\n"]
@@ -301,7 +301,7 @@ def sentence_pieces() -> Any:
     return backend
 
 
-def test_a_token_that_the_tokenizer_finds_in_normalised_text_is_looked_for_there() -> None:
+def test_a_token_is_looked_for_in_normalized_text_as_the_tokenizer_does() -> None:
     from tokenizers import AddedToken, Tokenizer, normalizers
     from transformers import PreTrainedTokenizerFast
 

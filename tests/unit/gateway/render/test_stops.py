@@ -17,7 +17,7 @@ PARTS = st.lists(st.text("ab\n-]^é", max_size=4), max_size=12)
 
 
 def found_by_looking(strings: Sequence[str], parts: Sequence[str]) -> tuple[int, str]:
-    """Reference implementation: the end of a reply that arrives in these parts, and the stop string completed first."""
+    """Return the end of a reply that arrives in these parts, and the stop string completed first (the reference)."""
     text = ""
     for part in parts:
         text += part
@@ -27,7 +27,7 @@ def found_by_looking(strings: Sequence[str], parts: Sequence[str]) -> tuple[int,
 
 
 def longest_beginning(strings: Sequence[str], text: str) -> int:
-    """Reference implementation: the length of the longest suffix that is a proper prefix of a stop string."""
+    """Return the length of the longest suffix that is a proper prefix of a stop string (the reference)."""
     sizes = [size for string in strings for size in range(len(string)) if text.endswith(string[:size])]
     return max(sizes, default=0)
 
@@ -47,19 +47,20 @@ def test_the_automaton_finds_what_looking_for_each_string_finds(strings: list[st
 
 
 @given(STRINGS, st.text("ab\n-]^é", max_size=30))
-def test_a_reply_ends_where_looking_for_each_string_says(
+def test_a_reply_ends_at_the_first_of_its_stop_strings(
     renderer: ChatRenderer, strings: list[str], text: str
 ) -> None:
     ids = renderer.encode(text)
     segmenter = Segmenter(renderer, reasoning=False, stop=StopStrings(strings), raw=True)
-    said = ""
+    delivered = ""
     for token in ids:
-        said += "".join(piece.text for piece in segmenter.push([token]))
-        assert text.startswith(said)
-    said += "".join(piece.text for piece in segmenter.finish())
+        delivered += "".join(piece.text for piece in segmenter.push([token]))
+        assert text.startswith(delivered)
+    delivered += "".join(piece.text for piece in segmenter.finish())
     at, string = found_by_looking(strings, list(text))  # a character is whole with its last token
     assert (segmenter.stopped, segmenter.matched_stop) == (at >= 0, string)
-    assert said == (text if at < 0 else text[:at])
+    assert delivered == (text if at < 0 else text[:at])
+    assert segmenter.consumed == (len(ids) if at < 0 else len((text[:at] + string).encode()))
 
 
 def cost_of(strings: Sequence[str], renderer: ChatRenderer) -> float:

@@ -21,7 +21,7 @@ NAMES = {"add", "search"}
         ('<tool_call>\n{"name": "add", "argu', True, ["cut"]),
         ('[TOOL_CALLS][{"name": "add"', True, ["cut"]),
         ('```json\n{"name": "search", "parameters": {"q": "x"}}\n```', False, ["unparsed"]),
-        ('{"name": "somebody", "arguments": "against"}', False, []),
+        ('{"name": "someone", "arguments": "against"}', False, []),
         ("<function=add>{}</function>", False, ["unparsed"]),
         ('<invoke name="search"><parameter name="q">x</parameter></invoke>', False, ["unparsed"]),
         ("In HTML, <function=other> is nothing.", False, []),

@@ -17,7 +17,7 @@ def wait_for_a_lock(store_url: str) -> None:
     with engine.connect() as looking:
         deadline = time.monotonic() + 60
         while not looking.exec_driver_sql(_WAITING).scalar():
-            assert time.monotonic() < deadline, "nobody waits"
+            assert time.monotonic() < deadline, "no transaction waits"
             looking.rollback()
             time.sleep(0.01)
     engine.dispose()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sqlalchemy import Connection
 
 from gateway.config import FeedSettings, StalenessSettings
-from gateway.store import turns
+from gateway.store import ledger, turns
 from gateway.store.database import Database
 from gateway.training_feed.groups import GroupReader
 from gateway.training_feed.leases import Leases
@@ -36,7 +38,7 @@ NAME, BODY = "n" * turns.NAME, "b" * turns.NAME
 
 
 def turn(call_id: str, index: int = 0, **values: Any) -> tuple[list[Node], dict[str, Any]]:
-    """The nodes and the call's row of one turn."""
+    """Return the nodes and the call's row of one turn."""
     empty = np.empty(0, np.int32)
     node = Node(
         index, -1, 0, True, empty, np.empty(0, np.float32), empty, np.empty(0, np.uint8), 1.0, "", call_id
@@ -46,7 +48,7 @@ def turn(call_id: str, index: int = 0, **values: Any) -> tuple[list[Node], dict[
 
 
 async def record(database: Database, *made: Any, ago_s: float = 60.0) -> None:
-    """A turn whose call came so many seconds ago."""
+    """Store a turn whose call came `ago_s` seconds ago."""
     arrived = time.monotonic() - ago_s
     await database.submit(lambda c: turns.insert_shared_turns(c, [(made, arrived)]))
 
@@ -54,6 +56,21 @@ async def record(database: Database, *made: Any, ago_s: float = 60.0) -> None:
 MINE = StalenessSettings(batch=2, eta=1, min_members=1)
 
 
-async def leases_of(database: Database, ledger: StoredLedger, lease_s: float = 1000.0) -> Leases:
+async def leases_of(database: Database, stored: StoredLedger, lease_s: float = 1000.0) -> Leases:
     reader = GroupReader("m", MINE)
-    return await Leases.load(database, ledger, FeedSettings(lease_s=lease_s), reader)
+    return await Leases.load(database, stored, FeedSettings(lease_s=lease_s), reader)
+
+
+def append(number: int, text: str = "") -> Callable[[Connection], int]:
+    """Return a write of an event with a number, which returns the number."""
+
+    def write(connection: Connection) -> int:
+        ledger.insert_event(connection, "m", {"number": number, "text": text}, [])
+        return number
+
+    return write
+
+
+def numbers(connection: Connection) -> list[int]:
+    """Return the numbers of all events in their order."""
+    return [event["number"] for event in ledger.events(connection, "m")]

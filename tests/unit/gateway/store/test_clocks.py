@@ -10,11 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import (
-    FeedSettings,
-    RetentionSettings,
-    StoreSettings,
-)
+from gateway.config import FeedSettings, RetentionSettings, StoreSettings
 from gateway.episodes import retention
 from gateway.store import clock, decisions, episodes, turns
 from gateway.store.database import Database
@@ -23,17 +19,10 @@ from gateway.training_feed.leases import Leases
 from gateway.training_feed.ledger import StoredLedger
 from headgate.errors import Conflict
 from tests.harness.forks import run_to_end
-from tests.unit.gateway.store.rows import (
-    MINE,
-    NAME,
-    episode,
-    leases_of,
-    record,
-    turn,
-)
+from tests.unit.gateway.store.rows import MINE, NAME, episode, leases_of, record, turn
 
 shared = pytest.mark.parametrize("new_store", ["postgresql"], indirect=True)
-"""For stores that processes of several hosts share: whoever shares a file of SQLite has its clock, too."""
+"""For stores that processes of several machines share: a file of SQLite is of one machine, with one clock."""
 HOUR = 3600.0
 TICK_S = 0.01
 """More than a database rounds a moment by."""
@@ -41,7 +30,7 @@ Work = Callable[[Database], Coroutine[Any, Any, object]]
 
 
 def elsewhere(url: str, apart_s: float, work: Work) -> None:
-    """Runs `work` on the store in another process, by whose clocks it is `apart_s` later than it is."""
+    """Run `work` on the store in another process, by whose clocks it is `apart_s` later than it is."""
     assert run_to_end(_shifted, url, apart_s, work) == 0
 
 
@@ -58,16 +47,9 @@ def _shifted(url: str, apart_s: float, work: Work) -> None:
     asyncio.run(run())
 
 
-@pytest.fixture
-async def database(store_url: str) -> Any:
-    opened = await Database.open(StoreSettings(url=store_url))
-    yield opened
-    await opened.close()
-
-
 @pytest.fixture(params=[-HOUR, HOUR], ids=["behind", "ahead"])
 def apart_s(request: pytest.FixtureRequest) -> float:
-    """The offset of the other process's clocks in seconds."""
+    """Return the offset of the other process's clocks in seconds."""
     return float(request.param)
 
 
@@ -84,7 +66,7 @@ async def test_a_retry_of_another_host_comes_after_the_call_and_before_the_next(
     with pytest.raises(Conflict) as error:
         await record(database, *turn("first"))
     assert error.value.code == "requested_again"
-    await record(database, *turn("asked afterwards"), ago_s=-1.0)
+    await record(database, *turn("a later call"), ago_s=-1.0)
 
 
 async def _lease(database: Database) -> None:
@@ -115,7 +97,7 @@ async def _end(database: Database) -> None:
 
 @shared
 async def test_episodes_are_as_old_as_they_are(database: Database, store_url: str, apart_s: float) -> None:
-    """One that ended just now is not deleted because the clocks of the hosts say something else of it, and not kept either."""
+    """The clocks of other machines neither delete an episode too early nor keep it too long."""
     await asyncio.to_thread(elsewhere, store_url, apart_s, _end)
     day = RetentionSettings(keep_days=0.5 * HOUR / 86_400)
     await retention.tend(database, day)

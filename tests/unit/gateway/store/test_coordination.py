@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from sqlalchemy import Connection, text
 
 from gateway.config import StoreSettings
 from gateway.store import coordination
-from gateway.store import ledger as statements
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from headgate.errors import Fenced
 from tests.harness.servers import PostgresServer
 from tests.harness.stores import postgres_store
 from tests.harness.waiting import until
+from tests.unit.gateway.store.rows import append, numbers
 
 Claim = Callable[[Connection], int | None]
 
 
-@pytest.fixture
-async def database(store_url: str) -> AsyncIterator[Database]:
-    opened = await Database.open(StoreSettings(url=store_url))
-    yield opened
-    await opened.close()
-
-
 def claim(holder: str, over: int | None, lease_s: float = 1000.0) -> Claim:
     return lambda c: coordination.claim(c, holder, f"http://{holder}", lease_s, over)
-
-
-def append(number: int) -> Any:
-    return lambda connection: statements.insert_event(connection, "m", {"number": number}, [])
-
-
-def numbers(connection: Connection) -> list[int]:
-    return [event["number"] for event in statements.events(connection, "m")]
 
 
 async def test_the_first_that_claims_is_the_coordinator(database: Database) -> None:
@@ -103,7 +87,7 @@ async def test_of_many_that_claim_at_the_same_moment_one_wins(
     assert (seen.fence, seen.holder) == (over + 1, f"p{fences.index(over + 1)}")
 
 
-async def test_many_that_take_the_place_whoever_has_it_get_fences_of_their_own(store_url: str) -> None:
+async def test_unconditional_claims_get_fences_of_their_own(store_url: str) -> None:
     opened = [await Database.open(StoreSettings(url=store_url)) for _ in range(3)]
     fences = await asyncio.gather(*[one.submit(claim("x", None)) for one in opened for _ in range(5)])
     assert sorted(fence for fence in fences if fence is not None) == list(range(1, 16))
@@ -111,7 +95,7 @@ async def test_many_that_take_the_place_whoever_has_it_get_fences_of_their_own(s
         await one.close()
 
 
-async def test_who_was_succeeded_writes_nothing_more_and_others_beside_it_do(database: Database) -> None:
+async def test_a_process_that_was_succeeded_writes_no_more_and_others_do(database: Database) -> None:
     fence = await database.submit(claim("a", 0, lease_s=-1.0))
     assert fence == 1
     mine = database.fenced(fence)
@@ -124,22 +108,10 @@ async def test_who_was_succeeded_writes_nothing_more_and_others_beside_it_do(dat
         mine.submit(append(6)),
     ]
     outcomes = await asyncio.gather(*submitted, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [type(None), int, Fenced, type(None), Fenced]
+    assert [type(outcome) for outcome in outcomes] == [int, int, Fenced, int, Fenced]
     assert await database.read(numbers) == [0, 1, 2, 3, 5]
     await database.fenced(2).submit(append(7))
     assert (await database.read(numbers))[-1] == 7
-
-
-async def test_a_fence_is_checked_in_every_transaction_once(database: Database) -> None:
-    fence = await database.submit(claim("a", 0))
-    assert fence is not None
-    mine = database.fenced(fence)
-    for number in range(3):
-        await mine.submit(append(number))
-    await database.submit(lambda c: c.execute(text("UPDATE coordinator SET fence = 9")) and None)
-    with pytest.raises(Fenced):
-        await mine.submit(append(3))
-    assert await database.read(numbers) == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("idle")

@@ -1,9 +1,9 @@
-"""Pages, lengths and histograms of episodes say what a look at every row says, on both databases."""
+"""Pages, lengths and histograms of episodes agree with a look at every row, on both databases."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from statistics import fmean, pstdev
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Connection, Engine, insert
 
 from gateway.store import episode_pages, tallies
-from gateway.store.connections import connect
 from gateway.store.decisions import Decision, insert_decisions
 from gateway.store.episode_pages import EpisodeFilter, Sort
 from gateway.store.models import CallRow, EpisodeRow, NodeRow
@@ -77,15 +76,13 @@ CASES: list[tuple[EpisodeFilter, Callable[[Row], bool]]] = [
 
 
 @pytest.fixture
-def engine(store_url: str) -> Iterator[Engine]:
-    opened = connect(store_url, 1)
-    with opened.begin() as connection:
+def filled(engine: Engine) -> Engine:
+    with engine.begin() as connection:
         connection.execute(insert(EpisodeRow), ROWS)
         tallies.recount(connection)
         for buffer, model, group in [(4, *one) for one in sorted(TRAINED)] + [(5, "a", "group-3")]:
             insert_decisions(connection, model, [Decision("trained", group, buffer=buffer)])
-    yield opened
-    opened.dispose()
+    return engine
 
 
 def ids(some: list[Row]) -> list[str]:
@@ -93,7 +90,7 @@ def ids(some: list[Row]) -> list[str]:
 
 
 def pages(connection: Connection, wanted: EpisodeFilter, limit: int) -> list[str]:
-    """The whole list, read by the place of the last one."""
+    """Return the whole list, read by the place of the last one."""
     found: list[str] = []
     after = None
     while rows := episode_pages.list_episodes(connection, wanted, limit, after):
@@ -102,8 +99,8 @@ def pages(connection: Connection, wanted: EpisodeFilter, limit: int) -> list[str
     return found
 
 
-def test_every_filter_and_every_way_to_page_tell_the_same_episodes(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_every_filter_and_every_way_to_page_give_the_same_episodes(filled: Engine) -> None:
+    with filled.connect() as connection:
         for wanted, matches in CASES:
             expected = ids([row for row in ROWS if matches(row)])
             assert pages(connection, wanted, 37) == expected, wanted
@@ -113,8 +110,8 @@ def test_every_filter_and_every_way_to_page_tell_the_same_episodes(engine: Engin
                 assert ids(found) == expected[offset : offset + 20], (wanted, offset)
 
 
-def test_a_histogram_has_every_episode_in_its_bin(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_a_histogram_has_every_episode_in_its_bin(filled: Engine) -> None:
+    with filled.connect() as connection:
         for wanted, matches in CASES:
             chosen = [row for row in ROWS if matches(row)]
             found = episode_pages.histogram(connection, wanted, 13)
@@ -133,21 +130,21 @@ def test_a_histogram_has_every_episode_in_its_bin(engine: Engine) -> None:
                 assert found.reward_mean[i] == (None if mean is None else pytest.approx(mean))
 
 
-def test_a_histogram_of_one_moment_has_one_bin_that_counts(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_a_histogram_of_one_moment_has_one_bin_that_counts(filled: Engine) -> None:
+    with filled.connect() as connection:
         found = episode_pages.histogram(connection, EpisodeFilter(group_id="group-0", since=100.0), 4)
     assert found is not None
     assert sum(found.counts) == 4
 
 
-def test_the_calls_of_a_page_are_summed_by_episode(engine: Engine) -> None:
+def test_the_calls_of_a_page_are_summed_by_episode(filled: Engine) -> None:
     first, second = ids(ROWS[:2])
     ends = [("stop", 5), ("length", 7), ("length", 1)]
     calls = [
         call(f"c{i}", first, finish_reason=end, completion_tokens=n, reward=None, tool_faults=None)
         for i, (end, n) in enumerate(ends)
     ]
-    with engine.begin() as connection:
+    with filled.begin() as connection:
         connection.execute(insert(CallRow), calls)
         found = episode_pages.calls_of(connection, [first, second])
     assert found == {
@@ -156,8 +153,8 @@ def test_the_calls_of_a_page_are_summed_by_episode(engine: Engine) -> None:
     }
 
 
-def test_evaluations_are_the_rewarded_eval_episodes_by_version(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_evaluations_are_the_rewarded_eval_episodes_by_version(filled: Engine) -> None:
+    with filled.connect() as connection:
         found = episode_pages.evaluations(connection, "a")
     assert [one["version"] for one in found] == [0, 1, 2, 3, 4]
     for one in found:
@@ -180,16 +177,16 @@ SORTS: dict[Sort, Callable[[Row], Any]] = {
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_a_sorted_list_has_equal_rows_newest_first(engine: Engine, sort: Sort) -> None:
+def test_a_sorted_list_has_equal_rows_newest_first(filled: Engine, sort: Sort) -> None:
     wanted = EpisodeFilter(mode="train", models=("a",))
     chosen = [row for row in ROWS if (row["mode"], row["model"]) == ("train", "a")]
-    with engine.connect() as connection:
+    with filled.connect() as connection:
         found = episode_pages.list_episodes(connection, wanted, 20, offset=10, sort=sort)
     assert ids(found) == ids(sorted(chosen, key=SORTS[sort]))[10:30]
 
 
-def test_the_rewards_of_groups_are_those_of_their_training_episodes(engine: Engine) -> None:
-    with engine.connect() as connection:
+def test_the_rewards_of_groups_are_those_of_their_training_episodes(filled: Engine) -> None:
+    with filled.connect() as connection:
         found = episode_pages.group_rewards(connection, ["group-1", "group-2"])
     for (model, group), one in found.items():
         rewards = [
@@ -204,7 +201,7 @@ def test_the_rewards_of_groups_are_those_of_their_training_episodes(engine: Engi
     assert found
 
 
-def test_a_preview_is_the_end_of_the_first_prompt_and_the_beginning_of_the_last_reply(engine: Engine) -> None:
+def test_a_preview_is_the_end_of_the_first_prompt_and_the_beginning_of_the_last_reply(filled: Engine) -> None:
     one, other, empty = ids(ROWS[:3])
     trees = {
         one: [(False, range(1_000)), (True, range(7)), (False, range(9)), (True, range(5_000, 6_000))],
@@ -219,7 +216,7 @@ def test_a_preview_is_the_end_of_the_first_prompt_and_the_beginning_of_the_last_
         for episode_id, tree in trees.items()
         for index, (sampled, tokens) in enumerate(tree)
     ]  # fmt: skip
-    with engine.begin() as connection:
+    with filled.begin() as connection:
         connection.execute(insert(NodeRow), nodes)
         found = previews(connection, "m", [one, other, empty])
     assert found == {

@@ -1,4 +1,4 @@
-"""The stream of events in SQL: told with their changes, in the order of commits, and forgotten from the oldest on."""
+"""The stream of events in SQL: stored with their changes, in the order of commits, and deleted from the oldest on."""
 
 from __future__ import annotations
 
@@ -18,20 +18,11 @@ from gateway.store.database import Database
 from gateway.store.decisions import Decision
 from gateway.store.events import Event, EventFilter, Extent
 from gateway.store.models import EventRow
-from gateway.store.schema import bring_up_to_date
 from headgate.errors import Fenced
 from tests.unit.gateway.store.locks import wait_for_a_lock
 from tests.unit.gateway.store.rows import episode
 
 LEASE = {"fence": 3, "id": "l", "model": "m", "buffer": 1, "consumer": "t", "state": "held"}
-
-
-@pytest.fixture
-def engine(store_url: str) -> Iterator[Engine]:
-    opened = connect(store_url, 3)
-    bring_up_to_date(opened, StoreSettings(url=store_url))
-    yield opened
-    opened.dispose()
 
 
 @pytest.fixture
@@ -41,18 +32,16 @@ def committer(engine: Engine) -> Iterator[Committer]:
     made.close()
 
 
-def told(engine: Engine, last: int = 0, wanted: EventFilter = events.EVERYTHING) -> list[Event]:
+def stored(engine: Engine, last: int = 0, wanted: EventFilter = events.EVERYTHING) -> list[Event]:
     with engine.connect() as connection:
         return events.after(connection, last, 1000, wanted)
 
 
-def tell(*kinds: str, **others: Any) -> Any:
+def emit(*kinds: str, **others: Any) -> Any:
     return lambda c: events.insert_events(c, [Event(kind, "m", **others) for kind in kinds])
 
 
-def test_every_change_is_told_with_its_facts_in_the_order_of_the_changes(
-    engine: Engine, committer: Committer
-) -> None:
+def test_every_change_has_its_event_in_the_order_of_the_changes(engine: Engine, committer: Committer) -> None:
     rewarded = {"state": "closed", "reason": "rewarded", "reward": 0.5, "components": {"a": 0.5}}
     report = [{"engine": "m-0", "seconds": {"load": 0.1}}]
     later = {**LEASE, "fence": 4, "id": "l4"}
@@ -111,30 +100,30 @@ def test_every_change_is_told_with_its_facts_in_the_order_of_the_changes(
     assert committer.commit([write for write, _ in changes]) == [
         (result, None) for result in (None,) * 8 + ((None, None),) + (None,) * 2
     ]
-    found = told(engine)
+    found = stored(engine)
     assert [(e.kind, e.episode, e.group, e.data) for e in found] == [e for _, some in changes for e in some]
     assert {e.model for e in found} == {"m"}
     assert all(one.id < other.id and one.at <= other.at for one, other in itertools.pairwise(found))
 
 
-def test_a_transaction_of_many_changes_tells_them_in_one_statement(
+def test_a_transaction_of_many_changes_writes_its_events_in_one_statement(
     engine: Engine, committer: Committer
 ) -> None:
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
-    committer.commit([tell(f"k.{n}") for n in range(20)])
+    committer.commit([emit(f"k.{n}") for n in range(20)])
     assert sum("INSERT INTO events" in statement for statement in statements) == 1
-    assert [e.kind for e in told(engine)] == [f"k.{n}" for n in range(20)]
+    assert [e.kind for e in stored(engine)] == [f"k.{n}" for n in range(20)]
 
 
-def test_a_change_that_fails_is_not_told_and_its_neighbours_are(engine: Engine, committer: Committer) -> None:
+def test_a_change_that_fails_has_no_event_and_its_neighbors_do(engine: Engine, committer: Committer) -> None:
     def fail(connection: Connection) -> None:
-        tell("never.was")(connection)
+        emit("never.was")(connection)
         raise ValueError("its own fault")
 
-    outcomes = committer.commit([tell("a.b"), fail, tell("c.d")])
+    outcomes = committer.commit([emit("a.b"), fail, emit("c.d")])
     assert [str(error or "") for _, error in outcomes] == ["", "its own fault", ""]
-    assert [e.kind for e in told(engine)] == ["a.b", "c.d"]
+    assert [e.kind for e in stored(engine)] == ["a.b", "c.d"]
 
 
 def test_an_event_that_cannot_be_stored_takes_only_its_own_change_back(
@@ -142,11 +131,11 @@ def test_an_event_that_cannot_be_stored_takes_only_its_own_change_back(
 ) -> None:
     def impossible(connection: Connection) -> None:
         episodes.insert_episode(connection, episode("e"))
-        tell("k.x", data={"not": object()})(connection)
+        emit("k.x", data={"not": object()})(connection)
 
-    outcomes = committer.commit([tell("a.b"), impossible])
+    outcomes = committer.commit([emit("a.b"), impossible])
     assert [error is None for _, error in outcomes] == [True, False]
-    assert [e.kind for e in told(engine)] == ["a.b"]
+    assert [e.kind for e in stored(engine)] == ["a.b"]
     with engine.connect() as connection:
         assert episodes.episode(connection, "e") is None
 
@@ -176,9 +165,9 @@ def test_a_choice_means_the_same_in_sql_and_in_memory(engine: Engine, wanted: Ev
     ]
     with engine.begin() as connection:
         events.insert_events(connection, all_of_them)
-    everything = told(engine)
+    everything = stored(engine)
     chosen = [e for e in everything if wanted.has(e)]
-    assert told(engine, 0, wanted) == chosen
+    assert stored(engine, 0, wanted) == chosen
     with engine.connect() as connection:
         assert events.before(connection, 10**9, 3, wanted) == chosen[-3:]
     by_hand = {0: 40, 1: 16, 2: 16, 3: 0, 4: 0, 5: 20, 6: 0, 7: 20, 8: 4}
@@ -196,7 +185,7 @@ def test_the_oldest_are_forgotten_in_portions_and_no_id_is_used_twice(engine: En
         connection.execute(delete(EventRow))
     with engine.begin() as connection:
         events.insert_events(connection, [Event("k.x", "m")])
-    assert [e.id for e in told(engine)] == [11]
+    assert [e.id for e in stored(engine)] == [11]
 
 
 async def test_the_duty_leaves_the_newest_and_writes_nothing_without_need(store_url: str) -> None:
@@ -205,7 +194,7 @@ async def test_the_duty_leaves_the_newest_and_writes_nothing_without_need(store_
         StoreSettings(url=store_url), on_commit=lambda writes, _seconds: commits.append(writes)
     )
     database = await opened
-    await database.submit(tell(*(f"k.{n}" for n in range(2_500))))
+    await database.submit(emit(*(f"k.{n}" for n in range(2_500))))
     await database.settled()
     commits.clear()
     await retention.forget_events(database, 10)
@@ -226,10 +215,10 @@ async def test_a_successors_events_come_after_all_of_its_predecessor(store_url: 
 
     def succeed(connection: Connection) -> None:
         assert coordination.claim(connection, "other", "http://other", 100.0, None) == 2
-        tell("by.other")(connection)
+        emit("by.other")(connection)
 
     def in_flight(connection: Connection) -> None:
-        events._insert(connection, [Event("by.one", "m")])  # its id is given out, and nobody sees it
+        events._insert(connection, [Event("by.one", "m")])  # its id is given out, and no reader sees it
         if is_postgres and not succeeding:
             other._loop.call_soon_threadsafe(lambda: succeeding.append(other.submit(succeed)))
             wait_for_a_lock(store_url)
@@ -245,7 +234,7 @@ async def test_a_successors_events_come_after_all_of_its_predecessor(store_url: 
     found = await one.read(lambda c: events.after(c, 0, 10))
     assert [e.kind for e in found] == ["by.one", "by.other"]
     with pytest.raises(Fenced):
-        await one.fenced(1).submit(tell("by.one.too.late"))
+        await one.fenced(1).submit(emit("by.one.too.late"))
     assert await one.read(events.newest) == found[-1].id
     await one.close()
     await other.close()

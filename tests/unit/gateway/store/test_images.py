@@ -25,13 +25,11 @@ ROOM = 11
 
 
 @pytest.fixture
-def engine(store_url: str) -> Iterator[Engine]:
-    """A store with two open episodes."""
-    made = connect(store_url, 1)
-    with made.begin() as connection:
+def two_episodes(engine: Engine) -> Engine:
+    """Return a store with two open episodes."""
+    with engine.begin() as connection:
         open_episodes(connection)
-    yield made
-    made.dispose()
+    return engine
 
 
 def open_episodes(connection: Connection) -> None:
@@ -39,19 +37,19 @@ def open_episodes(connection: Connection) -> None:
         episodes.insert_episode(connection, episode(name, mode="eval"))
 
 
-def test_a_file_is_written_once_and_nothing_for_an_episode_that_has_it(engine: Engine) -> None:
-    said: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda _c, _cu, sql, *_: said.append(sql))
-    with engine.begin() as connection:
+def test_a_file_is_written_once_and_nothing_for_an_episode_that_has_it(two_episodes: Engine) -> None:
+    executed: list[str] = []
+    event.listen(two_episodes, "before_cursor_execute", lambda _c, _cu, sql, *_: executed.append(sql))
+    with two_episodes.begin() as connection:
         for name in ("one", "one", "two"):
             assert images.keep(connection, name, {A}, [FILE], ROOM)[0] == set()
         assert images.used_by(connection, ["one"]) == images.used_by(connection, ["two"]) == {A}
-    writes = [sql.split()[2].strip('"') for sql in said if sql.startswith("INSERT")]
+    writes = [sql.split()[2].strip('"') for sql in executed if sql.startswith("INSERT")]
     assert writes == ["images", "image_uses", "image_uses"]
 
 
-def test_an_episode_has_no_more_bytes_than_it_may_and_keeps_what_it_has(engine: Engine) -> None:
-    with engine.begin() as connection:
+def test_an_episode_has_no_more_bytes_than_it_may_and_keeps_what_it_has(two_episodes: Engine) -> None:
+    with two_episodes.begin() as connection:
         assert images.keep(connection, "one", {A}, [FILE], ROOM - 1) == (set(), 5)
         assert images.keep(connection, "one", BOTH, [FILE, OTHER], ROOM - 1) == (set(), 11)
         assert images.read(connection, B) is None
@@ -63,7 +61,7 @@ def test_an_episode_has_no_more_bytes_than_it_may_and_keeps_what_it_has(engine: 
 
 @pytest.fixture
 def postgres_url(postgres: PostgresServer) -> Iterator[str]:
-    """A store of PostgreSQL's with two open episodes, the first of which has an image."""
+    """Yield a store of PostgreSQL's with two open episodes, the first of which has an image."""
     url = postgres_store(postgres)
     made = connect(url, 1)
     with made.begin() as connection:
@@ -75,7 +73,7 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
 
 
 def drop_first(connection: Connection) -> None:
-    """What a retention does with an episode."""
+    """Delete an episode as retention does."""
     connection.execute(delete(EpisodeRow).where(EpisodeRow.id == "one"))
     images.delete_unused(connection, {A})
 
@@ -86,7 +84,7 @@ def keep_second(connection: Connection) -> Any:
 
 @pytest.mark.usefixtures("idle")
 def test_an_image_that_an_episode_begins_to_have_is_not_deleted(postgres_url: str) -> None:
-    assert at_once(postgres_url, keep_second, drop_first) == ((set(), 5), None)
+    assert together(postgres_url, keep_second, drop_first) == ((set(), 5), None)
     made = connect(postgres_url, 1)
     with made.begin() as connection:
         assert images.read(connection, A) == ("image/png", b"12345")
@@ -95,11 +93,11 @@ def test_an_image_that_an_episode_begins_to_have_is_not_deleted(postgres_url: st
 
 @pytest.mark.usefixtures("idle")
 def test_an_image_that_is_just_deleted_is_missed(postgres_url: str) -> None:
-    assert at_once(postgres_url, drop_first, keep_second) == (None, ({A}, 0))
+    assert together(postgres_url, drop_first, keep_second) == (None, ({A}, 0))
 
 
-def at_once(url: str, first: Any, second: Any) -> tuple[Any, Any]:
-    """What both answer, if the second has to wait for the transaction of the first."""
+def together(url: str, first: Any, second: Any) -> tuple[Any, Any]:
+    """Return what both answer, if the second has to wait for the transaction of the first."""
     one, other = connect(url, 1), connect(url, 1)
 
     def wait() -> Any:

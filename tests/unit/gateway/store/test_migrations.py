@@ -19,11 +19,7 @@ from sqlalchemy import Connection, create_engine, insert, inspect, text
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.config import (
-    FeedSettings,
-    StalenessSettings,
-    StoreSettings,
-)
+from gateway.config import FeedSettings, StalenessSettings, StoreSettings
 from gateway.config.settings import ConfigError
 from gateway.store import coordination, decisions, ledger, schema, turns
 from gateway.store.connections import connect, driver
@@ -42,7 +38,7 @@ MIGRATIONS = Path(__file__).parents[4] / "migrations"
 
 @pytest.fixture
 def connection(empty_url: str) -> Iterator[Connection]:
-    """An empty database."""
+    """Yield an empty database."""
     engine = create_engine(driver(empty_url))
     with engine.begin() as opened:
         yield opened
@@ -68,29 +64,18 @@ def drift(connection: Connection) -> list[object]:
     return compare_metadata(context, Base.metadata)
 
 
-def test_upgrading_gives_the_tables_of_the_models_and_can_be_taken_back(connection: Connection) -> None:
-    for _ in range(2):  # to do it twice changes nothing
-        command.upgrade(config(connection), "head")
-        assert tables(connection) == set(Base.metadata.tables)
-        assert drift(connection) == []
-    command.downgrade(config(connection), "base")
-    assert tables(connection) == set()
-    command.upgrade(config(connection), "head")
-    assert drift(connection) == []
-
-
-def test_every_single_step_can_be_taken_back(connection: Connection) -> None:
-    revisions = list(ScriptDirectory.from_config(config()).walk_revisions())[::-1]
-    for revision in revisions:
+def test_the_migrations_make_the_tables_of_the_models_and_each_can_be_undone(connection: Connection) -> None:
+    for revision in list(ScriptDirectory.from_config(config()).walk_revisions())[::-1]:
         command.upgrade(config(connection), revision.revision)
         before = tables(connection)
         command.downgrade(config(connection), "-1")
         command.upgrade(config(connection), revision.revision)
         assert tables(connection) == before
-
-
-def test_the_history_has_one_end() -> None:
-    assert len(ScriptDirectory.from_config(config()).get_heads()) == 1
+    command.upgrade(config(connection), "head")  # a second time changes nothing
+    assert tables(connection) == set(Base.metadata.tables)
+    assert drift(connection) == []
+    command.downgrade(config(connection), "base")
+    assert tables(connection) == set()
 
 
 def test_a_model_without_a_migration_would_be_noticed(connection: Connection) -> None:
@@ -98,7 +83,7 @@ def test_a_model_without_a_migration_would_be_noticed(connection: Connection) ->
 
 
 def former(connection: Connection, model: str) -> dict[str, list[dict[str, Any]]]:
-    """Fills a store of revision 0001, as it was written when a gateway had one model; answers its rows."""
+    """Fill a store of revision 0001, as it was written when a gateway had one model; return its rows."""
     rows: dict[str, list[dict[str, Any]]] = {
         "episodes": [
             {
@@ -251,11 +236,11 @@ def test_reasons_come_to_a_store_that_had_none_and_go_again(connection: Connecti
         "entry": None,
         "details": {},
     }
-    told = [
+    decided = [
         {**of_group, "episode_id": "ep-0", "kind": "admitted", "details": {"version": 0}},
         {**of_group, "episode_id": "", "kind": "trained", "entry": 0},
     ]
-    connection.execute(insert(DecisionRow), told)
+    connection.execute(insert(DecisionRow), decided)
     connection.execute(text("UPDATE calls SET reward = 0.5 WHERE id = 'call-1'"))
     assert [row["kind"] for row in decisions.of_episode(connection, "ep-0")] == ["admitted", "trained"]
     command.downgrade(config(connection), "0002")
@@ -300,13 +285,12 @@ def _bring_up_to_date(url: str, log: Path) -> None:
     schema.bring_up_to_date(connect(url, 1), StoreSettings(url=url))
 
 
-async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_processes_that_start_together_migrate_once(postgres: PostgresServer, tmp_path: Path) -> None:
     """Without the lock, all but one would fail at the first table."""
     name = postgres.new_database()
     url = postgres.url(name)
     starting = [
-        forks().Process(target=_bring_up_to_date, args=(url, tmp_path / "said"), daemon=True)
-        for _ in range(2)
+        forks().Process(target=_bring_up_to_date, args=(url, tmp_path / "log"), daemon=True) for _ in range(2)
     ]
     with psycopg.connect(url) as held:  # all of them wait at the first step, so that they meet there
         held.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) PRIMARY KEY)")
@@ -317,14 +301,14 @@ async def test_processes_that_start_at_once_migrate_once(postgres: PostgresServe
         held.rollback()
     for process in starting:
         await asyncio.to_thread(process.join, LONG_S)
-        assert process.exitcode == 0, (tmp_path / "said").read_text()
+        assert process.exitcode == 0, (tmp_path / "log").read_text()
     database = await Database.open(StoreSettings(url=url))
     await database.submit(lambda c: ledger.insert_event(c, "m", {}, []))
     await database.close()
 
 
 async def of_a_newer_build(database: Database, oldest: str) -> None:
-    """Changes the tables as a newer build does, of which older ones down to `oldest` can work on them."""
+    """Change the tables as a newer build does, of which older ones down to `oldest` can work on them."""
     for statement in (
         "UPDATE alembic_version SET version_num = '9999'",
         f"UPDATE compatibility SET oldest = '{oldest}'",
@@ -378,7 +362,7 @@ async def test_the_command_goes_back_and_forth_and_never_under_a_running_gateway
                                             " before you go back to older tables\n")  # fmt: skip
     await database.submit(lambda c: coordination.resign(c, 1))
     await database.close()
-    assert run("--to", "0012")[0] == 1, "nobody agreed"
+    assert run("--to", "0012")[0] == 1, "without a confirmation"
     assert run("--to", "0012", "--yes") == (0, "tables: 0012\n")
     assert run("--check") == (1, f"tables: 0012; this build: {newest}\n")
     assert run("--to", "12")[0] == 2
@@ -416,7 +400,7 @@ Columns = dict[str, dict[str, tuple[str, bool, bool]]]
 
 
 def columns(connection: Connection) -> Columns:
-    """The columns of every table: type, nullability and default."""
+    """Return the columns of every table: type, nullability and default."""
     found = inspect(connection)
     return {
         table: {
@@ -428,7 +412,7 @@ def columns(connection: Connection) -> Columns:
 
 
 def broken(before: Columns, after: Columns) -> list[str]:
-    """Changes that break a process which knows only the old tables."""
+    """Change that break a process which knows only the old tables."""
     gone = [
         f"{table}.{name} was changed or dropped"
         for table, known in before.items()

@@ -1,4 +1,4 @@
-"""A disk that is full: nothing acknowledged is lost, what waits is written once there is room, and it is said meanwhile."""
+"""A disk that is full: nothing acknowledged is lost, what waits is written once there is room, and errors name the disk."""
 
 from __future__ import annotations
 
@@ -8,29 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import event
 
 from gateway.config import StoreSettings
 from gateway.config.settings import ConfigError
-from gateway.store import ledger as statements
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
 from headgate.errors import Unavailable
 from tests.harness.disk import Disk
 from tests.harness.waiting import until, within
+from tests.unit.gateway.store.rows import append, numbers
 
-
-def append(number: int) -> Callable[[Connection], int]:
-    def write(connection: Connection) -> int:
-        statements.insert_event(connection, "m", {"number": number, "text": "x" * 20_000}, [])
-        return number
-
-    return write
-
-
-def numbers(connection: Connection) -> list[int]:
-    return [event["number"] for event in statements.events(connection, "m")]
+TEXT = "x" * 20_000
 
 
 @pytest.fixture
@@ -41,7 +31,7 @@ async def database(store_url: str) -> AsyncIterator[Database]:
 
 
 async def full(database: Database, disk: Disk, write: Callable[[], asyncio.Future[int]]) -> Any:
-    """Fills the disk while the writer is at work, and answers the write that it met first."""
+    """Fill the disk while the writer is at work, and answers the write that it met first."""
     disk.fill()
     database._committer._drop()  # so that its next connection has the limit
     waiting = write()
@@ -55,14 +45,14 @@ async def test_what_was_acknowledged_stays_and_what_waits_is_written_once_there_
 ) -> None:
     disk = Disk(database._engine)
     for number in range(5):
-        assert await database.submit(append(number)) == number
-    first = await full(database, disk, lambda: database.submit(append(5)))
+        assert await database.submit(append(number, TEXT)) == number
+    first = await full(database, disk, lambda: database.submit(append(5, TEXT)))
     with pytest.raises(Unavailable, match=r"the disk of the database \(\[store\] url\) is full") as error:
         database.check()
     assert (error.value.code, error.value.retry_after) == ("store_full", 10.0)
     assert not database.reachable
     assert await database.read(numbers) == [0, 1, 2, 3, 4], "what is there can be read"
-    later = [database.submit(append(number)) for number in (6, 7)]
+    later = [database.submit(append(number, TEXT)) for number in (6, 7)]
     assert not any(one.done() for one in (first, *later))
     disk.make_room()
     async with within("what waited is written"):

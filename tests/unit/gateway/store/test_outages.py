@@ -23,45 +23,30 @@ from gateway.store.commits import Committer
 from gateway.store.connections import connect
 from gateway.store.database import Database
 from gateway.store.schema import bring_up_to_date
-from headgate.errors import (
-    Conflict,
-    Unavailable,
-    Unprocessable,
-)
+from headgate.errors import Conflict, Unavailable, Unprocessable
 from tests.harness.servers import PostgresServer, postgres_server
 from tests.harness.waiting import turns, until, within
 from tests.unit.gateway.store.locks import wait_for_a_lock
+from tests.unit.gateway.store.rows import append, numbers
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A server that these tests may stop."""
+    """Yield a server that these tests may stop."""
     with postgres_server() as own:
         yield own
 
 
 @pytest.fixture
 def settings(server: PostgresServer) -> Iterator[StoreSettings]:
-    """An empty database; the server runs again afterwards."""
+    """Yield an empty database; the server runs again afterwards."""
     yield StoreSettings(url=server.url(server.new_database()))
     if not server.running:
         server.start()
 
 
-def append(number: int) -> Callable[[Connection], int]:
-    def write(connection: Connection) -> int:
-        statements.insert_event(connection, "m", {"number": number}, [])
-        return number
-
-    return write
-
-
-def numbers(connection: Connection) -> list[int]:
-    return [event["number"] for event in statements.events(connection, "m")]
-
-
 async def written(acknowledged: list[int], count: int) -> None:
-    """Waits for so many writes, and looks often, because they go on."""
+    """Wait for `count` writes, and look often, because they go on."""
     await until(lambda: len(acknowledged) >= count, f"{count} writes", every_s=0.001)
 
 
@@ -80,7 +65,7 @@ async def test_a_server_that_dies_while_it_commits_loses_and_doubles_nothing(
     missed = asyncio.Event()
 
     async def many() -> int:
-        """Writes until both outages were noticed: a server that ends slowly is not noticed by who has nothing to write."""
+        """Write until both outages were noticed: a server that ends slowly is not noticed by who has nothing to write."""
         running: list[asyncio.Task[None]] = []
         while len(running) < 200 or not missed.is_set():
             running.append(asyncio.create_task(write(len(running))))
@@ -129,7 +114,7 @@ class _Cut(Committer):
             case "after":
                 raw.commit()
                 raw.close()
-            case "open":  # the network is cut: what this end says does not arrive
+            case "open":  # the network is cut: what this end sends does not arrive
                 self.left_open.append(raw)
                 raw.rollback = raw.close = lambda: None  # type: ignore[method-assign]
         raise OperationalError("COMMIT", None, psycopg.OperationalError("the connection is lost"))
@@ -172,24 +157,6 @@ def test_a_commit_without_an_answer_is_found_or_done_again(settings: StoreSettin
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM writers")) == 0
     engine.dispose()
-
-
-def test_a_crashed_server_gives_a_lost_transactions_number_to_another(
-    server: PostgresServer, settings: StoreSettings
-) -> None:
-    """Why `pg_xact_status()` is not asked: it would call a lost transaction committed."""
-    name = settings.url.rpartition("/")[2]
-    server.execute("CREATE TABLE t (a int)", name)
-    server.execute("CHECKPOINT", name)
-    lost = psycopg.connect(settings.url)
-    lost.execute("INSERT INTO t VALUES (1)")
-    number = lost.execute("SELECT pg_current_xact_id()::text").fetchone()
-    server.stop("kill")
-    server.start()
-    server.execute("INSERT INTO t VALUES (2)", name)
-    assert number is not None
-    assert server.execute(f"SELECT pg_xact_status('{number[0]}'::xid8)", name) == [("committed",)]
-    assert server.execute("SELECT a FROM t", name) == [(2,)]
 
 
 @pytest.mark.usefixtures("idle")
@@ -280,7 +247,7 @@ async def test_a_server_that_stands_still_is_noticed(
     await database.close()
 
 
-async def test_closing_during_an_outage_ends_and_says_that_nothing_is_known(
+async def test_closing_during_an_outage_ends_and_reports_writes_as_unknown(
     server: PostgresServer, settings: StoreSettings
 ) -> None:
     database = await Database.open(settings.model_copy(update={"read_wait_s": 0.2}))

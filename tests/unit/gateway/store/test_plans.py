@@ -1,11 +1,13 @@
-"""No query that the gateway asks again and again looks through a whole big table, on either database: told from its plan, not
-from its time. The store is small, so PostgreSQL is told that reading a table from end to end is expensive; where no index
-serves, it does so all the same."""
+"""No frequent query of the gateway scans a whole big table, on either database: its plan shows it, not its time.
+
+The store is small, so scans are set to be expensive in PostgreSQL; where no index serves, it scans all the same.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -22,7 +24,7 @@ from tests.harness.stores import postgres_store, sqlite_store
 FILLED = Filled(30_000)
 BIG = {"episodes", "calls", "nodes", "decisions", "ledger_events", "exchanges", "answers"}
 SMALL = "ix_episodes_unfinished"
-"""An index of the rows that are asked for, and of no others."""
+"""An index of the rows that are read, and of no others."""
 IN_ORDER = {"list", "list_page", "prune_page"}
 """They read an index from one place on, until they have enough."""
 
@@ -31,7 +33,7 @@ IN_ORDER = {"list", "list_page", "prune_page"}
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
 ) -> Iterator[Engine]:
-    """A filled store."""
+    """Yield a filled store."""
     path = tmp_path_factory.mktemp("plans") / "store.db"
     url = sqlite_store(path) if request.param == "sqlite" else postgres_store(postgres)
     opened = connect(url, 1)
@@ -40,8 +42,9 @@ def engine(
     opened.dispose()
 
 
-def asked(connection: Connection, name: str, seed: int = 1) -> list[tuple[str, Any]]:
-    """The statements, with their values, of which a query consists."""
+@contextmanager
+def statements_of(connection: Connection) -> Iterator[list[tuple[str, Any]]]:
+    """Yield the statements, with their values, that the block executes."""
     found: list[tuple[str, Any]] = []
 
     def listen(_connection: Any, _cursor: Any, statement: str, values: Any, *_rest: Any) -> None:
@@ -49,14 +52,20 @@ def asked(connection: Connection, name: str, seed: int = 1) -> list[tuple[str, A
 
     event.listen(connection.engine, "before_cursor_execute", listen)
     try:
-        QUERIES[name](FILLED, Random(seed))(connection)
+        yield found
     finally:
         event.remove(connection.engine, "before_cursor_execute", listen)
+
+
+def executed(connection: Connection, name: str, seed: int = 1) -> list[tuple[str, Any]]:
+    """Return the statements of which a query consists."""
+    with statements_of(connection) as found:
+        QUERIES[name](FILLED, Random(seed))(connection)
     return found
 
 
 def scanned(connection: Connection, statement: str, values: Any) -> list[str]:
-    """The tables that the statement's plan scans without an index."""
+    """Return the tables that the statement's plan scans without an index."""
     if connection.dialect.name == "sqlite":
         rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values)
         plan = [str(row[-1]) for row in rows]
@@ -81,7 +90,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize("name", list(QUERIES))
 def test_an_index_serves(engine: Engine, name: str) -> None:
     with engine.connect() as connection:
-        statements = asked(connection, name)
+        statements = executed(connection, name)
         assert statements
         for statement, values in statements:
             whole = [line for line in scanned(connection, statement, values) if SMALL not in line]
@@ -108,7 +117,7 @@ def test_lists_are_in_the_order_of_an_index(engine: Engine) -> None:
             "list_task",
             "list_model",
         ):
-            for statement, values in asked(connection, name):
+            for statement, values in executed(connection, name):
                 assert not sorts(connection, statement, values), (name, statement)
 
 
@@ -126,7 +135,7 @@ def test_decisions_about_groups_are_sought_by_the_groups(engine: Engine) -> None
     """Their `episode_id` is empty, as that of every other decision about a group."""
     with engine.connect() as connection:
         for name in ("why", "prune_page"):
-            found = [one for seed in range(8) for one in asked(connection, name, seed)]
+            found = [one for seed in range(8) for one in executed(connection, name, seed)]
             of_groups = [(s, v) for s, v in found if "decisions.group_id IN" in s and v and len(v) > 1]
             assert of_groups
             for statement, values in of_groups:
@@ -138,18 +147,10 @@ def test_decisions_about_groups_are_sought_by_the_groups(engine: Engine) -> None
 def test_deleting_looks_nothing_up_in_whole_tables(engine: Engine) -> None:
     """Neither what belongs to an episode, nor (PostgreSQL) the keys that point at it."""
     with engine.connect() as connection:
-        found: list[tuple[str, Any]] = []
-
-        def listen(_connection: Any, _cursor: Any, statement: str, values: Any, *_rest: Any) -> None:
-            found.append((statement, values))
-
         ages = retention.Ages(2e9, 2e9, 2e9)
-        event.listen(connection.engine, "before_cursor_execute", listen)
-        try:
+        with statements_of(connection) as found:
             swept, _ = retention.sweep(connection, ages, None, dry=False)
             retention.forget(connection, 0.0)
-        finally:
-            event.remove(connection.engine, "before_cursor_execute", listen)
         assert swept.deleted.total() > 0
         deletes = [(s, v) for s, v in found if s.startswith("DELETE")]
         assert len(deletes) >= 4

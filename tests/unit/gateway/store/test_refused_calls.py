@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import Connection, delete, insert
+from sqlalchemy import Connection, Engine, delete, insert
 
-from gateway.config import StoreSettings
 from gateway.store import episodes, refused_calls
-from gateway.store.connections import connect
 from gateway.store.models import CallRow, EpisodeRow
 from gateway.store.refused_calls import CONTEXT_FULL, MOST, RefusedCall
-from gateway.store.schema import bring_up_to_date
 from tests.unit.gateway.store import rows
 
 ONE = RefusedCall(5.0, "chat", "m", 400, "invalid_value", "stop: \0 too many")
@@ -21,14 +18,11 @@ FULL = replace(ONE, code=CONTEXT_FULL, message="too long")
 
 
 @pytest.fixture
-def connection(store_url: str) -> Iterator[Connection]:
-    """A store with one episode."""
-    engine = connect(store_url, 1)
-    bring_up_to_date(engine, StoreSettings(url=store_url))
+def connection(engine: Engine) -> Iterator[Connection]:
+    """Yield a connection to a store with one episode."""
     with engine.begin() as opened:
         episodes.insert_episode(opened, rows.episode("a"))
         yield opened
-    engine.dispose()
 
 
 def add(connection: Connection, *refused: RefusedCall) -> None:

@@ -1,4 +1,4 @@
-"""A retry that is begun anew and the call that it repeats: one of the two answers, whichever way their transactions meet."""
+"""A retry that starts over and the call that it repeats: one of the two is recorded, in any order of their transactions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,7 @@ from gateway.store import episodes, turns
 from gateway.store.database import Database
 from headgate.errors import Conflict
 from tests.unit.gateway.store.locks import wait_for_a_lock
-from tests.unit.gateway.store.rows import (
-    BODY,
-    NAME,
-    episode,
-    record,
-    turn,
-)
+from tests.unit.gateway.store.rows import BODY, NAME, episode, record, turn
 
 
 @pytest.fixture
@@ -50,7 +44,7 @@ async def test_a_call_of_before_answers_no_more(database: Database) -> None:
 @pytest.mark.parametrize(
     ("ago_s", "other"),
     [(-1.0, {}), (60.0, {"request_key": "m" * turns.NAME + BODY}), (60.0, {"request_key": ""})],
-    ids=["asked afterwards", "another request", "without a key"],
+    ids=["a later call", "another request", "without a key"],
 )
 async def test_other_calls_are_not_concerned(database: Database, ago_s: float, other: dict[str, Any]) -> None:
     assert await begin(database, "retry")
@@ -59,7 +53,7 @@ async def test_other_calls_are_not_concerned(database: Database, ago_s: float, o
 
 
 async def test_a_call_that_came_at_the_same_moment_is_refused(database: Database) -> None:
-    """Its client waits, and asks again; two answers could not be told apart afterwards."""
+    """Its client waits, and requests again; two answers could not be distinguished later."""
     arrived = time.monotonic()
     assert await begin(database, "retry")
     with pytest.raises(Conflict):
@@ -80,7 +74,7 @@ async def test_an_abandoned_call_is_no_answer(database: Database) -> None:
     assert await begin(database, "retry")
 
 
-async def test_a_call_that_is_recorded_twice_is_told_so_first(database: Database) -> None:
+async def test_a_call_that_is_recorded_twice_gets_that_error_first(database: Database) -> None:
     await record(database, *turn("first"))
     assert not await begin(database, "retry")
     with pytest.raises(Conflict) as error:

@@ -1,4 +1,4 @@
-"""Writes that are done in one with their neighbours stand or fail alone all the same."""
+"""Writes that are executed together with their neighbors succeed or fail alone all the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _numbers(connection: Connection) -> list[int]:
     return list(connection.scalars(text("SELECT number FROM numbers ORDER BY number")))
 
 
-async def test_neighbours_are_written_in_one_and_in_their_order(tmp_path: Path) -> None:
+async def test_neighbors_are_written_in_one_and_in_their_order(tmp_path: Path) -> None:
     database = await Database.open(StoreSettings(url=f"sqlite:///{tmp_path}/store.db"))
     calls: list[Any] = []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 from unittest.mock import Mock
@@ -21,42 +20,14 @@ from gateway.store.database import Database
 from gateway.training_feed.batches import Batches
 from gateway.training_feed.groups import GroupReader
 from gateway.training_feed.leases import Leases
-from gateway.training_feed.ledger import (
-    LedgerListener,
-    StoredLedger,
-    check_settings,
-    different,
-)
-from headgate.errors import (
-    Conflict,
-    NotFound,
-    Unavailable,
-)
+from gateway.training_feed.ledger import LedgerListener, StoredLedger, check_settings, different
+from headgate.errors import Conflict, NotFound, Unavailable
 from headgate.rewards import ROUNDING, SIZE
 from headgate.types import Node, TokenFlag
-from scheduler.policies.staleness_events import (
-    Consume,
-    Join,
-    Leased,
-    Publish,
-    Reward,
-)
+from scheduler.policies.staleness_events import Consume, Join, Leased, Publish, Reward
 from tests.harness.waiting import turns as loop_turns
 from tests.harness.waiting import within
-from tests.unit.gateway.store.rows import (
-    MINE,
-    call,
-    episode,
-    leases_of,
-)
-
-
-@pytest.fixture
-async def database(store_url: str) -> AsyncIterator[Database]:
-    opened = await Database.open(StoreSettings(url=store_url))
-    yield opened
-    await opened.close()
-
+from tests.unit.gateway.store.rows import MINE, call, episode, leases_of
 
 # Settings
 
@@ -72,21 +43,18 @@ async def test_a_ledger_of_an_older_build_goes_on_under_the_defaults_of_new_keys
         await StoredLedger.load(database, MINE.model_copy(update={"spare_groups": 1}), "m")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("eta", 2), ("batch", 3), ("min_members", 2), ("spare_groups", 1), ("spare_members", 1),
-        ("drop_equal", True), ("late_groups", "mask"), ("stuck_groups", 5),
-    ],
-)  # fmt: skip
-async def test_other_settings_are_refused_by_name(database: Database, key: str, value: Any) -> None:
+async def test_other_settings_are_refused_by_name(database: Database) -> None:
     await StoredLedger.load(database, MINE, "m")
-    other = MINE.model_copy(update={key: value})
-    for load in (StoredLedger.load, check_settings):
-        with pytest.raises(ConfigError) as error:
-            await load(database, other, "m")
-        assert f"{key} = {getattr(MINE, key)!r} (now {value!r});" in str(error.value)
-    await StoredLedger.load(database, other, "another")
+    for key, value in {
+        "eta": 2, "batch": 3, "min_members": 2, "spare_groups": 1, "spare_members": 1, "drop_equal": True,
+        "late_groups": "mask", "stuck_groups": 5,
+    }.items():  # fmt: skip
+        other = MINE.model_copy(update={key: value})
+        for load in (StoredLedger.load, check_settings):
+            with pytest.raises(ConfigError) as error:
+                await load(database, other, "m")
+            assert f"{key} = {getattr(MINE, key)!r} (now {value!r});" in str(error.value)
+    await StoredLedger.load(database, MINE.model_copy(update={"eta": 2}), "another")
 
 
 async def test_a_ledger_keeps_the_meaning_of_equal_rewards_that_it_was_begun_with(database: Database) -> None:
@@ -121,7 +89,7 @@ async def test_a_store_that_is_too_far_behind_leaves_the_ledger_as_it_was(store_
         await database.close()
 
 
-async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_waits(
+async def test_an_event_that_is_not_committed_breaks_the_ledger_also_without_a_waiter(
     database: Database,
 ) -> None:
     ledger = await StoredLedger.load(database, MINE, "m")
@@ -138,7 +106,7 @@ async def test_an_event_that_is_not_committed_breaks_the_ledger_also_if_nobody_w
         await ledger.apply(Join("g", "f", 1))
 
 
-async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(database: Database) -> None:
+async def test_a_batch_is_reported_after_the_commit_that_completed_it(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE.model_copy(update={"batch": 1}), "m")
     await ledger.apply(Join("g", "e", 1))
     listener, heard = Mock(LedgerListener), list[bool]()
@@ -161,7 +129,7 @@ async def test_nobody_hears_of_a_batch_before_what_made_it_whole_is_committed(da
     assert heard == [True], "of no batch"
 
 
-async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database) -> None:
+async def test_a_batch_that_was_not_committed_is_not_reported(database: Database) -> None:
     ledger = await StoredLedger.load(database, MINE, "m")
     listener = Mock(LedgerListener)
     ledger.subscribe(listener)
@@ -175,19 +143,19 @@ async def test_nobody_hears_of_a_batch_that_was_not_committed(database: Database
 
 
 async def opened(url: str) -> tuple[Database, Leases]:
-    """A database and its leases, opened as at a gateway's start."""
+    """Return a database and its leases, opened as at a gateway's start."""
     database = await Database.open(StoreSettings(url=url))
     return database, await leases_of(database, await StoredLedger.load(database, MINE, "m"))
 
 
 async def test_what_was_leased_and_trained_is_known_after_a_restart(database: Database) -> None:
-    """Whoever lends nodes goes by it."""
+    """Lending nodes depends on it."""
     ledger = await StoredLedger.load(database, MINE, "m")
     for number in range(MINE.batch):
         await ledger.apply(Join(f"g{number}", f"e{number}", 1))
         await ledger.apply(Reward(f"e{number}", 1.0))
-    for told in (Leased(0), Consume(0), Leased(1)):
-        await ledger.apply(told)
+    for event_ in (Leased(0), Consume(0), Leased(1)):
+        await ledger.apply(event_)
     again = await StoredLedger.load(database, MINE, "m")
     assert (again.leased, again.trained) == (1, 0)
 
@@ -243,7 +211,7 @@ async def test_a_ledger_reads_no_more_than_its_own_models_events(database: Datab
 
 
 async def test_what_a_batch_was_not_trained_on_is_not_read_by_the_writer(database: Database) -> None:
-    """An acknowledgement says that of each episode; everybody's writes would wait until a whole batch is read."""
+    """An acknowledgment needs that of each episode; all other writes would wait until a whole batch is read."""
     ledger = await StoredLedger.load(database, MINE, "m")
     leases = await leases_of(database, ledger)
     nodes = [
@@ -323,7 +291,7 @@ async def test_an_answer_that_ended_a_lease_may_come_again_and_no_other_one(data
 
 
 async def _rewarded(database: Database, ledger: StoredLedger, name: str) -> None:
-    """A group of its own name with one rewarded episode of the same."""
+    """Add a group with one rewarded episode, both of this name."""
     await ledger.apply(Join(name, name, 1))
     row = episode(name, group_id=name, reward=1.0, state="rewarded")
     await database.submit(lambda c: episodes.insert_episode(c, row))

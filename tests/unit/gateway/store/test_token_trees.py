@@ -24,7 +24,7 @@ from tests.unit.gateway.store.rows import episode
 
 
 class Template:
-    """Writes a message as the codes of its letters. Sampled ids are above all of them, so nobody can render a reply's ids."""
+    """Writes a message as the codes of its letters. Sampled ids are above all of them, so no rendering has a reply's ids."""
 
     vision = None
 
@@ -59,21 +59,21 @@ def user(text: str) -> Message:
 
 
 async def answer(
-    recorder: Recorder, asked: list[Message], text: str, *ids: int, episode_id: str = "e"
+    recorder: Recorder, conversation: list[Message], text: str, *ids: int, episode_id: str = "e"
 ) -> list[int]:
-    """Replies to a conversation with sampled ids, which mean `text`; returns the prompt's ids."""
-    prompt = await recorder.prepare(episode_id, asked, [])
+    """Reply to a conversation with sampled ids, which mean `text`; returns the prompt's ids."""
+    prompt = await recorder.prepare(episode_id, conversation, [])
     turn = Turn(f"call-{ids[0]}")
     turn.begin_run(3)
     turn.append(list(ids), [-0.5] * len(ids))
     reply: Message = {"role": "assistant", "content": text}
     await recorder.record(episode_id, prompt, turn, TurnDetails("chat", False, {}, Sampling(), 0.0), reply)
-    asked.append(reply)
+    conversation.append(reply)
     return prompt.ids.tolist()
 
 
 def values(nodes: Sequence[Node]) -> list[Any]:
-    """The arrays and positions of nodes, with the types of their numbers."""
+    """Return the arrays and positions of nodes, with the types of their numbers."""
     arrays = [(node.ids, node.logprobs, node.versions, node.flags) for node in nodes]
     return [
         (node.index, node.parent, node.at, node.sampled, [(a.dtype, a.tolist()) for a in some])
@@ -123,9 +123,7 @@ async def test_a_process_that_serves_an_episode_alone_does_not_read_it_again(dat
     assert (await recorder.prepare("e", [*other, user("d")], [])).ids.tolist() == expected
 
 
-async def test_of_turns_in_one_statement_only_those_are_written_anew_that_another_process_was_faster_than(
-    database: Database,
-) -> None:
+async def test_only_turns_that_lost_a_race_are_written_again(database: Database) -> None:
     await database.submit(lambda c: episodes.insert_episode(c, episode("f")))
     one, other = recorder_of(database), recorder_of(database)
     talks = {"e": [user("a")], "f": [user("a")]}

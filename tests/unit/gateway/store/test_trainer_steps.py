@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from sqlalchemy import Engine
 
 from gateway.store import events, trainer_steps
-from gateway.store.connections import connect
 from gateway.store.trainer_steps import TrainerStep
-
-
-@pytest.fixture
-def engine(store_url: str) -> Iterator[Engine]:
-    opened = connect(store_url, 1)
-    yield opened
-    opened.dispose()
 
 
 def store(engine: Engine, *steps: TrainerStep) -> None:
@@ -38,13 +27,13 @@ def test_an_evaluation_joins_its_step_and_a_repeated_step_replaces_its_figures(e
     with engine.connect() as connection:
         found = trainer_steps.curves(connection, "m", "run")
         later = trainer_steps.curves(connection, "m", "run", after=1, figures=["reward"])
-        told = [(event.kind, event.data["step"]) for event in events.after(connection, 0, 10)]
+        emitted = [(event.kind, event.data["step"]) for event in events.after(connection, 0, 10)]
         made = trainer_steps.of_version(connection, "m", 1)
     assert (found.step, found.version, found.every) == ([1, 2], [1, 2], 1)
     assert found.figures == {"loss": [0.5, 0.25], "reward": [0.1, None], "eval/reward_mean": [0.75, None]}
     assert (later.step, later.figures) == ([2], {})
-    assert told[2] == ("trainer.evaluated", 1)
-    assert {kind for kind, _ in told[:2] + told[3:]} == {"trainer.step"}
+    assert emitted[2] == ("trainer.evaluated", 1)
+    assert {kind for kind, _ in emitted[:2] + emitted[3:]} == {"trainer.step"}
     assert made is not None
     assert made["folder"] == "/runs/a"
 
