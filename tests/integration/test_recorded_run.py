@@ -58,8 +58,8 @@ async def test_a_runs_curves_and_list_are_as_they_were_recorded(
     assert (await told(page, f"/episodes/{run.open}"))["state"] == "open"
     (shown,) = (await told(page, "/episodes", text=run.trained[0], preview=True))["episodes"]
     assert shown["group"] == {"rewards": 4, "mean": 0.375, "std": pytest.approx(0.3125**0.5 / 2)}
-    assert "Count the boats on the river." in shown["asked"]
-    assert shown["answered"]
+    assert "Count the boats on the river." in shown["prompt_end"]
+    assert shown["reply_begin"]
     assert "ZeroDivisionError" in (await told(page, f"/episodes/{run.failed}/why"))["error"]
 
 

@@ -1,4 +1,4 @@
-/** What a list shows of an episode in a line: what was asked, what was answered, or what went wrong. Pure. */
+/** What a list shows of an episode in a line: the question, the answer, or what went wrong. Pure. */
 
 const USER =
   /<\|im_start\|>user\n|<\|start_header_id\|>user<\|end_header_id\|>|<start_of_turn>user\n|<\|start\|>user<\|message\|>|<｜User｜>|<\|user\|>|\[INST\]/g;
@@ -18,7 +18,7 @@ export function answerOf(reply: string): string {
   return inLine(reply.replace(/^\s*<think>[^]*?<\/think>/, "").split(MARK).join(" "));
 }
 
-/** The last line that says something: of a traceback, the error. */
+/** The last line that is not empty: of a traceback, the error. */
 export function lastLine(text: string): string {
   return text.trimEnd().split("\n").at(-1)!.trim();
 }

@@ -85,8 +85,8 @@ export function EpisodeCells({ row, speaking }: { row: EpisodeRow | undefined; s
 }
 
 function Preview({ row }: { row: EpisodeRow }) {
-  const question = visible(questionOf(row.asked ?? "")); // codespell:ignore asked
-  const answer = visible(answerOf(row.answered ?? ""));
+  const question = visible(questionOf(row.prompt_end ?? ""));
+  const answer = visible(answerOf(row.reply_begin ?? ""));
   const error = visible(lastLine(row.error));
   return (
     <span role="gridcell" class="cell c-preview" title={error || `${question} → ${answer}`}>

@@ -23,8 +23,9 @@ export interface EpisodeRow {
   truncated?: number;
   /** With `preview=true`. */
   group?: GroupRewards | null;
-  asked?: string; // codespell:ignore asked
-  answered?: string;
+  /** The last tokens of its first prompt, and the first ones of its last reply. */
+  prompt_end?: string;
+  reply_begin?: string;
 }
 
 /** The rewards of a group: how many, and their population standard deviation. */

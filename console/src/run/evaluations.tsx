@@ -60,7 +60,7 @@ function Tasks({ model, before, after }: { model: string; before: number; after:
       {side.episodes > 1 && <span class="quiet"> of {side.episodes}</span>}
     </>
   );
-  const asked = (row: EpisodeRow) => visible(questionOf(row.asked ?? "")); // codespell:ignore asked
+  const question = (row: EpisodeRow) => visible(questionOf(row.prompt_end ?? ""));
   return (
     <>
       <p>
@@ -73,7 +73,7 @@ function Tasks({ model, before, after }: { model: string; before: number; after:
         empty="No task's reward changed."
         columns={[
           { head: "Task", cell: (pair) => <a href={href("episodes", { task: pair.task, mode: "eval" })}>{pair.task}</a> },
-          { head: "Question", cell: (pair) => <bdi class="quiet">{asked(pair.before.first)}</bdi>, class: "wide" },
+          { head: "Question", cell: (pair) => <bdi class="quiet">{question(pair.before.first)}</bdi>, class: "wide" },
           { head: `Version ${before}`, cell: (pair) => cell(pair.before), number: true },
           { head: `Version ${after}`, cell: (pair) => cell(pair.after), number: true },
           { head: "Change", cell: (pair) => `${pair.by > 0 ? "+" : "−"}${short(Math.abs(pair.by))}`, number: true },

@@ -2,7 +2,7 @@
 import { plural, short } from "../format";
 import type { Column, Steps } from "./steps";
 
-/** The rewards of the evaluation episodes of a version, whoever ran them. */
+/** The rewards of the evaluation episodes of a version, of the trainer and of others. */
 export interface Evaluation {
   version: number;
   episodes: number;
@@ -21,7 +21,7 @@ export interface Verdict {
 const HELD_OUT = "eval/reward_mean";
 /** Fewer steps show no trend. */
 const FEWEST = 5;
-/** A slope or a difference counts from so many standard errors. */
+/** A slope or a difference counts from this many standard errors. */
 const ERRORS = 2;
 
 const known = (column: Column | undefined): number[] => (column ?? []).filter((value) => value !== null);

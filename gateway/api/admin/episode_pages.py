@@ -78,10 +78,10 @@ async def list_episodes(
         str | None, Query(description="The `next` of the previous page.", pattern=_PLACE)
     ] = None,
     offset: Annotated[
-        int, Query(ge=0, lt=2**31, description="Pass over so many; not together with `after`.")
+        int, Query(ge=0, lt=2**31, description="Pass over this many; not together with `after`.")
     ] = 0,
     total: Annotated[
-        bool, Query(description="Tell the length of the list, and a `pin` that keeps it.")
+        bool, Query(description="Return the length of the list, and a `pin` that keeps it.")
     ] = False,
     sort: Annotated[
         Sort, Query(description="By reward (`best`, `worst`) or duration (`longest`); not with `after`.")
@@ -93,8 +93,8 @@ async def list_episodes(
 ) -> dict[str, Any]:
     """Return the newest episodes. `next` requests the following page; null on the last one, and with another `sort`.
 
-    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `asked` the last tokens
-    of the first prompt, and `answered` the first tokens of the last reply.
+    With `preview`, `group` has the number, mean and population standard deviation of the group's rewards, `prompt_end` the
+    last tokens of the first prompt, and `reply_begin` the first tokens of the last reply.
 
     `id` is `episode_id` under its old name.
     """
@@ -121,15 +121,17 @@ def _previews(
     connection: Connection, access: Access, rows: Sequence[dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
     groups = episode_pages.group_rewards(connection, list({row["group_id"] for row in rows}))
-    found = {row["id"]: {"group": groups.get((row["model"], row["group_id"]))} for row in rows}
+    found: dict[str, dict[str, Any]] = {
+        row["id"]: {"group": groups.get((row["model"], row["group_id"]))} for row in rows
+    }
     for model in {row["model"] for row in rows}:
         served = access.gateway.models.local.get(model)
         if served is None:
             continue
         ids = [row["id"] for row in rows if row["model"] == model]
-        for one, (asked, answered) in previews(connection, model, ids).items():
-            found[one]["asked"] = served.renderer.decode(asked)
-            found[one]["answered"] = served.renderer.decode(answered)
+        for one, (prompt, reply) in previews(connection, model, ids).items():
+            found[one]["prompt_end"] = served.renderer.decode(prompt)
+            found[one]["reply_begin"] = served.renderer.decode(reply)
     return found
 
 

@@ -84,7 +84,7 @@ async def get_steps(
 
 @router.get("/evaluations")
 async def list_evaluations(access: Admin, model: OfModel = None) -> dict[str, Any]:
-    """Return the rewards of a model's evaluation episodes by version, whoever ran them."""
+    """Return the rewards of a model's evaluation episodes by version, of the trainer and of others."""
     name = await model_in_reach(access, model)
     found = await access.gateway.database.read(lambda c: episode_pages.evaluations(c, name))
     return {"model": name, "evaluations": found}
